@@ -1,4 +1,6 @@
-"""Settings of all tests: one thread per process, no deadline on a busy machine, real recordings if present."""
+"""Settings of all tests: one thread per process, no deadline on a busy machine, real recordings if
+present.
+"""
 
 import atexit
 import os
@@ -14,14 +16,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")  # never the user's own cache
-os.environ["XDG_CONFIG_HOME"] = os.path.join(os.environ["XDG_CACHE_HOME"], "config")  # nor the user's own list of code
+# never the user's own cache
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")
+# nor the user's own list of code
+os.environ["XDG_CONFIG_HOME"] = os.path.join(os.environ["XDG_CACHE_HOME"], "config")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if "SHARED_RUNS" not in os.environ:  # one folder for the workers of a session, see support/runs.py
     os.environ["SHARED_RUNS"] = tempfile.mkdtemp(prefix="understudy-runs-")
     atexit.register(shutil.rmtree, os.environ["SHARED_RUNS"], ignore_errors=True)
 _REFUSED = "processes need torch 2.8"
-for _profile, _examples in (("short", 25), ("long", 100)):  # --hypothesis-profile=long: as `make test-long`
+# --hypothesis-profile=long: as `make test-long`
+for _profile, _examples in (("short", 25), ("long", 100)):
     settings.register_profile(
         _profile,
         max_examples=_examples,
@@ -34,9 +39,12 @@ if find_spec("tqdm"):  # a robot's computer has none
     from understudy_base.progress import show_log
 
     show_log()
-# Tests started in the background of a shell, or under nohup, ignore these signals, and so would their child processes.
-# Some tests send them.
-for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+# Tests started in the background of a shell, or under nohup, ignore these signals, and so would
+# their child processes. Some tests send them.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
@@ -48,7 +56,9 @@ _uncollected: list[str] = []
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Leave out files that import torch, in an environment without it; `scripts/test-wheel` counts the others."""
+    """Leave out files that import torch, in an environment without it; `scripts/test-wheel` counts
+    the others.
+    """
     report = yield
     if report.failed and not HAS_TORCH and NO_TORCH in str(report.longrepr):
         _uncollected.append(collector.nodeid)
@@ -60,23 +70,35 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _uncollected:
-        terminalreporter.write_line(f"not collected, for they import torch: {', '.join(sorted(_uncollected))}")
+        terminalreporter.write_line(
+            f"not collected, for they import torch: {', '.join(sorted(_uncollected))}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Skip a test that fails for want of torch, or with the message of a run of several processes about an old one."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    """Skip a test that fails for want of torch, or with the message of a run of several processes
+    about an old one.
+    """
     report = yield
     if report.failed and not HAS_TORCH and NO_TORCH in str(report.longrepr):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "Skipped: it needs torch")
         return report
-    if report.failed and _REFUSED in "\n".join([str(report.longrepr), *(text for _, text in report.sections)]):
+    if report.failed and _REFUSED in "\n".join(
+        [str(report.longrepr), *(text for _, text in report.sections)]
+    ):
         from understudy.distributed.torch_release import has_gradient_sum
 
         if not has_gradient_sum():
             report.outcome = "skipped"
-            report.longrepr = (str(item.path), 0, "Skipped: a run of several processes needs torch 2.8")
+            report.longrepr = (
+                str(item.path),
+                0,
+                "Skipped: a run of several processes needs torch 2.8",
+            )
     return report
 
 

@@ -12,5 +12,7 @@ class Readme(MetadataHookInterface):
         home = metadata["urls"]["Homepage"]
         text = Path(self.root, "README.md").read_text()
         text = re.sub(r"!\[([^]]*)\]\((?!https?:)([^)#]+)\)", rf"![\1]({home}/raw/main/\2)", text)
-        text = re.sub(r"(?<!!)\[([^]]*)\]\((?!https?:|#)([^)]+)\)", rf"[\1]({home}/blob/main/\2)", text)
+        text = re.sub(
+            r"(?<!!)\[([^]]*)\]\((?!https?:|#)([^)]+)\)", rf"[\1]({home}/blob/main/\2)", text
+        )
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

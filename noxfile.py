@@ -1,4 +1,5 @@
-"""Sessions in environments of their own, with packages that the environment of `make test` does not have.
+"""Sessions in environments of their own, with packages that the environment of `make test` does not
+have.
 
 nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
 nox -s onnx       ONNX and its runtime
@@ -12,7 +13,9 @@ import nox
 
 
 def editable(**extras: str) -> list[str]:
-    """Arguments that install the distributions, editable; `extras` are theirs by name, as data="torch,s3"."""
+    """Arguments that install the distributions, editable; `extras` are theirs by name, as
+    data="torch,s3".
+    """
     words = []
     for path in sorted(Path("packages").glob("*/pyproject.toml")):
         name = path.parent.name
@@ -26,7 +29,9 @@ nox.options.sessions = ["lerobot", "onnx", "ray"]  # `exams` runs code of others
 
 @nox.session(python="3.12")
 def lerobot(session: nox.Session) -> None:
-    """Test their policies in our trainer, our loader in their trainers, and their robot client with our server."""
+    """Test their policies in our trainer, our loader in their trainers, and their robot client with
+    our server.
+    """
     session.install(
         "lerobot[dataset,training,diffusion,smolvla,async]==0.6.1",
         "transformers==5.5.4",
@@ -53,14 +58,26 @@ def onnx(session: nox.Session) -> None:
     session.install(*editable(zoo="onnx"), "pytest", "pytest-timeout", "hypothesis", "scipy")
     tests = "packages/understudy-zoo/tests"
     session.run(
-        "pytest", "-rs", f"{tests}/train/checkpoint/test_export_graph.py", f"{tests}/policies", *session.posargs
+        "pytest",
+        "-rs",
+        f"{tests}/train/checkpoint/test_export_graph.py",
+        f"{tests}/policies",
+        *session.posargs,
     )
 
 
 @nox.session(python="3.12")
 def ray(session: nox.Session) -> None:
-    """Test the recipe for Ray Train, and tools with `--ray`, on clusters of processes of this machine."""
-    session.install("ray[default,train]==2.60.0", *editable(data="ray"), "pytest", "pytest-timeout", "hypothesis")
+    """Test the recipe for Ray Train, and tools with `--ray`, on clusters of processes of this
+    machine.
+    """
+    session.install(
+        "ray[default,train]==2.60.0",
+        *editable(data="ray"),
+        "pytest",
+        "pytest-timeout",
+        "hypothesis",
+    )
     session.env["OMP_NUM_THREADS"] = "1"
     session.run(
         "pytest",

@@ -21,8 +21,16 @@ inputs = {
     "observation.state": PolicyFeature(FeatureType.STATE, tuple(sample["observation.state"].shape)),
 }
 outputs = {"action": PolicyFeature(FeatureType.ACTION, tuple(sample["action"].shape[1:]))}
-sizes = {"chunk_size": 16, "n_action_steps": 16, "dim_model": 64, "n_heads": 4, "dim_feedforward": 128}
-config = ACTConfig(input_features=inputs, output_features=outputs, pretrained_backbone_weights=None, **sizes)
+sizes = {
+    "chunk_size": 16,
+    "n_action_steps": 16,
+    "dim_model": 64,
+    "n_heads": 4,
+    "dim_feedforward": 128,
+}
+config = ACTConfig(
+    input_features=inputs, output_features=outputs, pretrained_backbone_weights=None, **sizes
+)
 torch.manual_seed(0)  # of the first weights and of dropout
 policy = ACTPolicy(config)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)

@@ -1,4 +1,6 @@
-"""The dataset of the examples: the folder or URL named on the command line, or a tiny recording made on the spot."""
+"""The dataset of the examples: the folder or URL named on the command line, or a tiny recording
+made on the spot.
+"""
 
 import atexit
 import shutil
@@ -32,7 +34,11 @@ def record(root: str, episodes: int = 8, frames: int = 40) -> str:
             for frame in range(frames):
                 action = np.sin(frame / 5 + np.arange(4, dtype=np.float32))
                 image = np.full((64, 64, 3), (frame * 6, episode * 30, 90), np.uint8)
-                row = {"observation.images.front": image, "observation.state": state, "action": action}
+                row = {
+                    "observation.images.front": image,
+                    "observation.state": state,
+                    "action": action,
+                }
                 writer.add_frame(row, task="follow the light")
                 state = state + 0.1 * action
             writer.save_episode()

@@ -1,4 +1,5 @@
-"""The same batches in torch's DataLoader: whole batches from workers, or samples of a map-style dataset by a sampler.
+"""The same batches in torch's DataLoader: whole batches from workers, or samples of a map-style
+dataset by a sampler.
 
 python examples/torch_dataloader.py [DATASET]
 """
@@ -15,7 +16,8 @@ WORKERS, BATCH = 2, 8
 if __name__ == "__main__":  # workers that are spawned import this file
     data = us.EpisodeDataset(dataset())
 
-    # Batches: with lanes for all workers, each worker reads clips of its own and each frame is decoded once.
+    # Batches: with lanes for all workers, each worker reads clips of its own and each frame is
+    # decoded once.
     order = us.Order.from_datasets(data, batch_size=BATCH, seed=0, clip=16, lanes=BATCH * WORKERS)
     stream = us.EpisodeStream(data, order=order, memory="1GB")
     for batch in islice(DataLoader(stream, batch_size=None, num_workers=WORKERS), 5):

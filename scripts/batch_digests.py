@@ -1,10 +1,13 @@
 """SHA-256 of every key of many batches: training data must not depend on the versions of libraries.
 
-    python scripts/batch_digests.py record FOLDER             record datasets with the tests' own code
-    python scripts/batch_digests.py digest FOLDER OUT.json    digest batches of these and of UNDERSTUDY_TEST_DATA
+    python scripts/batch_digests.py record FOLDER             record datasets with the tests' own
+                                                              code
+    python scripts/batch_digests.py digest FOLDER OUT.json    digest batches of these and of
+                                                              UNDERSTUDY_TEST_DATA
 
-All environments read the same files. So the digests compare codecs, colors, sizes, windows, padding, order and draws,
-and not encoders. Keys are sorted; each digest covers dtype, shape and bytes.
+All environments read the same files. So the digests compare codecs, colors, sizes, windows,
+padding, order and draws, and not encoders. Keys are sorted; each digest covers dtype, shape and
+bytes.
 """
 
 import hashlib
@@ -27,7 +30,17 @@ from understudy_data.order import sample_normal, sample_uniform
 BATCH = 6
 TOP = "observation.images.top"
 WRIST = "observation.images.wrist"
-PACKAGES = ("torch", "numpy", "av", "pyarrow", "fsspec", "safetensors", "pillow", "understudy", "lerobot")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "av",
+    "pyarrow",
+    "fsspec",
+    "safetensors",
+    "pillow",
+    "understudy",
+    "lerobot",
+)
 
 
 def record(folder: Path) -> None:
@@ -41,7 +54,9 @@ def record(folder: Path) -> None:
         "av1": Spec(lengths=lengths, codec="libsvtav1", gop=4, rich=True),
         "hevc": Spec(lengths=lengths, codec="libx265", gop=5),
         "mpeg4-v2.1": Spec(version="v2.1", lengths=lengths, codec="mpeg4", gop=6),
-        "images-v2.0": Spec(version="v2.0", lengths=lengths, cameras=(), images=(TOP,), stored_double=True),
+        "images-v2.0": Spec(
+            version="v2.0", lengths=lengths, cameras=(), images=(TOP,), stored_double=True
+        ),
     }.items():
         if not (folder / name).is_dir():
             write_dataset(folder / f"{name}.tmp", spec)
@@ -54,7 +69,9 @@ def digests(batch: dict[str, Any]) -> dict[str, str]:
     def one(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             array = value.contiguous().numpy()
-            return hashlib.sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes()).hexdigest()
+            return hashlib.sha256(
+                f"{array.dtype} {array.shape}".encode() + array.tobytes()
+            ).hexdigest()
         return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
     return {key: one(batch[key]) for key in sorted(batch)}
@@ -65,13 +82,21 @@ def few(batches: Any, count: int) -> Iterator[dict[str, str]]:
         yield digests(batch)
 
 
-def of_one(root: Path, fps: float, cameras: list[str]) -> Iterator[tuple[str, Iterator[dict[str, str]]]]:
+def of_one(
+    root: Path, fps: float, cameras: list[str]
+) -> Iterator[tuple[str, Iterator[dict[str, str]]]]:
     """(setting, digests of its batches) of one dataset."""
     frame = 1 / fps
-    windows = {"action": [i * frame for i in range(5)], **{camera: [-frame, 0] for camera in cameras[:1]}}
+    windows = {
+        "action": [i * frame for i in range(5)],
+        **{camera: [-frame, 0] for camera in cameras[:1]},
+    }
     data = us.EpisodeDataset(root, delta_timestamps=windows)
     plain = us.EpisodeDataset(root)
-    yield "samples", (digests(data[i]) for i in np.linspace(0, len(data) - 1, 7).astype(int).tolist())
+    yield (
+        "samples",
+        (digests(data[i]) for i in np.linspace(0, len(data) - 1, 7).astype(int).tolist()),
+    )
     order = us.Order.from_datasets([data], batch_size=BATCH, seed=3)
     for setting, options in {
         "loader": {},
@@ -127,10 +152,20 @@ def main() -> None:
     if sys.argv[1] == "record":
         record(folder)
         return
-    roots = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and path.suffix != ".tmp"}
+    roots = {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and path.suffix != ".tmp"
+    }
     if real := os.environ.get("UNDERSTUDY_TEST_DATA"):
-        roots |= {path.name: path for path in sorted(Path(real).iterdir()) if (path / "meta/info.json").is_file()}
-    Path(sys.argv[3]).write_text(json.dumps({"versions": versions(), "batches": all_of(roots)}, indent=1) + "\n")
+        roots |= {
+            path.name: path
+            for path in sorted(Path(real).iterdir())
+            if (path / "meta/info.json").is_file()
+        }
+    Path(sys.argv[3]).write_text(
+        json.dumps({"versions": versions(), "batches": all_of(roots)}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

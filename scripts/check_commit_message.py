@@ -1,6 +1,8 @@
-"""Check a commit message: `python scripts/check_commit_message.py FILE`, or `--range main..HEAD` for all of a branch.
+"""Check a commit message: `python scripts/check_commit_message.py FILE`, or `--range main..HEAD`
+for all of a branch.
 
-The subject is an imperative of at most 72 characters without a full stop. After a blank line, the body says why.
+The subject is an imperative of at most 72 characters without a full stop. After a blank line, the
+body says why.
 """
 
 import re
@@ -11,8 +13,31 @@ from pathlib import Path
 LONGEST = 72
 EXEMPT = re.compile(r"(?:fixup|squash|amend)! |Merge |Revert ")
 INFLECTED = re.compile(r"(?:ed|ing|s)$", re.IGNORECASE)
-ENDING_LIKE_THAT = {"access", "address", "alias", "assess", "bias", "bring", "bypass", "compress", "cross", "discuss"}
-ENDING_LIKE_THAT |= {"dismiss", "embed", "exceed", "express", "feed", "focus", "guess", "miss", "need", "pass", "press"}
+ENDING_LIKE_THAT = {
+    "access",
+    "address",
+    "alias",
+    "assess",
+    "bias",
+    "bring",
+    "bypass",
+    "compress",
+    "cross",
+    "discuss",
+}
+ENDING_LIKE_THAT |= {
+    "dismiss",
+    "embed",
+    "exceed",
+    "express",
+    "feed",
+    "focus",
+    "guess",
+    "miss",
+    "need",
+    "pass",
+    "press",
+}
 ENDING_LIKE_THAT |= {"proceed", "process", "seed", "shed", "shred", "spring", "string", "suppress"}
 
 
@@ -45,7 +70,10 @@ def main(arguments: list[str]) -> int:
     """Print the problems; returns 1 if there are any."""
     if arguments[:1] == ["--range"] and len(arguments) == 2:
         log = subprocess.run(
-            ["git", "log", "--format=%B%x00", arguments[1]], check=True, capture_output=True, text=True
+            ["git", "log", "--format=%B%x00", arguments[1]],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         messages = [text.strip() for text in log.stdout.split("\0") if text.strip()]
     elif len(arguments) == 1:
@@ -56,7 +84,10 @@ def main(arguments: list[str]) -> int:
     failed = 0
     for message in messages:
         for problem in problems(message):
-            print(f"{message.splitlines()[0] if message.splitlines() else ''!r}: {problem}", file=sys.stderr)
+            print(
+                f"{message.splitlines()[0] if message.splitlines() else ''!r}: {problem}",
+                file=sys.stderr,
+            )
             failed = 1
     return failed
 

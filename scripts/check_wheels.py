@@ -1,7 +1,8 @@
 """Check the files of a release: `python scripts/check_wheels.py dist`.
 
-One source distribution and three wheels of one version: two with compiled loops for the machine of their tag, and one
-without. All have the same Python files. Next to them, sources and a wheel of each other distribution, of that version.
+One source distribution and three wheels of one version: two with compiled loops for the machine of
+their tag, and one without. All have the same Python files. Next to them, sources and a wheel of
+each other distribution, of that version.
 """
 
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 
 MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
 LOOPS = "understudy_data/video/native/_loops.so"
-TAGS = {f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES}
+TAGS = {
+    f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}": machine for machine in MACHINES
+}
 PURE = "py3-none-any"
 OTHERS = (
     "understudy",
@@ -32,12 +35,17 @@ def problems(dist: Path) -> list[str]:
         if (name, version) != ("understudy_data", stated_version(path)):
             found.append(f"{path.name}: its METADATA has the version {stated_version(path)}")
     for tag in sorted({*TAGS, PURE} ^ wheels.keys()):
-        found.append(f"{tag}: {'no such tag is released' if tag in wheels else 'there is no wheel with this tag'}")
+        found.append(
+            f"{tag}: "
+            f"{'no such tag is released' if tag in wheels else 'there is no wheel with this tag'}"
+        )
     files = {tag: members(path) for tag, path in wheels.items()}
     for tag, names in sorted(files.items()):
         found += [f"{tag}: {fault}" for fault in compiled_faults(wheels[tag], names, TAGS.get(tag))]
         if names - {LOOPS} != files.get(PURE, names) - {LOOPS}:
-            found.append(f"{tag}: other files than {PURE}: {sorted((names ^ files[PURE]) - {LOOPS})[:5]}")
+            found.append(
+                f"{tag}: other files than {PURE}: {sorted((names ^ files[PURE]) - {LOOPS})[:5]}"
+            )
     sources = sorted(dist.glob("understudy_data-*.tar.gz"))
     versions = {path.name.split("-")[1] for path in wheels.values()}
     ends = (".tar.gz", "-py3-none-any.whl")
@@ -48,7 +56,11 @@ def problems(dist: Path) -> list[str]:
     if len(sources) != 1:
         return [*found, f"{len(sources)} source distributions, not one"]
     with tarfile.open(sources[0]) as archive:
-        inside = {name.partition("/src/")[2] for name in archive.getnames() if "/src/understudy_data/" in name}
+        inside = {
+            name.partition("/src/")[2]
+            for name in archive.getnames()
+            if "/src/understudy_data/" in name
+        }
     missing = files.get(PURE, set()) - inside - {LOOPS}
     return found + [f"{sources[0].name}: no {name}" for name in sorted(missing)]
 
@@ -68,7 +80,9 @@ def compiled_faults(wheel: Path, names: set[str], machine: str | None) -> list[s
 
 def members(wheel: Path) -> set[str]:
     """Return the files of the package in a wheel."""
-    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("understudy_data/")}
+    return {
+        name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("understudy_data/")
+    }
 
 
 def stated_version(wheel: Path) -> str:

@@ -1,17 +1,19 @@
-"""`make compat`: test environments with other releases of all dependencies, and compare batches to the bit.
+"""`make compat`: test environments with other releases of all dependencies, and compare batches to
+the bit.
 
     python scripts/compat.py [NAME ...] [--keep] [--pytest "ARGUMENTS"]
 
     oldest    Python 3.11, the lowest release that each requirement allows, torch 2.7.1
-    lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it; its networks of pi0.5 and pi0
-              run beside ours (UNDERSTUDY_PI05_SITE, UNDERSTUDY_PI05_PORT)
+    lerobot   Python 3.12, LeRobot 0.6.1 with its own pins, and understudy beside it; its networks
+              of pi0.5 and pi0 run beside ours (UNDERSTUDY_PI05_SITE, UNDERSTUDY_PI05_PORT)
     newest    Python 3.13, the newest release of everything
 
-Each environment has the wheels of packages/ with most extras, and runs the tests on the sources of this checkout.
-`batch_digests.py` reads the same files in each of them and in the environment of `make test`. Results go into the table
-of docs/compatibility.md; rows of environments left out of this run stay. CUDA builds of torch are included (3 to 4 GB
-each); they run on a CPU. All files are in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each
-version: PYTHON312=..., `python3.12` on the PATH, or one from pyenv or uv.
+Each environment has the wheels of packages/ with most extras, and runs the tests on the sources of
+this checkout. `batch_digests.py` reads the same files in each of them and in the environment of
+`make test`. Results go into the table of docs/compatibility.md; rows of environments left out of
+this run stay. CUDA builds of torch are included (3 to 4 GB each); they run on a CPU. All files are
+in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version:
+PYTHON312=..., `python3.12` on the PATH, or one from pyenv or uv.
 """
 
 import argparse
@@ -53,9 +55,9 @@ class Environment:
     installs: tuple[tuple[str, ...], ...]
     """Arguments of each call of `uv pip install`.
 
-    {ours} are the distributions of packages/ with their extras, {tests} the packages of the tests, and {floors} the
-    requirements of ours, one by one: uv takes the lowest release of named packages only, not of their dependencies. A
-    later call keeps installed releases.
+    {ours} are the distributions of packages/ with their extras, {tests} the packages of the tests,
+    and {floors} the requirements of ours, one by one: uv takes the lowest release of named packages
+    only, not of their dependencies. A later call keeps installed releases.
     """
     site_variables: tuple[str, ...] = ()
     """Environment variables of the tests that name the folder of its packages."""
@@ -90,7 +92,9 @@ class Failed(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in ENVIRONMENTS)])
     parser.add_argument("--keep", action="store_true", help="use an existing environment as it is")
     parser.add_argument("--pytest", default="-n 2", help='arguments for pytest (default "-n 2")')
@@ -132,7 +136,9 @@ def check(each: Environment, reference: dict[str, Any], args: argparse.Namespace
     junit = PLACE / f"{each.name}.xml"
     junit.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", f"--junitxml={junit}", *shlex.split(args.pytest)]
-    site = run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    site = run(
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    ).strip()
     variables = dict.fromkeys(each.site_variables, site)
     status = subprocess.run(command, cwd=ROOT, env=bare() | variables).returncode
     if not junit.exists():
@@ -161,16 +167,39 @@ def make(each: Environment) -> None:
         where = ["--python", str(place / "bin" / "python")]
         given = {"{ours}": distributions(), "{tests}": test_packages(), "{floors}": requirements()}
         named = [word for one in arguments for word in given.get(one, [one])]
-        run([uv(), "pip", "install", "--quiet", "--find-links", str(PLACE / "dist"), *where, *held, *named])
-        frozen = [line for line in run([uv(), "pip", "freeze", *where]).splitlines() if re.match(r"[\w.-]+==", line)]
-        if any("{floors}" in words for words in each.installs):  # packages of the tests may need others than the lowest
-            frozen = [line for line in frozen if line.partition("==")[0] in {"torch", *map(package_of, requirements())}]
+        run(
+            [
+                uv(),
+                "pip",
+                "install",
+                "--quiet",
+                "--find-links",
+                str(PLACE / "dist"),
+                *where,
+                *held,
+                *named,
+            ]
+        )
+        frozen = [
+            line
+            for line in run([uv(), "pip", "freeze", *where]).splitlines()
+            if re.match(r"[\w.-]+==", line)
+        ]
+        # packages of the tests may need others than the lowest
+        if any("{floors}" in words for words in each.installs):
+            frozen = [
+                line
+                for line in frozen
+                if line.partition("==")[0] in {"torch", *map(package_of, requirements())}
+            ]
         kept.write_text("\n".join(frozen) + "\n")
 
 
 def papers(name: str) -> dict[str, Any]:
     """The table `project` of a distribution's pyproject.toml."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+    project: dict[str, Any] = tomllib.loads(
+        (ROOT / "packages" / name / "pyproject.toml").read_text()
+    )["project"]
     return project
 
 
@@ -178,7 +207,9 @@ def names() -> list[str]:
     """Distributions of the product."""
     others = ("understudy-conformance", "understudy-lerobot-service")
     return [
-        path.parent.name for path in sorted(ROOT.glob("packages/*/pyproject.toml")) if path.parent.name not in others
+        path.parent.name
+        for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+        if path.parent.name not in others
     ]
 
 
@@ -225,7 +256,17 @@ def build() -> None:
     out = PLACE / "dist"
     shutil.rmtree(out, ignore_errors=True)
     for name in names():
-        run([uv(), "build", "--quiet", "--wheel", "--out-dir", str(out), str(ROOT / "packages" / name)])
+        run(
+            [
+                uv(),
+                "build",
+                "--quiet",
+                "--wheel",
+                "--out-dir",
+                str(out),
+                str(ROOT / "packages" / name),
+            ]
+        )
 
 
 def interpreter(version: str) -> str:
@@ -236,15 +277,22 @@ def interpreter(version: str) -> str:
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     named = os.environ.get(f"PYTHON{version.replace('.', '')}")
-    known = [named, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
+    known = [
+        named,
+        shutil.which(f"python{version}"),
+        *sorted(pyenv.glob(f"{version}.*/bin/python{version}")),
+    ]
     for candidate in [*map(str, filter(None, known)), version]:
         if candidate == version:  # one of uv's
-            done = subprocess.run([uv(), "python", "find", version], capture_output=True, text=True, cwd="/")
+            done = subprocess.run(
+                [uv(), "python", "find", version], capture_output=True, text=True, cwd="/"
+            )
             candidate = done.stdout.strip()
             if done.returncode:
                 continue
         asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        done = subprocess.run(asked, capture_output=True, text=True)  # a shim may fail for a version that it names
+        # a shim may fail for a version that it names
+        done = subprocess.run(asked, capture_output=True, text=True)
         if done.returncode == 0 and done.stdout.strip() == version:
             return candidate
     raise Failed(f"no Python {version} here: install one, or set PYTHON{version.replace('.', '')}")
@@ -263,7 +311,9 @@ def digest(name: str, python: Path) -> dict[str, Any]:
     return found
 
 
-def compare(ours: dict[str, list[dict[str, str]]], theirs: dict[str, list[dict[str, str]]]) -> tuple[int, list[str]]:
+def compare(
+    ours: dict[str, list[dict[str, str]]], theirs: dict[str, list[dict[str, str]]]
+) -> tuple[int, list[str]]:
     """Number of compared batches, and "setting, number: keys" of each difference."""
     different = [f"{setting}: only on one side" for setting in sorted(ours.keys() ^ theirs.keys())]
     for setting in sorted(ours.keys() & theirs.keys()):
@@ -279,7 +329,9 @@ def counts(junit: Path) -> dict[str, Any]:
     """Tests by outcome, with the reasons of skips."""
     cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
     skipped = [skip for case in cases for skip in case.iter("skipped")]
-    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    bad = [
+        case for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
     for case in bad:
         print(f"failed: {case.get('classname')}::{case.get('name')}", file=sys.stderr)
     return {
@@ -311,13 +363,17 @@ def write_page(reference: dict[str, Any]) -> None:
     table.append(["trained", *trained, ""])
     table.append(["tests passed", *(str(row["passed"]) for row in found.values()), ""])
     table.append(["tests failed", *(str(row["failed"]) for row in found.values()), ""])
-    table.append(["tests skipped", *(str(sum(row["skipped"].values())) for row in found.values()), ""])
+    table.append(
+        ["tests skipped", *(str(sum(row["skipped"].values())) for row in found.values()), ""]
+    )
     same = [f"{row['batches'] - row['different']} of {row['batches']}" for row in found.values()]
     table.append(["batches equal to the bit", *same, "compared with"])
     lines = ["| " + " | ".join(row) + " |" for row in table]
     for name, row in found.items():
         lines += ["", f"Skipped in `{name}`:", ""]
-        lines += [f"* {count}: {' '.join(reason.split())}" for reason, count in row["skipped"].items()] or ["* none"]
+        lines += [
+            f"* {count}: {' '.join(reason.split())}" for reason, count in row["skipped"].items()
+        ] or ["* none"]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(before + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + after)

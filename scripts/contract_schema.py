@@ -1,4 +1,6 @@
-"""Write the JSON Schema of contract.json from the classes of its form: `python scripts/contract_schema.py`."""
+"""Write the JSON Schema of contract.json from the classes of its form:
+`python scripts/contract_schema.py`.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,10 @@ FILE = Path(form.__file__).with_name("contract.schema.json")
 
 def make_schema() -> str:
     """Return the text of the file."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(form.Contract)}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **msgspec.json.schema(form.Contract),
+    }
     return json.dumps(arranged(schema), indent=2) + "\n"
 
 

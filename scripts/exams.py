@@ -1,13 +1,15 @@
-"""`nox -s exams`: run tests and tools of other projects on understudy, and write the table of docs/exams.md.
+"""`nox -s exams`: run tests and tools of other projects on understudy, and write the table of
+docs/exams.md.
 
     python scripts/exams.py [NAME ...] [--pytest "ARGUMENTS"]
 
-Foreign files come from public snapshots, at the commits listed here, into .exams/ (ignored by git). Their code runs
-with your rights; it gets few environment variables, none of your keys, and .exams/ as its home. A shim in lab/exams/, a
-pytest plugin, connects them to understudy; `lab/exams/shared.py` has the rules for the tests that fail. Snapshots are
-fetched from github.com, or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME.
-As many exams run at a time as there are cores. An exam whose packages are not installed is left out. A run of some
-exams by name leaves the page as it is.
+Foreign files come from public snapshots, at the commits listed here, into .exams/ (ignored by git).
+Their code runs with your rights; it gets few environment variables, none of your keys, and .exams/
+as its home. A shim in lab/exams/, a pytest plugin, connects them to understudy;
+`lab/exams/shared.py` has the rules for the tests that fail. Snapshots are fetched from github.com,
+or read from git repositories in a folder: UNDERSTUDY_EXAM_SOURCES=DIR with DIR/OWNER+NAME. As many
+exams run at a time as there are cores. An exam whose packages are not installed is left out. A run
+of some exams by name leaves the page as it is.
 """
 
 import argparse
@@ -45,7 +47,9 @@ class Exam:
     shim: str
     """Module of lab/exams/ that pytest loads as a plugin."""
     files: tuple[str, ...]
-    """Test files: of the snapshot, or of lab/exams/ where `repository` is empty or the file exists there."""
+    """Test files: of the snapshot, or of lab/exams/ where `repository` is empty or the file exists
+    there.
+    """
     repository: str = ""
     """OWNER/NAME."""
     commit: str = ""
@@ -57,11 +61,18 @@ class Exam:
     """Installed packages that it needs; their versions are published."""
 
 
-LEROBOT = ("huggingface/lerobot", "7e241bd630a3719a56157a497ce5d08f244784f1", "v0.6.1", ("tests",), ("lerobot",))
+LEROBOT = (
+    "huggingface/lerobot",
+    "7e241bd630a3719a56157a497ce5d08f244784f1",
+    "v0.6.1",
+    ("tests",),
+    ("lerobot",),
+)
 EXAMS: tuple[Exam, ...] = (
     Exam(
         "lerobot-folders",
-        "Every dataset that LeRobot's own tests write: each item, read by LeRobot and by understudy.",
+        "Every dataset that LeRobot's own tests write: each item, read by LeRobot and by "
+        "understudy.",
         "lerobot_folders",
         ("lab/exams/lerobot_folders_test.py",),
         *LEROBOT,
@@ -77,14 +88,21 @@ EXAMS: tuple[Exam, ...] = (
         "lerobot-statistics",
         "LeRobot's statistics, sampler and time windows, by ours.",
         "lerobot_data",
-        tuple(f"tests/datasets/test_{name}.py" for name in ("compute_stats", "sampler", "delta_timestamps")),
+        tuple(
+            f"tests/datasets/test_{name}.py"
+            for name in ("compute_stats", "sampler", "delta_timestamps")
+        ),
         *LEROBOT,
     ),
     Exam(
         "lerobot-service",
-        "LeRobot's asynchronous inference, by the service of `packages/understudy-lerobot-service`.",
+        "LeRobot's asynchronous inference, by the service of "
+        "`packages/understudy-lerobot-service`.",
         "lerobot_service",
-        tuple(f"tests/async_inference/test_{name}.py" for name in ("e2e", "helpers", "policy_server", "robot_client")),
+        tuple(
+            f"tests/async_inference/test_{name}.py"
+            for name in ("e2e", "helpers", "policy_server", "robot_client")
+        ),
         *LEROBOT,
     ),
     Exam(
@@ -112,10 +130,14 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "lerobot-main",
-        "Memory, training with given actions and moving averages of LeRobot's main branch, likewise.",
+        "Memory, training with given actions and moving averages of LeRobot's main branch, "
+        "likewise.",
         "lerobot_policies",
         (
-            *(f"tests/policies/pi0_pi05/test_pi05_{name}.py" for name in ("memory", "training_time_rtc")),
+            *(
+                f"tests/policies/pi0_pi05/test_pi05_{name}.py"
+                for name in ("memory", "training_time_rtc")
+            ),
             "tests/training/test_ema.py",
         ),
         "huggingface/lerobot",
@@ -124,7 +146,8 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "mosaic",
-        "Partitions, shuffles, mixtures and samplings of MosaicML Streaming, by `Order` and `batch_positions`.",
+        "Partitions, shuffles, mixtures and samplings of MosaicML Streaming, by `Order` and "
+        "`batch_positions`.",
         "mosaic",
         tuple(f"tests/test_{name}.py" for name in ("partition", "shuffle", "mixing", "sampling")),
         "mosaicml/streaming",
@@ -137,12 +160,16 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "grain",
-        "Grain's own datasets with the shuffle, the mixtures, the samplers and the elastic iterator of understudy.",
+        "Grain's own datasets with the shuffle, the mixtures, the samplers and the elastic "
+        "iterator of understudy.",
         "grain_order",
         (
             "grain/_src/python/experimental/index_shuffle/python/index_shuffle_test.py",
             "grain/_src/python/samplers_test.py",
-            *(f"grain/_src/python/dataset/transformations/{name}_test.py" for name in ("shuffle", "mix")),
+            *(
+                f"grain/_src/python/dataset/transformations/{name}_test.py"
+                for name in ("shuffle", "mix")
+            ),
             "grain/_src/python/dataset/elastic_iterator_test.py",
         ),
         "google/grain",
@@ -172,9 +199,17 @@ EXAMS: tuple[Exam, ...] = (
         (
             *(
                 f"src/openpi/{name}_test.py"
-                for name in ("shared/normalize", "transforms", "training/data_loader", "models/lora")
+                for name in (
+                    "shared/normalize",
+                    "transforms",
+                    "training/data_loader",
+                    "models/lora",
+                )
             ),
-            *(f"packages/openpi-client/src/openpi_client/{name}_test.py" for name in ("msgpack_numpy", "image_tools")),
+            *(
+                f"packages/openpi-client/src/openpi_client/{name}_test.py"
+                for name in ("msgpack_numpy", "image_tools")
+            ),
         ),
         "Physical-Intelligence/openpi",
         "15a9616a00943ada6c20a0f158e3adb39df2ccac",
@@ -182,12 +217,18 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "opentau",
-        "Statistics of differences, norm heads, mixtures, segments and past observations of OpenTau.",
+        "Statistics of differences, norm heads, mixtures, segments and past observations of "
+        "OpenTau.",
         "opentau_names",
         (
             *(
                 f"tests/datasets/test_{name}.py"
-                for name in ("delta_action_stats", "norm_key_aggregation", "dataset_mixture", "segment_lerobot_dataset")
+                for name in (
+                    "delta_action_stats",
+                    "norm_key_aggregation",
+                    "dataset_mixture",
+                    "segment_lerobot_dataset",
+                )
             ),
             "tests/policies/test_pi05_mem.py",
         ),
@@ -204,8 +245,9 @@ EXAMS: tuple[Exam, ...] = (
     ),
     Exam(
         "patients",
-        "The patients of lerobot-doctor's tests, one planted fault each. Its tests examine lerobot-doctor itself; the "
-        "lines below compare its findings with those of `understudy check`.",
+        "The patients of lerobot-doctor's tests, one planted fault each. Its tests examine "
+        "lerobot-doctor itself; the lines below compare its findings with those of `understudy "
+        "check`.",
         "doctor_patients",
         tuple(
             f"tests/test_{name}.py"
@@ -236,7 +278,9 @@ class Failed(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", choices=[[], *(exam.name for exam in EXAMS)])
     parser.add_argument("--pytest", default="", help="further arguments for pytest")
     args = parser.parse_args()
@@ -250,7 +294,9 @@ def main() -> int:
 
 
 def take_exam(exam: Exam, arguments: list[str]) -> bool:
-    """Run an exam and save its row; return whether no test failed, also where a package is missing."""
+    """Run an exam and save its row; return whether no test failed, also where a package is
+    missing.
+    """
     missing = [package for package in exam.packages if version(package) is None]
     if missing:
         report(f"{exam.name}: left out: needs {', '.join(missing)}")
@@ -292,14 +338,33 @@ def run_exam(exam: Exam, arguments: list[str]) -> dict[str, Any]:
         "-o",
         "junit_family=xunit2",
     ]
-    command += [f"--rootdir={folder}", "-c", str(folder / "pytest.ini"), "--timeout=600", *arguments, *files]
+    command += [
+        f"--rootdir={folder}",
+        "-c",
+        str(folder / "pytest.ini"),
+        "--timeout=600",
+        *arguments,
+        *files,
+    ]
     report(f"{exam.name}: pytest {' '.join(exam.files)}")
     sources = [str(ROOT / "lab/exams"), str(folder), *map(str, ROOT.glob("packages/*/src"))]
-    environment = {"PYTHONPATH": os.pathsep.join(sources), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment |= {"EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"), "MKL_NUM_THREADS": "1", "HOME": str(PLACE)}
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sources),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment |= {
+        "EXAM_FACTS": str(PLACE / f"{exam.name}.facts.json"),
+        "MKL_NUM_THREADS": "1",
+        "HOME": str(PLACE),
+    }
     if "lerobot-lancedb" in exam.packages:
         environment["LD_LIBRARY_PATH"] = str(link_ffmpeg(folder / "ffmpeg"))
-    environment |= {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "VIRTUAL_ENV") if name in os.environ}
+    environment |= {
+        name: os.environ[name]
+        for name in ("PATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
+        if name in os.environ
+    }
     Path(environment["EXAM_FACTS"]).unlink(missing_ok=True)
     status = subprocess.run(command, cwd=folder, env=environment).returncode
     if status not in (0, 1) or not junit.exists():
@@ -325,7 +390,9 @@ def extract(exam: Exam, folder: Path) -> None:
         repository.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
         address = f"https://github.com/{exam.repository}"
-        subprocess.run(["git", "fetch", "--quiet", "--depth=1", address, revision], cwd=repository, check=True)
+        subprocess.run(
+            ["git", "fetch", "--quiet", "--depth=1", address, revision], cwd=repository, check=True
+        )
         revision = "FETCH_HEAD"
     archive = folder / "snapshot.tar"
     command = ["git", "archive", f"--output={archive}", revision, "--", *(exam.paths or exam.files)]
@@ -336,9 +403,13 @@ def extract(exam: Exam, folder: Path) -> None:
 
 
 def link_ffmpeg(folder: Path) -> Path:
-    """Link the libraries of PyAV by the names under which torchcodec looks for an FFmpeg of the system."""
+    """Link the libraries of PyAV by the names under which torchcodec looks for an FFmpeg of the
+    system.
+    """
     folder.mkdir()
-    for library in Path(str(importlib.metadata.distribution("av").locate_file("av.libs"))).iterdir():
+    for library in Path(
+        str(importlib.metadata.distribution("av").locate_file("av.libs"))
+    ).iterdir():
         folder.joinpath(library.name).symlink_to(library)
         if plain := re.fullmatch(r"(\w+)-\w+(\.so\.\d+)\.[\d.]+", library.name):
             folder.joinpath("".join(plain.groups())).symlink_to(library)
@@ -346,7 +417,9 @@ def link_ffmpeg(folder: Path) -> Path:
 
 
 def counts(junit: Path) -> dict[str, Any]:
-    """Tests by outcome and file, the reasons of explained failures and of skips, and the names of failures."""
+    """Tests by outcome and file, the reasons of explained failures and of skips, and the names of
+    failures.
+    """
     files: dict[str, Counter[str]] = {}
     explained: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
@@ -357,13 +430,17 @@ def counts(junit: Path) -> dict[str, Any]:
         outcome = "passed"
         if skip is not None:
             outcome = "explained" if skip.get("type") == "pytest.xfail" else "skipped"
-            (explained if outcome == "explained" else skipped)[" ".join((skip.get("message") or "").split())] += 1
+            (explained if outcome == "explained" else skipped)[
+                " ".join((skip.get("message") or "").split())
+            ] += 1
         elif case.find("failure") is not None or case.find("error") is not None:
             outcome = "failed"
             bad.append(name)
             report(f"failed: {name}")
         parts = (case.get("classname") or "").split(".")
-        module = next((part for part in parts if re.fullmatch(r"test_\w+|\w+_test", part)), "its own")
+        module = next(
+            (part for part in parts if re.fullmatch(r"test_\w+|\w+_test", part)), "its own"
+        )
         files.setdefault(module, Counter())[outcome] += 1
     total = sum(files.values(), Counter())
     return {
@@ -379,23 +456,34 @@ def write_page() -> None:
     """Write the part of docs/exams.md between the two marks, from all available results."""
     paths = {exam.name: PLACE / f"{exam.name}.json" for exam in EXAMS}
     rows = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
-    lines = ["| exam | files | source | passed | explained | failed | skipped | date |", "|" + "---|" * 8]
+    lines = [
+        "| exam | files | source | passed | explained | failed | skipped | date |",
+        "|" + "---|" * 8,
+    ]
     for name, row in rows.items():
         files = ", ".join(f"`{file}`" for file in row["files"])
-        figures = " | ".join(str(row[outcome]) for outcome in ("passed", "explained", "failed", "skipped"))
-        source = row["source"] or ", ".join(f"{package} {number}" for package, number in row["versions"].items())
+        figures = " | ".join(
+            str(row[outcome]) for outcome in ("passed", "explained", "failed", "skipped")
+        )
+        source = row["source"] or ", ".join(
+            f"{package} {number}" for package, number in row["versions"].items()
+        )
         lines.append(f"| {name} | {files} | {source} | {figures} | {row['date']} |")
     for name, row in rows.items():
         lines += ["", f"## {name}", "", row["about"], ""]
         versions = ", ".join(f"{package} {number}" for package, number in row["versions"].items())
         lines += [f"Installed: {versions}.", ""] if versions else []
         lines += [f"* {fact}" for fact in row["facts"].get("lines", [])]
-        lines += [f"* explained, {count}: {reason}" for reason, count in row["explained_by"].items()]
+        lines += [
+            f"* explained, {count}: {reason}" for reason, count in row["explained_by"].items()
+        ]
         lines += [f"* skipped, {count}: {reason}" for reason, count in row["skipped_by"].items()]
         lines += [f"* failed: `{failure}`" for failure in row["failures"]]
         lines = lines[:-1] if lines[-1] == "" else lines
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
+    PAGE.write_text(
+        before + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2]
+    )
 
 
 def version(package: str) -> str | None:

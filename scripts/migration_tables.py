@@ -1,4 +1,6 @@
-"""Write the tables of docs/migration.md from the settings of other trainers: `python scripts/migration_tables.py`."""
+"""Write the tables of docs/migration.md from the settings of other trainers:
+`python scripts/migration_tables.py`.
+"""
 
 import re
 import tomllib
@@ -18,7 +20,9 @@ def write_tables(page: str) -> str:
     for trainer, settings in tomllib.loads(TABLES.read_text(encoding="utf-8")).items():
         head = f"\n| {trainer} | understudy |\n|---|---|\n"
         if head not in page:
-            raise LookupError(f"docs/migration.md: no table of {trainer}: add its two lines of head")
+            raise LookupError(
+                f"docs/migration.md: no table of {trainer}: add its two lines of head"
+            )
         start, _, end = page.partition(head)
         rows = [f"| `{name}` | {text} |\n" for name, text in settings.items()]
         page = start + head + "".join(rows) + re.sub(r"\A(\|.*\n)+", "", end)

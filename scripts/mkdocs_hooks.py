@@ -1,6 +1,7 @@
 """Hooks of mkdocs.yml: the README as the first page, and links from docs/ into the repository.
 
-The same Markdown is read in the repository and on the site. There, `../tests/x.py` is an address of the repository.
+The same Markdown is read in the repository and on the site. There, `../tests/x.py` is an address of
+the repository.
 """
 
 import re
@@ -51,5 +52,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Drop the mark by which the theme asks GitHub for the stars of the repository: a page asks no other host."""
+    """Drop the mark by which the theme asks GitHub for the stars of the repository: a page asks no
+    other host.
+    """
     return output.replace('data-md-component="source"', "")

@@ -1,7 +1,7 @@
 """Imports between distributions: `python scripts/seams.py`.
 
-ARROWS says which of them may import which; tests/test_seams.py refuses others. With `--against` it lists those that are
-not allowed.
+ARROWS says which of them may import which; tests/test_seams.py refuses others. With `--against` it
+lists those that are not allowed.
 
 An import counts wherever it is written: in a function, in a stub, as an attribute of an imported
 module, as a text "module", or as "module:name", also below the package of the file.

@@ -81,7 +81,9 @@ def parameters(node: Documented, known: dict[str, ast.ClassDef]) -> set[str]:
         return set()
     if isinstance(node, ast.ClassDef):
         names = fields(node, known)
-        makers = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name in MAKERS]
+        makers = [
+            part for part in node.body if isinstance(part, ast.FunctionDef) and part.name in MAKERS
+        ]
         for maker in makers or bases(node, known):
             names |= parameters(maker, known)
         return names
@@ -110,7 +112,11 @@ def exists(name: str, path: Path, files: Iterable[Path]) -> bool:
     if not name.startswith("/") and (path.parent / name) in files:
         return True
     ends = [other for other in files if f"/{other.as_posix()}".endswith(f"/{name}")]
-    tops = {Path(*other.parts[: other.parts.index("src") + 2]) for other in files if "src" in other.parts[:-2]}
+    tops = {
+        Path(*other.parts[: other.parts.index("src") + 2])
+        for other in files
+        if "src" in other.parts[:-2]
+    }
     return len(ends) == 1 or Path(name) in files or any(top / name in files for top in tops)
 
 

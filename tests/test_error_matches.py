@@ -18,11 +18,14 @@ ALLOWED = {"git lfs pull", "mcap recover", "understudy contract"}  # commands th
 SETTING = re.compile(r"--[\w.-]+( \S+)+|[a-z]+\.[a-z_.]+ \S+")  # a setting with its value, to paste
 TOOLS = {"refused", "warned"}
 ERROR = re.compile(r"\b(caught|raised|error)(\[\d\])?\.(value|what|fix|where|message)\b")
-TRACE = re.compile(rf"match=|{'|'.join(TOOLS)}|{ERROR.pattern}")  # a test without it matches no error
+# a test without it matches no error
+TRACE = re.compile(rf"match=|{'|'.join(TOOLS)}|{ERROR.pattern}")
 
 
 def is_sentence(words: str) -> bool:
-    return SENTENCE.search(words) is not None and words not in ALLOWED and not SETTING.fullmatch(words)
+    return (
+        SENTENCE.search(words) is not None and words not in ALLOWED and not SETTING.fullmatch(words)
+    )
 
 
 def _strings(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -38,7 +41,11 @@ def _parameters(function: ast.AST) -> dict[str, list[ast.AST]]:
         if isinstance(part, ast.For):
             names = ast.unparse(part.target).strip("()")
             cases = part.iter
-        elif isinstance(part, ast.Call) and ast.unparse(part.func).endswith("parametrize") and len(part.args) > 1:
+        elif (
+            isinstance(part, ast.Call)
+            and ast.unparse(part.func).endswith("parametrize")
+            and len(part.args) > 1
+        ):
             names = ",".join(text for _, text in _strings(part.args[0]))
             cases = part.args[1]
         else:
@@ -52,14 +59,18 @@ def _parameters(function: ast.AST) -> dict[str, list[ast.AST]]:
 
 
 def _matched(node: ast.AST) -> Iterator[ast.AST]:
-    """Expressions that a message is compared with: match=, arguments of TOOLS, `"words" in str(error.value)`."""
+    """Expressions that a message is compared with: match=, arguments of TOOLS,
+    `"words" in str(error.value)`.
+    """
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in {"raises", "warns"}:
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "match")
         if name in TOOLS:
             yield from node.args
-            yield from (keyword.value for keyword in node.keywords if keyword.arg in {"where", "fix"})
+            yield from (
+                keyword.value for keyword in node.keywords if keyword.arg in {"where", "fix"}
+            )
         if name in {"startswith", "endswith"} and ERROR.search(ast.unparse(node.func)):
             yield from node.args
     if isinstance(node, ast.Compare) and ERROR.search(ast.unparse(node.comparators[0])):

@@ -40,14 +40,21 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (repository / "tests").mkdir(parents=True)
     (repository / "tests/test_foreign.py").write_text(FOREIGN)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-m", "x"], ["tag", "v1"]):
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        [*identity, "commit", "--quiet", "-m", "x"],
+        ["tag", "v1"],
+    ):
         subprocess.run(["git", *words], cwd=repository, check=True)
     monkeypatch.setenv("UNDERSTUDY_EXAM_SOURCES", str(repository.parent))
     monkeypatch.setattr(module, "PLACE", tmp_path / "exams")
     monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
     module.PAGE.write_text(f"# Page\n\n{module.BEGIN}\n{module.END}\n\nend\n")
     monkeypatch.setenv("PYTHONPATH", "")
-    exam = module.Exam("strangers", "About.", "shim", ("tests/test_foreign.py",), "owner/name", "v1")
+    exam = module.Exam(
+        "strangers", "About.", "shim", ("tests/test_foreign.py",), "owner/name", "v1"
+    )
     monkeypatch.setattr(module, "EXAMS", (exam,))
     return module
 
@@ -66,7 +73,9 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, failures: dict[str,
     return status
 
 
-def test_failures_are_counted_as_explained_or_not(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_counted_as_explained_or_not(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(script, monkeypatch, {"test_differs": "another contract"}) == 1
     page = script.PAGE.read_text()
     assert "| strangers | `test_foreign` | owner/name v1 | 2 | 1 | 1 | 1 |" in page
@@ -89,5 +98,7 @@ def test_explanations_that_no_longer_hold_are_errors(
     assert run(script, monkeypatch, failures) == 1
 
 
-def test_explained_failures_alone_are_no_error(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explained_failures_alone_are_no_error(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(script, monkeypatch, {"test_differs": "x", "test_breaks": "y"}) == 0

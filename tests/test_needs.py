@@ -1,4 +1,6 @@
-"""Packages that each distribution imports are those that its `pyproject.toml` names. Imports no module of ours."""
+"""Packages that each distribution imports are those that its `pyproject.toml` names. Imports no
+module of ours.
+"""
 
 import ast
 import re
@@ -13,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAPERS = {
-    path.parent.name: tomllib.loads(path.read_text())["project"] for path in ROOT.glob("packages/*/pyproject.toml")
+    path.parent.name: tomllib.loads(path.read_text())["project"]
+    for path in ROOT.glob("packages/*/pyproject.toml")
 }
 PACKAGES = {
     "PIL": "pillow",
@@ -25,7 +28,10 @@ PACKAGES = {
 """Module -> package, where the names differ."""
 AT_ONCE = {
     ("understudy-data", "torch"): "the loaders, which the extra `torch` adds",
-    ("understudy-base", "tqdm"): "of progress.py alone; distributions that show progress ask for it",
+    (
+        "understudy-base",
+        "tqdm",
+    ): "of progress.py alone; distributions that show progress ask for it",
 }
 """Packages that modules import at once, and that an installation may lack."""
 UNDECLARED = {
@@ -49,7 +55,9 @@ UNDECLARED = {
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Yield (package, whether it is imported at once) for each import of another package than ours and Python."""
+    """Yield (package, whether it is imported at once) for each import of another package than ours
+    and Python.
+    """
     at_once = set(tree.body)
     for node in ast.walk(tree):
         modules: list[Any] = []
@@ -108,7 +116,9 @@ def test_imports_are_declared(distribution: str) -> None:
 @pytest.mark.parametrize("distribution", sorted(PAPERS))
 def test_imports_at_once_need_no_extra(distribution: str) -> None:
     found = {name for name, at_once in imported(distribution).items() if at_once}
-    assert found - needed(distribution) == {name for owner, name in AT_ONCE if owner == distribution}
+    assert found - needed(distribution) == {
+        name for owner, name in AT_ONCE if owner == distribution
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""understudy without /proc, /sys and the calls that only Linux has, as on macOS (`support/macos`)."""
+"""understudy without /proc, /sys and the calls that only Linux has, as on macOS
+(`support/macos`).
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ def test_available_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> No
     assert available_cores() == 1
 
 
-def test_tables_are_private_where_the_file_system_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_private_where_the_file_system_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mapped file on a network file system could kill the process."""
     monkeypatch.setattr(mapped_tables, "MIN_ROWS", 10)
     monkeypatch.setattr(mapped_tables, "_LARGE", 0)
@@ -65,13 +69,18 @@ def batch_sums(data: str) -> list[int]:
     """Checksums of the arrays of four batches."""
     with us.Loader(data, batch_size=8, seed=3) as loader:
         batches = [next(loader) for _ in range(4)]
-    keys = [key for key in batches[0] if key.startswith("observation.images")] + ["action", "position"]
+    keys = [key for key in batches[0] if key.startswith("observation.images")] + [
+        "action",
+        "position",
+    ]
     return [zlib.crc32(np.ascontiguousarray(batch[key])) for batch in batches for key in keys]
 
 
 @pytest.mark.long
 def test_commands_and_batches_on_other_systems(tmp_path: Path) -> None:
-    """Locks, memory and threads are asked in other ways there, and no remedy is proposed for the missing loops."""
+    """Locks, memory and threads are asked in other ways there, and no remedy is proposed for the
+    missing loops.
+    """
     data = str(tiny_dataset(tmp_path / "data"))
     commands = [
         ["train", "--data.root", data, "--output-dir", "run", "--steps", "2", "--batch-size", "4"],

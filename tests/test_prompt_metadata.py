@@ -40,7 +40,9 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("prompts") / "rated"
     write_dataset(root, Spec(lengths=LENGTHS, cameras=()))
     success = [True, False, True, None, True, False]
-    rate_episodes(root, control_mode=["joint"] * 6, success=success, quality=QUALITY, pages=[[1]] * 6)
+    rate_episodes(
+        root, control_mode=["joint"] * 6, success=success, quality=QUALITY, pages=[[1]] * 6
+    )
     return root
 
 
@@ -56,9 +58,19 @@ def test_values_become_text() -> None:
         "flag": np.bool_(True),
     }
     lines = metadata_lines(values, [*values, "absent"])
-    wanted = ["quality: 3", "control mode: joint velocity", "success: false", "speed: 0.333333", "big: 7", "flag: true"]
+    wanted = [
+        "quality: 3",
+        "control mode: joint velocity",
+        "success: false",
+        "speed: 0.333333",
+        "big: 7",
+        "flag: true",
+    ]
     assert lines.splitlines() == wanted
-    assert add_metadata([" pick up ", " "], ["a: 1\nb: x", "a: 1"]) == ["pick up, a: 1, b: x", "a: 1"]
+    assert add_metadata([" pick up ", " "], ["a: 1\nb: x", "a: 1"]) == [
+        "pick up, a: 1, b: x",
+        "a: 1",
+    ]
     for without in (None, [""]):
         assert add_metadata(["pick up "], without) == ["pick up "]  # as it is
     with refused(2, 1, kind=ValueError):
@@ -75,17 +87,26 @@ def test_dataset_delivers_the_metadata_of_its_episodes(rated: Path) -> None:
     assert data.sample(2, 0)["prompt_metadata"] == "success: true"
     assert data.sample(3, 0)["prompt_metadata"] == "quality: 3"
     assert "prompt_metadata" not in us.EpisodeDataset(rated).sample(0, 0)
-    assert data.prompts.digest == us.EpisodeDataset(rated, prompt_metadata=["quality", "success"]).prompts.digest
-    assert data.prompts.digest != us.EpisodeDataset(rated, prompt_metadata=["quality"]).prompts.digest
+    assert (
+        data.prompts.digest
+        == us.EpisodeDataset(rated, prompt_metadata=["quality", "success"]).prompts.digest
+    )
+    assert (
+        data.prompts.digest != us.EpisodeDataset(rated, prompt_metadata=["quality"]).prompts.digest
+    )
     with refused("'qualty'", where=str(rated), fix="'quality'"):
         us.EpisodeDataset(rated, prompt_metadata=["qualty"])
     with refused("'pages'", where=str(rated)):
         us.EpisodeDataset(rated, prompt_metadata=["pages"])
 
 
-def settings(rated: Path, out: Path, chances: dict[str, float], everything: float = 0.0, **changes: Any) -> TrainConfig:
+def settings(
+    rated: Path, out: Path, chances: dict[str, float], everything: float = 0.0, **changes: Any
+) -> TrainConfig:
     config = tiny_config(rated, out, **changes)
-    data = replace(config.data, prompt_metadata=chances, prompt_metadata_dropout=everything, cameras=("none",))
+    data = replace(
+        config.data, prompt_metadata=chances, prompt_metadata_dropout=everything, cameras=("none",)
+    )
     return replace(config, data=data, policy=replace(config.policy, text_bytes=64))
 
 
@@ -108,17 +129,28 @@ def test_dropout_depends_on_seed_and_position_alone(rated: Path) -> None:
     config = settings(rated, rated, {"quality": 0.3, "success": 0.0}, 0.2).data
     positions = torch.arange(4000)
     lines = ["quality: 4\nsuccess: true"] * len(positions)
-    dropped = drop_metadata({"position": positions, "prompt_metadata": lines}, config, 7)["prompt_metadata"]
+    dropped = drop_metadata({"position": positions, "prompt_metadata": lines}, config, 7)[
+        "prompt_metadata"
+    ]
     rest = {text: dropped.count(text) / len(dropped) for text in set(dropped)}
     assert set(rest) == {"", "success: true", lines[0]}
     assert rest[""] == pytest.approx(0.2, abs=0.03)
     assert rest["success: true"] == pytest.approx(0.8 * 0.3, abs=0.03)
     some = torch.tensor([3999, 17, 256])  # another rank, or after a restart
-    again = drop_metadata({"position": some, "prompt_metadata": lines[:3]}, config, 7)["prompt_metadata"]
+    again = drop_metadata({"position": some, "prompt_metadata": lines[:3]}, config, 7)[
+        "prompt_metadata"
+    ]
     assert again == [dropped[position] for position in some.tolist()]
-    assert drop_metadata({"position": positions, "prompt_metadata": lines}, config, 8)["prompt_metadata"] != dropped
+    assert (
+        drop_metadata({"position": positions, "prompt_metadata": lines}, config, 8)[
+            "prompt_metadata"
+        ]
+        != dropped
+    )
     alone = settings(rated, rated, {"quality": 0.3}).data
-    one = drop_metadata({"position": positions, "prompt_metadata": lines}, alone, 7)["prompt_metadata"]
+    one = drop_metadata({"position": positions, "prompt_metadata": lines}, alone, 7)[
+        "prompt_metadata"
+    ]
     quality = sample_uniform(7, "prompt metadata quality", positions) < 0.3
     assert [text == "success: true" for text in one] == quality.tolist()
 
@@ -144,7 +176,8 @@ def test_pi05_has_the_metadata_in_its_prompts(tmp_path: Path) -> None:
     batch, lines = pi05_policy.batch(2), ["quality: 1\nsuccess: true", ""]
     written = {**batch, "task": add_metadata(batch["task"], lines)}
     found, wanted = (
-        policy.preprocess(each)["prompt_tokens"] for each in ({**batch, "prompt_metadata": lines}, written)
+        policy.preprocess(each)["prompt_tokens"]
+        for each in ({**batch, "prompt_metadata": lines}, written)
     )
     assert torch.equal(found, wanted)
     longest, most, setting = policy.prompt_room(written["task"]) or (0, 0, "")
@@ -155,14 +188,19 @@ def test_pi05_has_the_metadata_in_its_prompts(tmp_path: Path) -> None:
 
 def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: Path) -> None:
     chances = {"quality": 0.25, "success": 0.0}
-    config = settings(rated, tmp_path / "r", chances, steps=2, val={"every": 2}, checkpoint={"every": 2})
+    config = settings(
+        rated, tmp_path / "r", chances, steps=2, val={"every": 2}, checkpoint={"every": 2}
+    )
     run.train(config)
     folder = tmp_path / "r/policy"
     (head,) = json.loads((folder / "config.json").read_text())["metadata"]["heads"].values()
     assert head["prompt_metadata"] == {"format": FORMAT, "names": ["quality", "success"]}
     policy = us.load_policy(folder, contract="strict")
     recorded = us.EpisodeDataset(rated).sample(0, 0)
-    observation = {"observation.state": recorded["observation.state"].numpy(), "task": recorded["task"]}
+    observation = {
+        "observation.state": recorded["observation.state"].numpy(),
+        "task": recorded["task"],
+    }
 
     def act(**metadata: Any) -> np.ndarray:
         return policy.act(observation | metadata, generator=torch.Generator().manual_seed(0))
@@ -180,9 +218,12 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
     assert opened.validation[0] is not None
     row = opened.validation[0].segments[0, 0]
     text = opened.validation[0].sample(int(row), 0)["prompt_metadata"]
-    assert ("quality" in text) == (QUALITY[row] is not None)  # validation keeps all that is recorded
+    # validation keeps all that is recorded
+    assert ("quality" in text) == (QUALITY[row] is not None)
     prompts = longest_prompts(opened.training)
-    longest = max(len(task) for task in opened.training[0].meta.tasks) + len(", quality: 4, success: false")
+    longest = max(len(task) for task in opened.training[0].meta.tasks) + len(
+        ", quality: 4, success: false"
+    )
     assert policy.policy.prompt_room(prompts) == (1 + longest, 64, "text_bytes")
     with refused("'speed'", where=str(rated), fix="quality"):
         open_data(settings(rated, tmp_path / "r", {"speed": 0.1}))
@@ -191,7 +232,9 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
 def test_robot_gives_known_names_and_a_known_format() -> None:
     facts = {"prompt_metadata": {"format": FORMAT, "names": ["quality", "operator"]}}
     given = {"prompt_metadata": [{"operator": "ann", "quality": 2}, {}]}
-    assert observed_metadata(given, facts, 2) == {"prompt_metadata": ["quality: 2\noperator: ann", ""]}
+    assert observed_metadata(given, facts, 2) == {
+        "prompt_metadata": ["quality: 2\noperator: ann", ""]
+    }
     assert observed_metadata({}, facts, 2) == {"prompt_metadata": ["", ""]}
     assert observed_metadata({}, {}, 2) == {}
     with refused(2, 3, kind=ValueError):
@@ -203,7 +246,9 @@ def test_robot_gives_known_names_and_a_known_format() -> None:
 
 
 def test_prompts_have_the_values_of_frames(tmp_path: Path) -> None:
-    """A feature with one number or text per frame is metadata of frames, in its place among the names."""
+    """A feature with one number or text per frame is metadata of frames, in its place among the
+    names.
+    """
     root = tmp_path / "frames"
     write_outcomes(root, (4, 3, 5), (True, None, False))
     names = ["success", "helped", "reward"]
@@ -212,12 +257,24 @@ def test_prompts_have_the_values_of_frames(tmp_path: Path) -> None:
     for episode, won in enumerate(("success: true", None, "success: false")):
         for frame in range((4, 3, 5)[episode]):
             sample = data.sample(episode, frame)
-            fields = [won, f"helped: {int(sample['helped'])}", f"reward: {float(sample['reward']):g}"]
+            fields = [
+                won,
+                f"helped: {int(sample['helped'])}",
+                f"reward: {float(sample['reward']):g}",
+            ]
             assert sample["prompt_metadata"].splitlines() == [field for field in fields if field]
     assert set(data.prompts.texts) == {sample["prompt_metadata"] for sample in data}
     part = us.EpisodeDataset(root, prompt_metadata=names, episodes=[2])
     assert part.sample(2, 4)["prompt_metadata"] == data.sample(2, 4)["prompt_metadata"]
-    assert len({data.prompts.digest, us.EpisodeDataset(root, prompt_metadata=["success"]).prompts.digest}) == 2
+    assert (
+        len(
+            {
+                data.prompts.digest,
+                us.EpisodeDataset(root, prompt_metadata=["success"]).prompts.digest,
+            }
+        )
+        == 2
+    )
     with refused("'action'", where="frames", fix="helped"):
         us.EpisodeDataset(root, prompt_metadata=["action"])
 
@@ -235,10 +292,15 @@ def test_memory_of_prompts_grows_with_the_changes_of_a_feature(tmp_path: Path) -
 
 def test_rollouts_give_the_metadata_of_their_settings() -> None:
     data = DataConfig(root="table", prompt_metadata={"quality": 0.1, "advantage_is_positive": 0.3})
-    frozen = {"policy": {"cameras": [], "state_dim": 0, "action_dim": 4, "image_size": [64, 64]}, "normalisation": {}}
+    frozen = {
+        "policy": {"cameras": [], "state_dim": 0, "action_dim": 4, "image_size": [64, 64]},
+        "normalisation": {},
+    }
     asked = Play(prompt_metadata={"advantage_is_positive": True, "quality": 5})
     batch = make_adapter(data, frozen, asked).batch([{}, {}], ["pick up", "push"])
-    assert prompts_of(batch) == [f"{task}, quality: 5, advantage is positive: true" for task in ("pick up", "push")]
+    assert prompts_of(batch) == [
+        f"{task}, quality: 5, advantage is positive: true" for task in ("pick up", "push")
+    ]
     assert "prompt_metadata" not in make_adapter(data, frozen, Play()).batch([{}], ["pick up"])
     with refused("speed", kind=ConfigError):
         make_adapter(data, frozen, Play(prompt_metadata={"speed": 1}))

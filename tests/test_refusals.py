@@ -27,7 +27,9 @@ ERROR = DatasetError("frame 3 of 'top' is 0.5", where="/d/a.mp4", fix="give batc
         ([], {"kind": ValueError, "where": ""}, ValueError("has no place")),
     ],
 )
-def test_refused_notices_other_errors(values: list[Any], fields: dict[str, Any], error: Exception) -> None:
+def test_refused_notices_other_errors(
+    values: list[Any], fields: dict[str, Any], error: Exception
+) -> None:
     with pytest.raises(AssertionError), refused(*values, **fields):
         raise error
 
@@ -48,7 +50,11 @@ def test_warned_needs_the_kind_and_all_words() -> None:
         warnings.warn("top: 3 rows", kind, stacklevel=1)
         warnings.warn("another", UserWarning, stacklevel=1)
 
-    for values, kind in (((4,), UserWarning), (("top", 4), UserWarning), ((3,), DeprecationWarning)):
+    for values, kind in (
+        ((4,), UserWarning),
+        (("top", 4), UserWarning),
+        ((3,), DeprecationWarning),
+    ):
         with pytest.raises(AssertionError), warned(*values):
             warn_twice(kind)
 

@@ -23,10 +23,15 @@ def test_the_table_has_each_distribution() -> None:
 
 @pytest.mark.parametrize("wheel", SEAMS["ARROWS"])
 def test_tests_import_what_their_distribution_may(wheel: str) -> None:
-    """So they run where it alone is installed. Tests of several distributions together are in tests/."""
+    """So they run where it alone is installed. Tests of several distributions together are in
+    tests/.
+    """
     name = "understudy" if wheel == "understudy" else f"understudy_{wheel}"
     folder = ROOT / "packages" / name.replace("_", "-")
-    allowed = {name, *(f"understudy_{other}".removesuffix("_understudy") for other in SEAMS["ARROWS"][wheel])}
+    allowed = {
+        name,
+        *(f"understudy_{other}".removesuffix("_understudy") for other in SEAMS["ARROWS"][wheel]),
+    }
     if wheel == "conformance":  # it examines our loader, where that is installed
         allowed |= {"understudy", "understudy_data"}
     strange = {}

@@ -14,7 +14,8 @@ case "$*" in
     *"config get"*) exit 1 ;;
     *"install --quiet --upgrade pip>=25.1") ;;
     *"install -c constraints.txt -e packages/understudy-data[torch]") echo "+ pip" ;;
-    *"--group dev -e packages/understudy-conformance -e packages/understudy-data[torch,"*) echo "+ pip" ;;
+    *"--group dev -e packages/understudy-conformance -e packages/understudy-data[torch,"*)
+        echo "+ pip" ;;
     -) cat > /dev/null ;;
     *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -26,11 +27,16 @@ def test_setup_prints_its_steps(tmp_path: Path, extra: str, works: bool) -> None
     for folder in ("scripts", "packages/understudy-data", "packages/understudy-conformance"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(SCRIPT, tmp_path / "scripts/setup")
-    for name, text in (("python", PYTHON), ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n")):
+    for name, text in (
+        ("python", PYTHON),
+        ("uv", f"#!/bin/sh\necho '+ uv install'\nexit {0 if works else 1}\n"),
+    ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     env = {"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / "python")}
-    done = subprocess.run([tmp_path / "scripts/setup", extra], env=env, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [tmp_path / "scripts/setup", extra], env=env, capture_output=True, text=True, cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     steps = [line[2:] for line in lines if line.startswith("+ ")]

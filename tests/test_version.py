@@ -1,4 +1,6 @@
-"""One version in all places that state it, and a changelog in its form. No git is needed to know the version."""
+"""One version in all places that state it, and a changelog in its form. No git is needed to know
+the version.
+"""
 
 import re
 import shutil
@@ -32,15 +34,20 @@ def test_version_is_the_same_everywhere() -> None:
                 assert version == wheel["version"], need
             else:
                 assert re.split(r"[\[<>=]", need)[0] not in ours - {wheel["name"]}, need
-    kit = tomllib.loads((ROOT / "packages/understudy-conformance/pyproject.toml").read_text())["project"]
+    kit = tomllib.loads((ROOT / "packages/understudy-conformance/pyproject.toml").read_text())[
+        "project"
+    ]
     assert not any(dependency.startswith("understudy") for dependency in kit["dependencies"])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     latest = RELEASE.fullmatch(RELEASES[1])
     assert latest is not None
     version, date, _ = latest.groups()
-    assert {project["version"], *(wheel["version"] for wheel in wheels), citation["version"], us.__version__} == {
-        version
-    }
+    assert {
+        project["version"],
+        *(wheel["version"] for wheel in wheels),
+        citation["version"],
+        us.__version__,
+    } == {version}
     assert str(citation["date-released"]) == date
 
 
@@ -49,7 +56,10 @@ def test_changelog_has_releases_in_order() -> None:
     assert all(map(RELEASE.fullmatch, RELEASES[1:]))
     numbers = [tuple(map(int, release.split(" ")[0].split("."))) for release in RELEASES[1:]]
     assert numbers == sorted(set(numbers), reverse=True)
-    assert all(name.startswith(SECTIONS) for name in re.findall(r"^### (.+)$", CHANGELOG, flags=re.MULTILINE))
+    assert all(
+        name.startswith(SECTIONS)
+        for name in re.findall(r"^### (.+)$", CHANGELOG, flags=re.MULTILINE)
+    )
 
 
 def git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +70,10 @@ def test_releases_name_their_commit() -> None:
     """A release learns its commit with the next change, so the latest one may lack it."""
     releases = [release for name in RELEASES[1:] if (release := RELEASE.fullmatch(name))]
     assert all(release[3] for release in releases[1:])
-    if shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+    if (
+        shutil.which("git") is None
+        or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false"
+    ):
         pytest.skip("without git, or without the whole history")
     for version, _, commit in (release.groups() for release in releases):
         if commit is not None:
@@ -69,7 +82,12 @@ def test_releases_name_their_commit() -> None:
 
 
 def test_changelog_has_each_entry_once() -> None:
-    """A merge that keeps both sides of a conflict leaves an entry twice, in other words or lines."""
+    """A merge that keeps both sides of a conflict leaves an entry twice, in other words or
+    lines.
+    """
     for release in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]:
-        entries = [" ".join(entry.split())[:60] for entry in re.split(r"^\* ", release, flags=re.MULTILINE)[1:]]
+        entries = [
+            " ".join(entry.split())[:60]
+            for entry in re.split(r"^\* ", release, flags=re.MULTILINE)[1:]
+        ]
         assert sorted(entries) == sorted(set(entries))

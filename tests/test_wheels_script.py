@@ -21,7 +21,9 @@ FILES = ("understudy_data/__init__.py", "understudy_data/video/native/loops.c")
 def write_wheel(dist: Path, tag: str, files: dict[str, bytes], version: str = "1.0") -> Path:
     path = dist / f"understudy_data-1.0-{tag}.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("understudy_data-1.0.dist-info/METADATA", f"Name: understudy\nVersion: {version}\n")
+        archive.writestr(
+            "understudy_data-1.0.dist-info/METADATA", f"Name: understudy\nVersion: {version}\n"
+        )
         for name, content in files.items():
             archive.writestr(name, content)
     return path
@@ -51,9 +53,13 @@ def test_release_without_faults(dist: Path) -> None:
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
-    "a machine without a wheel": lambda dist: (dist / f"understudy_data-1.0-{TAGS['aarch64']}.whl").unlink(),
+    "a machine without a wheel": lambda dist: (
+        dist / f"understudy_data-1.0-{TAGS['aarch64']}.whl"
+    ).unlink(),
     "no wheel for all": lambda dist: (dist / f"understudy_data-1.0-{PURE}.whl").unlink(),
-    "another tag": lambda dist: write_wheel(dist, "py3-none-linux_x86_64", dict.fromkeys(FILES, b"")),
+    "another tag": lambda dist: write_wheel(
+        dist, "py3-none-linux_x86_64", dict.fromkeys(FILES, b"")
+    ),
     "the code of another machine": lambda dist: write_wheel(
         dist, TAGS["aarch64"], dict.fromkeys(FILES, b"") | {LOOPS: library("x86_64")}
     ),
@@ -62,15 +68,24 @@ FAULTS: dict[str, Callable[[Path], object]] = {
         dist, PURE, dict.fromkeys(FILES, b"") | {LOOPS: library("x86_64")}
     ),
     "a file that the others lack": lambda dist: write_wheel(
-        dist, TAGS["x86_64"], dict.fromkeys([*FILES, "understudy_data/new.py"], b"") | {LOOPS: library("x86_64")}
+        dist,
+        TAGS["x86_64"],
+        dict.fromkeys([*FILES, "understudy_data/new.py"], b"") | {LOOPS: library("x86_64")},
     ),
-    "another version": lambda dist: write_wheel(dist, PURE, dict.fromkeys(FILES, b""), version="2.0"),
-    "no kit for loaders": lambda dist: (dist / "understudy_conformance-1.0-py3-none-any.whl").unlink(),
+    "another version": lambda dist: write_wheel(
+        dist, PURE, dict.fromkeys(FILES, b""), version="2.0"
+    ),
+    "no kit for loaders": lambda dist: (
+        dist / "understudy_conformance-1.0-py3-none-any.whl"
+    ).unlink(),
     "another version of the kit": lambda dist: (dist / "understudy_conformance-2.0.tar.gz").touch(),
     "no source distribution": lambda dist: (dist / "understudy_data-1.0.tar.gz").unlink(),
     "a file that the sources lack": lambda dist: [
         write_wheel(dist, tag, dict.fromkeys([*FILES, "understudy_data/new.py"], b"") | code)
-        for tag, code in [(PURE, {}), *((tag, {LOOPS: library(machine)}) for machine, tag in TAGS.items())]
+        for tag, code in [
+            (PURE, {}),
+            *((tag, {LOOPS: library(machine)}) for machine, tag in TAGS.items()),
+        ]
     ],
 }
 

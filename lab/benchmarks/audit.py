@@ -1,14 +1,17 @@
-"""Accounts of runs against a record of the batches that their steps consumed, and the rates of export, play and audit.
+"""Accounts of runs against a record of the batches that their steps consumed, and the rates of
+export, play and audit.
 
     python lab/benchmarks/audit.py [--json] [--scale 25] [--samples 20000000]
 
-`run`: a mixture is trained by 1, 2, 1 and 2 processes in turn, between kills and a signal, with other weights and a
-larger batch from the first resume on, bad frames that are substituted and a step that changes no weight. Each step
-writes down the samples of the batch that it got, beside the run. The audit of each checkpoint is compared with that.
+`run`: a mixture is trained by 1, 2, 1 and 2 processes in turn, between kills and a signal, with
+other weights and a larger batch from the first resume on, bad frames that are substituted and a
+step that changes no weight. Each step writes down the samples of the batch that it got, beside the
+run. The audit of each checkpoint is compared with that.
 
-The rates are those of an order like DROID's (76,000 episodes, 23 million frames), each in a process of its own: medians
-of three, per CPU second, with the growth of resident memory. `audit` counts the samples of the order, as an audit of a
-run does; `export` writes them; `audit file` and `play` read that file, the latter in batches of 256.
+The rates are those of an order like DROID's (76,000 episodes, 23 million frames), each in a process
+of its own: medians of three, per CPU second, with the growth of resident memory. `audit` counts the
+samples of the order, as an audit of a run does; `export` writes them; `audit file` and `play` read
+that file, the latter in batches of 256.
 """
 
 import json
@@ -43,28 +46,52 @@ BATCH = 256
 
 
 def run(scale: int) -> dict[str, Any]:
-    """Audit every checkpoint of an eventful run of 16 x `scale` steps; compare each frame's count with the record."""
+    """Audit every checkpoint of an eventful run of 16 x `scale` steps; compare each frame's count
+    with the record.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         sources = tiny_sources(root)
         damage(root / "wide", 3, 10)
-        changes: dict[str, Any] = {"steps": 16 * scale, "batch_size": 6, "data": {"on_bad_frame": "substitute"}}
-        changes |= {"checkpoint": {"every": 4 * scale, "keep_last": 99}, "val": {"every": 0}, "device": "cpu"}
+        changes: dict[str, Any] = {
+            "steps": 16 * scale,
+            "batch_size": 6,
+            "data": {"on_bad_frame": "substitute"},
+        }
+        changes |= {
+            "checkpoint": {"every": 4 * scale, "keep_last": 99},
+            "val": {"every": 0},
+            "device": "cpu",
+        }
         out = eventful_run(mixed(sources, root / "run", **changes), [1.0, 4.0, 2.0], scale)
         compared = []
         result = dict[str, Any]()
         for step in checkpoint.list_steps(out / "checkpoints"):
             result, counts = audit_run(out, step, ())
             names = ("source", "episode", "frame", "samples")
-            rows = (row for block in counts.frames() for row in zip(*(block[name].tolist() for name in names)))
+            rows = (
+                row
+                for block in counts.frames()
+                for row in zip(*(block[name].tolist() for name in names))
+            )
             found = {(counts.names.index(name), *frame): n for name, *frame, n in rows if n}
             record, skipped = trained(out, step)
             same = found == dict(record) and skipped == set(result["skipped_steps"])
-            compared.append({"checkpoint": step, "samples": record.total(), "frames": len(record), "equal": same})
+            compared.append(
+                {
+                    "checkpoint": step,
+                    "samples": record.total(),
+                    "frames": len(record),
+                    "equal": same,
+                }
+            )
         return {
             "compared": compared,
             "equal": all(row["equal"] for row in compared),
-            "starts": [{key: start[key] for key in ("step", "batch", "world")} for start in result["starts"]],
+            "starts": [
+                {key: start[key] for key in ("step", "batch", "world")}
+                for start in result["starts"]
+            ],
             "substitutions": len(result["substitutions"]),
             "skipped_steps": result["skipped_steps"],
             "validation_samples": result["validation"]["samples"],
@@ -76,7 +103,10 @@ def measured(work: Callable[[], Any], samples: int) -> dict[str, float]:
     before = start_peak()
     begin = time.process_time()
     work()
-    return {"samples_per_cpu_s": samples / (time.process_time() - begin), "peak_mb": (peak_bytes() - before) / 1e6}
+    return {
+        "samples_per_cpu_s": samples / (time.process_time() - begin),
+        "peak_mb": (peak_bytes() - before) / 1e6,
+    }
 
 
 def part(name: str, samples: int, path: Path) -> dict[str, float]:
@@ -92,9 +122,9 @@ def part(name: str, samples: int, path: Path) -> dict[str, float]:
     if name == "export":
         path.unlink(missing_ok=True)
         facts = order_facts(order.spec, spans, {"droid": {"lengths": ""}})
-        return measured(lambda: write_order_file(path, rows_of(order.locate, spans), facts), samples) | {
-            "bytes_per_sample": path.stat().st_size / samples
-        }
+        return measured(
+            lambda: write_order_file(path, rows_of(order.locate, spans), facts), samples
+        ) | {"bytes_per_sample": path.stat().st_size / samples}
     if name == "audit file":
         return measured(lambda: audit_file(path, "latest", (), ()), samples)
     played = Order.from_file(path)
@@ -115,13 +145,20 @@ def main() -> None:
     if arguments.part:
         print(json.dumps(part(arguments.part[0], arguments.samples, Path(arguments.part[1]))))
         return
-    results: dict[str, Any] = {"run": run(arguments.scale), "rates": {}, "samples": arguments.samples}
+    results: dict[str, Any] = {
+        "run": run(arguments.scale),
+        "rates": {},
+        "samples": arguments.samples,
+    }
     say(f"run: equal {results['run']['equal']}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "order.parquet")
         words = [sys.executable, __file__, "--samples", str(arguments.samples), "--part"]
         for name in ("audit", "export", "audit file", "play"):
-            rounds = [json.loads(subprocess.check_output([*words, name, str(path)])) for _ in range(ROUNDS)]
+            rounds = [
+                json.loads(subprocess.check_output([*words, name, str(path)]))
+                for _ in range(ROUNDS)
+            ]
             results["rates"][name] = {key: median(row[key] for row in rounds) for key in rounds[0]}
             say(name, results["rates"][name])
     print(json.dumps(results | {"conditions": conditions()}, indent=None if arguments.json else 1))

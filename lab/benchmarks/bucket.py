@@ -1,20 +1,27 @@
-"""Reading from a bucket 30 ms away at 1 Gbit/s: bytes over bytes needed, and the rate over that of a local folder.
+"""Reading from a bucket 30 ms away at 1 Gbit/s: bytes over bytes needed, and the rate over that of
+a local folder.
 
-    python lab/benchmarks/bucket.py [--json] [--out FILE] [--quick] [--lance PYTHON] [--ranks 1 16] [--only NAME]
+    python lab/benchmarks/bucket.py [--json] [--out FILE] [--quick] [--lance PYTHON] [--ranks 1 16]
+        [--only NAME]
 
-LeRobot v3.0 datasets of three cameras, from the recordings of `loader_sets.py`, are read from disk, from the bucket
-with an empty cache, and from it with a full cache, in turns. Each reading is one whole epoch: `Loader("s3://data/NAME",
-batch_size=32)` with nothing else set, or 16 processes of one host with less memory, which share a cache. Lance reads
-the same images, as JPEG files in a column of bytes, from the same server in the same run: a shuffled `DataLoader` over
-`lance.torch.data.SafeLanceDataset`, two workers, one epoch. The server is `bucket_server.py`; it has the last core of
-this machine, and the readers have the others in all readings, from disk as well.
+LeRobot v3.0 datasets of three cameras, from the recordings of `loader_sets.py`, are read from disk,
+from the bucket with an empty cache, and from it with a full cache, in turns. Each reading is one
+whole epoch: `Loader("s3://data/NAME", batch_size=32)` with nothing else set, or 16 processes of one
+host with less memory, which share a cache. Lance reads the same images, as JPEG files in a column
+of bytes, from the same server in the same run: a shuffled `DataLoader` over
+`lance.torch.data.SafeLanceDataset`, two workers, one epoch. The server is `bucket_server.py`; it
+has the last core of this machine, and the readers have the others in all readings, from disk as
+well.
 
     amplification    bytes of all answers' bodies / bytes needed, each once per host
-    bytes needed     ours: the video packets of the delivered samples with those that they are decoded from, the indexes
-                     of their files, and the files of rows and metadata. Lance: its files (in an epoch all are needed)
-    over_local       rate over that of the same reading from disk in the same round: median, and by CPU time
+    bytes needed     ours: the video packets of the delivered samples with those that they are
+                     decoded from, the indexes of their files, and the files of rows and metadata.
+                     Lance: its files (in an epoch all are needed)
+    over_local       rate over that of the same reading from disk in the same round: median, and by
+                     CPU time
     first_s          from the start (after imports) to the first batch of the slowest process
-    steady           without the first half of the batches, in which lanes and connections begin (CPU: ours only)
+    steady           without the first half of the batches, in which lanes and connections begin
+                     (CPU: ours only)
 """
 
 import argparse
@@ -43,7 +50,8 @@ RATE = 125e6
 BATCH = 32
 MEMORY = {1: "4GB", 16: "250MB"}  # 4GB is the default; 16 times that is more than the host has
 KINDS = {
-    "h264-224": (Encoding("libx264", 30, 224, 23), 64),  # and how often the eight recordings are repeated
+    # and how often the eight recordings are repeated
+    "h264-224": (Encoding("libx264", 30, 224, 23), 64),
     "av1-480": (Encoding("libsvtav1", 2, 0), 8),
 }
 LANCE_TILES = 8  # a tenth of our rate: its epochs have 17,104 samples
@@ -51,7 +59,11 @@ LANCE_TILES = 8  # a tenth of our rate: its epochs have 17,104 samples
 
 def needed(root: Path) -> int:
     """Bytes that an epoch of a LeRobot dataset needs."""
-    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "stats.json")
+    return sum(
+        path.stat().st_size
+        for path in root.rglob("*")
+        if path.is_file() and path.name != "stats.json"
+    )
 
 
 def rank(root: str, memory: str, batch: int) -> None:
@@ -79,7 +91,14 @@ def rank(root: str, memory: str, batch: int) -> None:
             chosen = [(source.clip, source.lanes) for source in loader.order.spec.sources]
             marks.append((time.perf_counter() - wall, time.process_time() - cpu, samples))
         print(
-            json.dumps({"marks": marks, "checksum": checksum, "chosen": chosen, "wait": loader.wait_seconds}),
+            json.dumps(
+                {
+                    "marks": marks,
+                    "checksum": checksum,
+                    "chosen": chosen,
+                    "wait": loader.wait_seconds,
+                }
+            ),
             flush=True,
         )
 
@@ -105,8 +124,15 @@ def lance(root: str) -> None:
         count = 0
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         data = SafeLanceDataset(root)
-        options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": 2, "prefetch_factor": 4}
-        batches = torch.utils.data.DataLoader(data, collate_fn=decode, multiprocessing_context="spawn", **options)
+        options: dict[str, Any] = {
+            "batch_size": BATCH,
+            "shuffle": True,
+            "num_workers": 2,
+            "prefetch_factor": 4,
+        }
+        batches = torch.utils.data.DataLoader(
+            data, collate_fn=decode, multiprocessing_context="spawn", **options
+        )
         total = len(batches)
         for count, found in enumerate(batches):
             samples += len(found["index"])
@@ -131,7 +157,9 @@ def decode(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in rows[0].items():
         if isinstance(value, bytes):
-            images = [np.asarray(Image.open(io.BytesIO(row[key]))).transpose(2, 0, 1) for row in rows]
+            images = [
+                np.asarray(Image.open(io.BytesIO(row[key]))).transpose(2, 0, 1) for row in rows
+            ]
             found[key] = torch.from_numpy(np.stack(images))
         else:
             found[key] = torch.as_tensor([row[key] for row in rows])
@@ -139,7 +167,9 @@ def decode(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_lance(root: str, out: str) -> None:
-    """Write the frames of a LeRobot dataset as rows of a Lance dataset, images as JPEG of quality 90."""
+    """Write the frames of a LeRobot dataset as rows of a Lance dataset, images as JPEG of quality
+    90.
+    """
     import io
 
     import av
@@ -150,7 +180,8 @@ def write_lance(root: str, out: str) -> None:
 
     rows = pq.read_table(next(Path(root).glob("data/*/*.parquet")))
     cameras = sorted(path.name for path in Path(root, "videos").iterdir())
-    rows = rows.rename_columns([name.replace(".", "_") for name in rows.column_names])  # it refuses dots
+    # it refuses dots
+    rows = rows.rename_columns([name.replace(".", "_") for name in rows.column_names])
     images = [pa.field(key.replace(".", "_"), pa.large_binary()) for key in cameras]
     schema = pa.schema([*rows.schema.remove_metadata(), *images])
 
@@ -165,7 +196,9 @@ def write_lance(root: str, out: str) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         streams = [pictures(camera) for camera in cameras]
         for part in rows.to_batches(max_chunksize=256):
-            blobs = [pa.array([next(s) for _ in range(len(part))], pa.large_binary()) for s in streams]
+            blobs = [
+                pa.array([next(s) for _ in range(len(part))], pa.large_binary()) for s in streams
+            ]
             yield pa.record_batch([*part.columns, *blobs], schema=schema)
 
     lance.write_dataset(batches(), out, schema=schema)
@@ -183,7 +216,9 @@ class Bucket:
             str(latency),
             str(rate),
         ]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         if len(cores) > 1:  # else it shares the only one
             os.sched_setaffinity(self.process.pid, cores[-1:])
             os.sched_setaffinity(0, cores[:-1])  # of this process and of the readers that it starts
@@ -211,7 +246,9 @@ class Bucket:
 
 
 @contextmanager
-def processes(commands: Sequence[list[str]], environment: dict[str, str]) -> Iterator[list[OtherLoader]]:
+def processes(
+    commands: Sequence[list[str]], environment: dict[str, str]
+) -> Iterator[list[OtherLoader]]:
     """Start processes, each with its rank in its environment."""
     world = len(commands)
     before = dict(os.environ)
@@ -284,19 +321,29 @@ def measure_set(
     sums = {one["checksum"] for ones in found.values() for one in ones}
     if len(sums) > 1:
         raise SystemExit(f"{name}: the bucket gives other batches than the disk")
-    row: dict[str, Any] = {"name": name, "reader": kind, "processes": len(next(iter(commands.values())))}
+    row: dict[str, Any] = {
+        "name": name,
+        "reader": kind,
+        "processes": len(next(iter(commands.values()))),
+    }
     row |= {"needed_mb": bytes_needed / 1e6, "rounds": rounds}
     for place, ones in found.items():
         middle = {
-            key: statistics.median(one[key] for one in ones) for key in ones[0] if key not in ("chosen", "version")
+            key: statistics.median(one[key] for one in ones)
+            for key in ones[0]
+            if key not in ("chosen", "version")
         }
         if place != "local":
             pairs = list(zip(ones, found["local"]))
             middle["amplification"] = middle["sent_body_bytes"] / bytes_needed
             for key in ("samples_per_s", "steady_per_s"):
-                middle[f"{key}_over_local"] = statistics.median(one[key] / local[key] for one, local in pairs)
+                middle[f"{key}_over_local"] = statistics.median(
+                    one[key] / local[key] for one, local in pairs
+                )
             for key in ("cpu_ms_per_sample", "steady_cpu_ms"):
-                middle[f"{key}_over_local"] = statistics.median(one[key] / local[key] for one, local in pairs)
+                middle[f"{key}_over_local"] = statistics.median(
+                    one[key] / local[key] for one, local in pairs
+                )
             middle["requests_per_sample"] = middle["sent_requests"] / middle["samples"]
         row[place] = middle
     return row | {"chosen": found["local"][0]["chosen"], "version": found["local"][0]["version"]}
@@ -308,8 +355,15 @@ def measure(arguments: argparse.Namespace) -> Results:
     quick = arguments.quick
     rounds = 1 if quick else arguments.rounds
     world = arguments.ranks
-    settings = {"recordings": "real" if real else "drawn", "quick": quick, "rounds": rounds, "batch": BATCH}
-    results = Results(["rows"], arguments.out, latency_ms=LATENCY * 1e3, megabytes_per_s=RATE / 1e6, **settings)
+    settings = {
+        "recordings": "real" if real else "drawn",
+        "quick": quick,
+        "rounds": rounds,
+        "batch": BATCH,
+    }
+    results = Results(
+        ["rows"], arguments.out, latency_ms=LATENCY * 1e3, megabytes_per_s=RATE / 1e6, **settings
+    )
     recorded = Recording(arguments.cache, real, quick)
     folder = recorded.cache / "bucket"
     home = arguments.cache / f"bucket-home-{os.getpid()}"
@@ -326,7 +380,10 @@ def measure(arguments: argparse.Namespace) -> Results:
             for count in world:
                 row_name = f"{name}-{count}"
                 if arguments.only in row_name and not results.has("rows", row_name):
-                    setting = {"memory": MEMORY.get(count, "250MB"), "batch": BATCH if count == 1 else count * 16}
+                    setting = {
+                        "memory": MEMORY.get(count, "250MB"),
+                        "batch": BATCH if count == 1 else count * 16,
+                    }
                     commands = {
                         place: [child(__file__, "rank", root=where, **setting)] * count
                         for place, where in (
@@ -335,24 +392,37 @@ def measure(arguments: argparse.Namespace) -> Results:
                             ("full", f"s3://data/{root.name}"),
                         )
                     }
-                    row = measure_set(row_name, "understudy", commands, needed(root), bucket, home, rounds)
+                    row = measure_set(
+                        row_name, "understudy", commands, needed(root), bucket, home, rounds
+                    )
                     results.add("rows", row or {}, json.dumps(row))
             row_name = f"{name}-lance"
             blobs = folder / f"{name}.lance"
             if arguments.only in row_name and not results.has("rows", row_name) and arguments.lance:
                 if not blobs.exists():
                     fewer = min(tiles, LANCE_TILES)
-                    root = joined(folder / f"{name}-{fewer}", recorded.encoded(encoding), fewer, cameras=3)
+                    root = joined(
+                        folder / f"{name}-{fewer}", recorded.encoded(encoding), fewer, cameras=3
+                    )
                     words = {"root": str(root), "out": str(blobs)}
-                    subprocess.run([arguments.lance, *child(__file__, "write_lance", **words)[1:]], check=True)
+                    subprocess.run(
+                        [arguments.lance, *child(__file__, "write_lance", **words)[1:]], check=True
+                    )
                 commands = {
                     place: [[arguments.lance, *child(__file__, "lance", root=where)[1:]]]
-                    for place, where in (("local", str(blobs)), ("empty", f"s3://data/{blobs.name}"))
+                    for place, where in (
+                        ("local", str(blobs)),
+                        ("empty", f"s3://data/{blobs.name}"),
+                    )
                 }
                 row = measure_set(row_name, "lance", commands, needed(blobs), bucket, home, rounds)
                 if row:
                     for place in commands:  # the CPU time of its workers is known at their end
-                        row[place] = {key: value for key, value in row[place].items() if "steady_cpu" not in key}
+                        row[place] = {
+                            key: value
+                            for key, value in row[place].items()
+                            if "steady_cpu" not in key
+                        }
                     results.add("rows", row, json.dumps(row))
     return results
 
@@ -360,8 +430,12 @@ def measure(arguments: argparse.Namespace) -> Results:
 def main() -> None:
     parser = make_parser(__doc__)
     add_dataset_arguments(parser, seconds=0, rounds=3)
-    parser.add_argument("--lance", default=sys.executable, help="Python interpreter that has pylance and understudy")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 16], help="processes that read together")
+    parser.add_argument(
+        "--lance", default=sys.executable, help="Python interpreter that has pylance and understudy"
+    )
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 16], help="processes that read together"
+    )
     arguments = parser.parse_args()
     if arguments.part:
         parts = {"rank": rank, "lance": lance, "write_lance": write_lance}

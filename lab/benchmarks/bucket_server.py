@@ -1,9 +1,10 @@
-"""A local S3 server behind a slow line: `bucket_server.py FOLDER SECONDS BYTES_PER_SECOND [PORT]` prints its port.
+"""A local S3 server behind a slow line: `bucket_server.py FOLDER SECONDS BYTES_PER_SECOND [PORT]`
+prints its port.
 
-It answers the requests of readers: GET with ranges and etags, HEAD, and ListObjectsV2. The bucket `data` is the
-folder. Signatures are not checked (`tests/storage` reads from moto, which is a whole S3). Each answer is SECONDS late,
-the first of a connection twice as late, as its handshake would be. All answers share one line. `GET /-/counts` returns
-the counts since the last such request.
+It answers the requests of readers: GET with ranges and etags, HEAD, and ListObjectsV2. The bucket
+`data` is the folder. Signatures are not checked (`tests/storage` reads from moto, which is a whole
+S3). Each answer is SECONDS late, the first of a connection twice as late, as its handshake would
+be. All answers share one line. `GET /-/counts` returns the counts since the last such request.
 """
 
 import asyncio
@@ -29,7 +30,9 @@ class Server:
         self.reset()
 
     def reset(self) -> None:
-        self.counts = dict.fromkeys(("requests", "body_bytes", "all_bytes", "connections", "lists", "unchanged"), 0)
+        self.counts = dict.fromkeys(
+            ("requests", "body_bytes", "all_bytes", "connections", "lists", "unchanged"), 0
+        )
         self.paths: dict[str, int] = {}
 
     async def send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
@@ -50,11 +53,15 @@ class Server:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin1").split("\r\n")
                 method, target, _ = head[0].split(" ")
-                headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+                headers = {
+                    k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)
+                }
                 if target == "/-/counts":
                     text = json.dumps(self.counts | {"paths": self.paths}).encode()
                     self.reset()
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+                    writer.write(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text
+                    )
                     continue
                 await asyncio.sleep(wait)
                 wait = self.delay
@@ -72,7 +79,10 @@ class Server:
                 for at in range(first, first + size, CHUNK):
                     count = min(CHUNK, first + size - at)
                     await self.send(
-                        writer, file[at : at + count] if isinstance(file, bytes) else os.pread(file, count, at)
+                        writer,
+                        file[at : at + count]
+                        if isinstance(file, bytes)
+                        else os.pread(file, count, at),
                     )
                 if isinstance(file, int):
                     os.close(file)
@@ -81,7 +91,9 @@ class Server:
         finally:
             writer.close()
 
-    def answer(self, target: str, headers: dict[str, str]) -> tuple[str, list[str], bytes | int, int, int]:
+    def answer(
+        self, target: str, headers: dict[str, str]
+    ) -> tuple[str, list[str], bytes | int, int, int]:
         """Status, headers, content or its file, first byte, number of bytes."""
         split = urlsplit(target)
         query = parse_qs(split.query)
@@ -98,7 +110,10 @@ class Server:
             return "404 Not Found", ["Content-Type: application/xml"], text, 0, len(text)
         stat = os.stat(path)
         tag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}"'
-        extra = [f"ETag: {tag}", f"Last-Modified: {email.utils.formatdate(stat.st_mtime, usegmt=True)}"]
+        extra = [
+            f"ETag: {tag}",
+            f"Last-Modified: {email.utils.formatdate(stat.st_mtime, usegmt=True)}",
+        ]
         if headers.get("if-none-match") == tag:
             self.counts["unchanged"] += 1
             return "304 Not Modified", extra, b"", 0, 0
@@ -112,7 +127,13 @@ class Server:
             status = "206 Partial Content"
             extra = [*extra, f"Content-Range: bytes {first}-{end - 1}/{stat.st_size}"]
         self.paths[key] = self.paths.get(key, 0) + end - first
-        return status, [*extra, "Accept-Ranges: bytes"], os.open(path, os.O_RDONLY), first, end - first
+        return (
+            status,
+            [*extra, "Accept-Ranges: bytes"],
+            os.open(path, os.O_RDONLY),
+            first,
+            end - first,
+        )
 
     def listing(self, prefix: str, shallow: bool) -> bytes:
         """ListBucketResult of all keys with a prefix."""
@@ -127,25 +148,35 @@ class Server:
                         folders.add(prefix + rest.split("/")[0] + "/")
                     else:
                         keys.append(key)
-        entries = [f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)]
+        entries = [
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            for name in sorted(folders)
+        ]
         for key in sorted(keys):
             stat = os.stat(os.path.join(self.folder, key))
             when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
             tag = f"&quot;{stat.st_size:x}-{stat.st_mtime_ns:x}&quot;"
             entries.append(
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified><ETag>{tag}</ETag>"
-                f"<Size>{stat.st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified>"
+                f"<ETag>{tag}</ETag><Size>{stat.st_size}</Size>"
+                f"<StorageClass>STANDARD</StorageClass></Contents>"
             )
-        about = f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
+        about = (
+            f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
+        )
         count = f"<KeyCount>{len(entries)}</KeyCount><MaxKeys>1000000</MaxKeys>"
         space = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
-        return f"<ListBucketResult {space}>{about}{count}{''.join(entries)}</ListBucketResult>".encode()
+        listed = "".join(entries)
+        return f"<ListBucketResult {space}>{about}{count}{listed}</ListBucketResult>".encode()
 
 
 async def main(folder: str, delay: str, rate: str, port: str = "0") -> None:
-    server = await asyncio.start_server(Server(folder, float(delay), float(rate)).serve, "127.0.0.1", int(port))
+    server = await asyncio.start_server(
+        Server(folder, float(delay), float(rate)).serve, "127.0.0.1", int(port)
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the parent process ends
+    # until the parent process ends
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 if __name__ == "__main__":

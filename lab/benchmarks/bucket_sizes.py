@@ -1,20 +1,23 @@
 """Reading a bucket 30 ms away as it grows to 5 TB, beside the same files on disk.
 
-    python lab/benchmarks/bucket_sizes.py --folder DIR                       0.27, 18.8 and 350 million frames
-    python lab/benchmarks/bucket_sizes.py --folder DIR --millions 350 --only h264 --before CHECKOUT --out FILE
+    python lab/benchmarks/bucket_sizes.py --folder DIR    0.27, 18.8 and 350 million frames
+    python lab/benchmarks/bucket_sizes.py --folder DIR --millions 350 --only h264
+        --before CHECKOUT --out FILE
 
-The layout is DROID's (`rows.py`), with 100 episodes in a video: 350 million frames are 1,306 data files and 39,180
-videos. Each is a name of one video file; data files beyond the 70th are names of the first 70. The server and its line
-are those of `bucket.py`. It has the last core, and the reader the others. One call makes --rounds rounds in turns, adds
-its readings to --out, and prints the medians of all that are there. The datasets stay in --folder.
+The layout is DROID's (`rows.py`), with 100 episodes in a video: 350 million frames are 1,306 data
+files and 39,180 videos. Each is a name of one video file; data files beyond the 70th are names of
+the first 70. The server and its line are those of `bucket.py`. It has the last core, and the reader
+the others. One call makes --rounds rounds in turns, adds its readings to --out, and prints the
+medians of all that are there. The datasets stay in --folder.
 
     disk               the same names in a folder
     first              empty cache but for meta/, which `Catalog.open` has read: no row and no image
     second             the second process of the host
     middle             starts in the middle of the epoch, with the cache of the others
     first_s            seconds from the first line after the imports to the first batch
-    used_over_needed   bytes of the answers up to the last batch, over the packets of the delivered samples with those
-                       that they are decoded from, the indexes of their videos, their row groups, and footers
+    used_over_needed   bytes of the answers up to the last batch, over the packets of the delivered
+                       samples with those that they are decoded from, the indexes of their videos,
+                       their row groups, and footers
     video_, rows_      the same of videos and of data files alone
     requests           per sample; samples_s and cpu_ms: in the --seconds after the first --warm
 """
@@ -57,14 +60,19 @@ SIDES = {"h264-224": (224, 224), "av1-480": (480, 640)}
 def make_video(recorded: Recording, encoding: Encoding, path: Path, frames: int) -> None:
     """Write a video of so many frames: eight episodes again and again. It stays for other sizes."""
     recorded.cache.mkdir(parents=True, exist_ok=True)
-    kept = recorded.cache / f"{encoding.codec}-g{encoding.gop}-{encoding.height}-{encoding.crf}-{frames}.mp4"
+    kept = (
+        recorded.cache
+        / f"{encoding.codec}-g{encoding.gop}-{encoding.height}-{encoding.crf}-{frames}.mp4"
+    )
     if kept.exists():
         shutil.copyfile(kept, path)
         return
     parts = []
     for episode in range(recorded.episodes):
         part = path.with_name(f"part-{episode}.mp4")
-        images = chain(recorded.images(episode, encoding.height), recorded.images(episode, encoding.height))
+        images = chain(
+            recorded.images(episode, encoding.height), recorded.images(episode, encoding.height)
+        )
         some = islice(images, rows.LENGTH)
         encode_video(part, some, rows.FPS, encoding.codec, encoding.gop, encoding.crf)
         parts.append(part)
@@ -117,7 +125,9 @@ def read(root: str, seconds: float, warm: float, middle: bool) -> None:
             taken += 1
             if taken <= 16:
                 images = sum(int(batch[key].view(-1)[:: 1 << 8].sum()) for key in rows.CAMERAS)
-                checks.append((int(batch["index"].sum()), float(batch["action"].double().sum()), images))
+                checks.append(
+                    (int(batch["index"].sum()), float(batch["action"].double().sum()), images)
+                )
 
         take()
         first_s = time.perf_counter() - begun
@@ -143,7 +153,10 @@ def read(root: str, seconds: float, warm: float, middle: bool) -> None:
             "samples": taken * BATCH,
         }
         order = loader.order.to_json()
-    print(json.dumps({"figures": figures, "checks": checks, "start": start, "order": order}), flush=True)
+    print(
+        json.dumps({"figures": figures, "checks": checks, "start": start, "order": order}),
+        flush=True,
+    )
 
 
 def needed(root: Path, order: str, start: int, samples: int) -> dict[str, float]:
@@ -175,12 +188,16 @@ def needed(root: Path, order: str, start: int, samples: int) -> dict[str, float]
         path = root / data.catalog.data_path(int(row[data_file == one][0]))
         key = path.stat().st_ino
         facts[key] = facts.get(key) or pq.read_metadata(path)
-        ends = np.cumsum([facts[key].row_group(g).num_rows for g in range(facts[key].num_row_groups)])
+        ends = np.cumsum(
+            [facts[key].row_group(g).num_rows for g in range(facts[key].num_row_groups)]
+        )
         places = (table.data_row[row] + frame)[data_file == one]
         groups += facts[key].serialized_size + 8
         for group in np.unique(np.searchsorted(ends, places, "right")).tolist():
             of_group = facts[key].row_group(group)
-            groups += sum(of_group.column(c).total_compressed_size for c in range(of_group.num_columns))
+            groups += sum(
+                of_group.column(c).total_compressed_size for c in range(of_group.num_columns)
+            )
     return {"videos": videos * len(rows.CAMERAS), "rows": groups}
 
 
@@ -196,7 +213,12 @@ def warm_meta(root: str) -> None:
 
 def reading(tree: str, bucket: Bucket, cache: Path, part: str, **setting: Any) -> dict[str, Any]:
     """Run one part in a process of its own: its answer, and the counts of the server until then."""
-    environment = {**os.environ, **bucket.environment, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": common.sources(tree)}
+    environment = {
+        **os.environ,
+        **bucket.environment,
+        "XDG_CACHE_HOME": str(cache),
+        "PYTHONPATH": common.sources(tree),
+    }
     command = common.child(__file__, part, **setting)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
@@ -214,7 +236,9 @@ def reading(tree: str, bucket: Bucket, cache: Path, part: str, **setting: Any) -
     return found | {"counts": counts}
 
 
-def one_round(root: Path, tree: str, bucket: Bucket, home: Path, seconds: float, warm: float) -> dict[str, Any]:
+def one_round(
+    root: Path, tree: str, bucket: Bucket, home: Path, seconds: float, warm: float
+) -> dict[str, Any]:
     """Readings by place, in turns."""
     address = f"s3://data/{root.name}"
     found: dict[str, Any] = {}
@@ -225,7 +249,9 @@ def one_round(root: Path, tree: str, bucket: Bucket, home: Path, seconds: float,
     timing = {"seconds": seconds, "warm": warm}
     for place in ("disk", "first", "second", "middle"):
         where, cache = (str(root), "disk") if place == "disk" else (address, "bucket")
-        answer = reading(tree, bucket, home / cache, "read", root=where, middle=place == "middle", **timing)
+        answer = reading(
+            tree, bucket, home / cache, "read", root=where, middle=place == "middle", **timing
+        )
         figures = answer["figures"]
         counts = answer["counts"]
         if place != "disk":
@@ -257,7 +283,9 @@ def medians(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     table = []
     for (dataset, tree, place), ones in by_name.items():
         row: dict[str, Any] = {"set": dataset, "tree": tree, "place": place, "rounds": len(ones)}
-        table.append(row | {key: round(statistics.median(one[key] for one in ones), 3) for key in ones[0]})
+        table.append(
+            row | {key: round(statistics.median(one[key] for one in ones), 3) for key in ones[0]}
+        )
     return table
 
 
@@ -265,15 +293,26 @@ def main() -> None:
     parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 18.8, 350])
     parser.add_argument("--only", default="", help="kinds of video with this in their name")
-    parser.add_argument("--group", type=int, default=0, help="rows of a row group of the data files; 0: all of a file")
+    parser.add_argument(
+        "--group",
+        type=int,
+        default=0,
+        help="rows of a row group of the data files; 0: all of a file",
+    )
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--warm", type=float, default=15, help="seconds before the rates are taken")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--line", type=float, default=10, help="Gbit/s of the server's line")
     parser.add_argument("--before", default="", help="another checkout, measured in turns")
     parser.add_argument("--out", default="", help="file of all readings; a later call adds to it")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), type=Path, help="folder for the datasets")
-    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument(
+        "--folder", default=tempfile.gettempdir(), type=Path, help="folder for the datasets"
+    )
+    parser.add_argument(
+        "--real",
+        default=os.environ.get("UNDERSTUDY_TEST_DATA", ""),
+        help="folder of real recordings",
+    )
     parser.add_argument("--part", nargs=2, help="of a process")
     options = parser.parse_args()
     if options.part:
@@ -281,7 +320,9 @@ def main() -> None:
         return parts[options.part[0]](**json.loads(options.part[1]))
     out = Path(options.out) if options.out else None
     readings = json.loads(out.read_text()) if out and out.exists() else []
-    trees = {"now": str(Path(__file__).parents[2])} | ({"before": options.before} if options.before else {})
+    trees = {"now": str(Path(__file__).parents[2])} | (
+        {"before": options.before} if options.before else {}
+    )
     recorded = Recording(options.folder, Path(options.real) if options.real else None)
     home = options.folder / f"home-{os.getpid()}"
     with ExitStack() as stack:
@@ -298,11 +339,16 @@ def main() -> None:
             for root in sets:
                 for tree, checkout in trees.items():
                     places = one_round(root, checkout, bucket, home, options.seconds, options.warm)
-                    readings.append({"set": root.name, "tree": tree, "line": options.line, "places": places})
+                    readings.append(
+                        {"set": root.name, "tree": tree, "line": options.line, "places": places}
+                    )
                     if out:
                         out.write_text(json.dumps(readings))
     print(
-        json.dumps({"rows": medians(readings), "conditions": common.conditions()}, indent=None if options.json else 1)
+        json.dumps(
+            {"rows": medians(readings), "conditions": common.conditions()},
+            indent=None if options.json else 1,
+        )
     )
 
 

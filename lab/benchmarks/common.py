@@ -1,4 +1,6 @@
-"""Shared by the benchmarks: arguments, results that grow in a file, and processes that measure on request."""
+"""Shared by the benchmarks: arguments, results that grow in a file, and processes that measure on
+request.
+"""
 
 import argparse
 import json
@@ -45,15 +47,28 @@ def cpu_name() -> str:
     """Name of the processor, if the system provides it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int) -> None:
     """Add the arguments of benchmarks that load videos."""
-    parser.add_argument("--out", default="", help="file of the object, written after each row; a later run adds to it")
-    parser.add_argument("--quick", action="store_true", help="tiny datasets and rounds, as a smoke test")
+    parser.add_argument(
+        "--out",
+        default="",
+        help="file of the object, written after each row; a later run adds to it",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny datasets and rounds, as a smoke test"
+    )
     parser.add_argument("--only", default="", help="rows with this in their name")
-    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument(
+        "--real",
+        default=os.environ.get("UNDERSTUDY_TEST_DATA", ""),
+        help="folder of real recordings",
+    )
     parser.add_argument("--cache", default=CACHE, type=Path, help="folder of the datasets")
     parser.add_argument("--seconds", type=float, default=seconds, help="of a round")
     parser.add_argument("--rounds", type=int, default=rounds, help="medians are over these")
@@ -61,7 +76,9 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, seconds: float, round
 
 
 def child(script: str, part: str, **setting: Any) -> list[str]:
-    """Command that runs a part of a benchmark in a process of its own: `arguments.part` is (part, JSON)."""
+    """Command that runs a part of a benchmark in a process of its own: `arguments.part` is (part,
+    JSON).
+    """
     return [sys.executable, script, "--part", part, json.dumps(setting)]
 
 
@@ -78,8 +95,12 @@ def cpu_seconds() -> float:
 
 
 def sources(tree: str | Path) -> str:
-    """Return the folders of sources of a checkout, as PYTHONPATH; those of before the distributions have one, `src`."""
-    return os.pathsep.join(map(str, [*sorted(Path(tree).glob("packages/*/src")), Path(tree, "src")]))
+    """Return the folders of sources of a checkout, as PYTHONPATH; those of before the distributions
+    have one, `src`.
+    """
+    return os.pathsep.join(
+        map(str, [*sorted(Path(tree).glob("packages/*/src")), Path(tree, "src")])
+    )
 
 
 def say(*words: object) -> None:
@@ -108,7 +129,8 @@ class Results:
         for key in ("cpu", "cores", "understudy", "quick", "recordings", "seconds", "rounds"):
             if (before := self.found["conditions"].get(key)) != settings.get(key):
                 raise SystemExit(
-                    f"{out}: its figures are of {key} {before!r}, not {settings.get(key)!r}; take another file"
+                    f"{out}: its figures are of {key} {before!r}, not {settings.get(key)!r}; take "
+                    "another file"
                 )
 
     def has(self, part: str, name: str) -> bool:
@@ -137,7 +159,9 @@ class OtherLoader:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         first = self._answer()
         self.version, self.missing = str(first.get("version", "")), str(first.get("missing", ""))
 

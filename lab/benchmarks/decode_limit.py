@@ -1,12 +1,15 @@
-"""Decode limits: throughput of the cores when they only decode a dataset's videos from front to back.
+"""Decode limits: throughput of the cores when they only decode a dataset's videos from front to
+back.
 
-Each limit uses one decoder per core, each on separate frames and with one thread. All use the same frames in one run:
+Each limit uses one decoder per core, each on separate frames and with one thread. All use the same
+frames in one run:
 
-- `library`: sequential reading with a standard library into RGB, uint8, in the caller's memory. It is the faster of
-  torchcodec (16 frames at a time into a tensor; if it loads) and PyAV (container, packed RGB, one array per frame).
-  This is the column "of limit".
-- `codec`: a stricter limit that no library reaches. Bare codec contexts decode packets in memory, without container or
-  reading. RGB conversion writes into a frame that is never copied; no frame has separate memory.
+- `library`: sequential reading with a standard library into RGB, uint8, in the caller's memory. It
+  is the faster of torchcodec (16 frames at a time into a tensor; if it loads) and PyAV (container,
+  packed RGB, one array per frame). This is the column "of limit".
+- `codec`: a stricter limit that no library reaches. Bare codec contexts decode packets in memory,
+  without container or reading. RGB conversion writes into a frame that is never copied; no frame
+  has separate memory.
 
 With these codecs no loader exceeds `codec`, except one that keeps decoded frames in memory.
 """
@@ -45,7 +48,9 @@ class Stretch:
     width: int
     packets: list[bytes]
     stream: int = 0
-    """Number of the stream in its file that the loader reads; 0 for remote ones, which no library reads here."""
+    """Number of the stream in its file that the loader reads; 0 for remote ones, which no library
+    reads here.
+    """
 
 
 Way: TypeAlias = Callable[[Stretch], Iterator[int]]
@@ -80,7 +85,8 @@ class Limit:
             try:
                 next(frames)  # the decoder is open and warm
                 gate.wait()
-                counts[number] += next(frames)  # at least one, even if this thread is scheduled late
+                # at least one, even if this thread is scheduled late
+                counts[number] += next(frames)
                 while not done:
                     counts[number] += next(frames)
             except BaseException as error:
@@ -107,10 +113,14 @@ class Limit:
         return Round(sum(counts), time.perf_counter() - start, time.process_time() - cpu)
 
     def figures(self) -> dict[str, Any] | None:
-        """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of each camera."""
+        """Return {"by", "threads", "samples_per_s", "cpu_ms_per_sample"}; a sample is one frame of
+        each camera.
+        """
         if not self.rounds:
             return None
-        rates = {name: median(trial.per_s for trial in rounds) for name, rounds in self.rounds.items()}
+        rates = {
+            name: median(trial.per_s for trial in rounds) for name, rounds in self.rounds.items()
+        }
         best = max(rates, key=rates.__getitem__)
         return {
             "by": best,
@@ -126,7 +136,9 @@ class Limit:
 
 
 def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
-    """Prepare the limits (library, codec), described above. Remote videos have no `library` limit."""
+    """Prepare the limits (library, codec), described above. Remote videos have no `library`
+    limit.
+    """
     cameras = len(videos(data))
     parts = stretches(data, available_cores()) if cameras else []
     libraries = dict(LIBRARIES) if all(part.local for part in parts) else {}
@@ -136,7 +148,9 @@ def limits(data: EpisodeDataset) -> tuple[Limit, Limit]:
 
 
 def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
-    """Choose a stretch per decoder, of different cameras and files, or of different positions if those are too few."""
+    """Choose a stretch per decoder, of different cameras and files, or of different positions if
+    those are too few.
+    """
     catalog = data.catalog
     rows = data.catalog.episodes.rows_of(np.unique(data.segments[:, 0]))
     files: list[tuple[str, int]] = []
@@ -159,7 +173,11 @@ def stretches(data: EpisodeDataset, count: int) -> list[Stretch]:
         where = catalog.files.where(path)
         local = catalog.files.is_local
         stream = _stream(where, expected) if local else 0
-        out.append(Stretch(where, local, index.codec, index.extradata, index.height, index.width, coded, stream))
+        out.append(
+            Stretch(
+                where, local, index.codec, index.extradata, index.height, index.width, coded, stream
+            )
+        )
     return out
 
 
@@ -170,7 +188,9 @@ def _stream(path: str, frames: int) -> int:
 
 
 def bare(stretch: Stretch) -> Iterator[int]:
-    """Decode packets in memory with a codec context; RGB in planes, which is cheaper than packed."""
+    """Decode packets in memory with a codec context; RGB in planes, which is cheaper than
+    packed.
+    """
     context = create_context(stretch)
     converter = VideoReformatter()
     while True:
@@ -210,10 +230,14 @@ def pyav(stretch: Stretch) -> Iterator[int]:
 
 
 def torchcodec(stretch: Stretch) -> Iterator[int]:
-    """Decode the whole file with torchcodec, 16 frames at a time, its fastest way; uint8 tensors (16, 3, H, W)."""
+    """Decode the whole file with torchcodec, 16 frames at a time, its fastest way; uint8 tensors
+    (16, 3, H, W).
+    """
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(stretch.path, stream_index=stretch.stream, num_ffmpeg_threads=1, seek_mode="approximate")
+    decoder = VideoDecoder(
+        stretch.path, stream_index=stretch.stream, num_ffmpeg_threads=1, seek_mode="approximate"
+    )
     while True:
         for begin in range(0, len(decoder), 16):
             yield len(decoder.get_frames_in_range(begin, min(begin + 16, len(decoder))).data)

@@ -1,24 +1,30 @@
-"""Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds and its mixing.
+"""Figures of `us.Loader` without settings: the order that it chooses, its cost, its first seconds
+and its mixing.
 
     python lab/benchmarks/defaults.py [--json] [--quick] [--real DIR] [--cache DIR] [--out FILE]
                                   [--parts measured,verified,waiting] [--only NAME]
 
-`measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn, joined 1, 4, 8 and 20
-times, each with a memory of 1 and 4 GB: `us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)`
-and nothing else, in a process of its own. A consumer takes 50 ms a step for five seconds after the first batch
-(`start_waiting`); `start_cpu_ms` is of the 100 batches after the third, all opening of lanes included. Then rounds
-without a step alternate with decoding in a row: 256 consecutive frames of the same video, read 8 at a time into RGB
-memory that is used again, on each core at once; larger reads were slower. CPU times are user and system time of the
-process, all rounds together; work ahead between rounds counts. In a loader that keeps its images decoded, the first
-100 batches are of the first epoch, and rounds later than that only copy.
+`measured`: re-encodings of eight episodes, real (`--real`, or UNDERSTUDY_TEST_DATA) or drawn,
+joined 1, 4, 8 and 20 times, each with a memory of 1 and 4 GB:
+`us.Loader(PATH, batch_size=32, seed=0, memory=M, delta_timestamps=16 actions)` and nothing else, in
+a process of its own. A consumer takes 50 ms a step for five seconds after the first batch
+(`start_waiting`); `start_cpu_ms` is of the 100 batches after the third, all opening of lanes
+included. Then rounds without a step alternate with decoding in a row: 256 consecutive frames of the
+same video, read 8 at a time into RGB memory that is used again, on each core at once; larger reads
+were slower. CPU times are user and system time of the process, all rounds together; work ahead
+between rounds counts. In a loader that keeps its images decoded, the first 100 batches are of the
+first epoch, and rounds later than that only copy.
 
-`verified`: frames in uniform order that no memory keeps, at GOP 2 and 250, beside `order/cost.uniform_cost`.
+`verified`: frames in uniform order that no memory keeps, at GOP 2 and 250, beside
+`order/cost.uniform_cost`.
 
-`waiting`: batches of 8 from one and three cameras of 480 lines. A step sleeps, as a host does while its GPU computes.
-Two loaders of each row have the seconds from the path to the first batch, with libraries imported, and the share of
-waiting in two stretches of five seconds after it. Other loaders are in `loader_rivals.py`.
+`waiting`: batches of 8 from one and three cameras of 480 lines. A step sleeps, as a host does while
+its GPU computes. Two loaders of each row have the seconds from the path to the first batch, with
+libraries imported, and the share of waiting in two stretches of five seconds after it. Other
+loaders are in `loader_rivals.py`.
 
-A whole run takes about 20 minutes; with `--out` each row is written as it is measured, and a later run continues.
+A whole run takes about 20 minutes; with `--out` each row is written as it is measured, and a later
+run continues.
 """
 
 import argparse
@@ -86,13 +92,18 @@ def rows(cache: Path, real: Path | None, quick: bool) -> Iterator[Row]:
         for tiles in TILES[:1] if quick else TILES:
             name = f"defaults-{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{height}-{tiles}"
             root = joined(cache / name, recorded.encoded(encoding), tiles, 1)
-            yield from (Row(root, encoding, height, memory) for memory in (MEMORIES[:1] if quick else MEMORIES))
+            yield from (
+                Row(root, encoding, height, memory)
+                for memory in (MEMORIES[:1] if quick else MEMORIES)
+            )
             if quick or (tiles == TILES[1] and encoding.gop in (2, 250)):
                 yield Row(root, encoding, height, 0.05 if quick else 0.25, uniform=True)
 
 
 def serve_loader(root: str, memory: float, uniform: bool) -> None:
-    """Measure the default loader in this process: a request a line on stdin, the figures so far a line on stdout."""
+    """Measure the default loader in this process: a request a line on stdin, the figures so far a
+    line on stdout.
+    """
     import understudy as us
     from understudy_data.testing.peak_memory import start_peak
 
@@ -118,7 +129,10 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
                 warnings.simplefilter("always")
                 loader = us.Loader(root, memory=f"{memory}GB", delta_timestamps=windows, **order)
             next(loader)
-            about = {"first_batch_s": time.perf_counter() - begin, "advice": " ".join(str(w.message) for w in warned)}
+            about = {
+                "first_batch_s": time.perf_counter() - begin,
+                "advice": " ".join(str(w.message) for w in warned),
+            }
             if not uniform:
                 about |= start_figures(loader, request["seconds"], request["batches"])
             answer(**about, **plan_figures(loader, before))
@@ -130,11 +144,17 @@ def serve_loader(root: str, memory: float, uniform: bool) -> None:
                 next(loader)
                 batches += 1
             spent, earlier = cpu_seconds(), spent
-            answer(cpu_s=spent - earlier, samples=batches * BATCH, peak_mb=plan_figures(loader, before)["peak_mb"])
+            answer(
+                cpu_s=spent - earlier,
+                samples=batches * BATCH,
+                peak_mb=plan_figures(loader, before)["peak_mb"],
+            )
 
 
 def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]:
-    """Waiting of a consumer that takes 50 ms a step, after the first batch, and CPU time of batches 4 and later."""
+    """Waiting of a consumer that takes 50 ms a step, after the first batch, and CPU time of batches
+    4 and later.
+    """
     begin = time.perf_counter()
     waited = 0.0
     share = -1.0
@@ -151,7 +171,10 @@ def start_figures(loader: Any, seconds: float, batches: int) -> dict[str, float]
         steps += 1
         if share < 0 and (passed := time.perf_counter() - begin) >= seconds and steps > 3:
             share = waited / passed
-    return {"start_waiting": share, "start_cpu_ms": 1e3 * (cpu_seconds() - spent) / (steps - 3) / BATCH}
+    return {
+        "start_waiting": share,
+        "start_cpu_ms": 1e3 * (cpu_seconds() - spent) / (steps - 3) / BATCH,
+    }
 
 
 def plan_figures(loader: Any, before: int) -> dict[str, Any]:
@@ -170,7 +193,9 @@ def plan_figures(loader: Any, before: int) -> dict[str, Any]:
         "frames": spec.frames,
         "order": "uniform" if spec.clip == 1 else f"{spec.lanes} lanes of {spec.clip}",
         "resident": all(plan.keeps_decoded),
-        "estimate": order_cost([read_facts(data) for data in loader._datasets], loader.order.spec, plan, 1),
+        "estimate": order_cost(
+            [read_facts(data) for data in loader._datasets], loader.order.spec, plan, 1
+        ),
         "deff": deff_of(read, BATCH, 0, max(spec.frames, 64 * BATCH * 8))[0],
         "deff_uniform": uniform,
         "planned_mb": plan.bytes / 1e6,
@@ -207,7 +232,9 @@ def serve_rows() -> None:
 
 
 def in_a_row(reader: Any) -> Callable[[], float]:
-    """Reading of the next 256 frames, 8 at a time, from the start again at the end: CPU milliseconds per frame."""
+    """Reading of the next 256 frames, 8 at a time, from the start again at the end: CPU
+    milliseconds per frame.
+    """
     import numpy as np
 
     place = reader.count
@@ -227,7 +254,9 @@ def in_a_row(reader: Any) -> Callable[[], float]:
     return read
 
 
-def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int) -> dict[str, Any]:
+def measure_row(
+    row: Row, rows_process: Any, start: dict[str, float], seconds: float, rounds: int
+) -> dict[str, Any]:
     """Measure one row, in turns with decoding in a row; `start` is the first request."""
 
     def in_row() -> float:
@@ -235,13 +264,24 @@ def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: f
 
     base = [in_row()]
     ours = []
-    with OtherLoader(child(__file__, "loader", root=str(row.root), memory=row.memory, uniform=row.uniform)) as loader:
+    with OtherLoader(
+        child(__file__, "loader", root=str(row.root), memory=row.memory, uniform=row.uniform)
+    ) as loader:
         results = loader.require(**start)
         for _ in range(rounds):
             base.append(in_row())
             ours.append(loader.require(seconds=seconds, batches=2 if row.uniform else LEAST))
-    about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "height": row.height}
-    about |= {"memory_gb": row.memory, **results, "peak_mb": max(results["peak_mb"], *(one["peak_mb"] for one in ours))}
+    about = {
+        "name": row.name,
+        "codec": row.encoding.codec,
+        "gop": row.encoding.gop,
+        "height": row.height,
+    }
+    about |= {
+        "memory_gb": row.memory,
+        **results,
+        "peak_mb": max(results["peak_mb"], *(one["peak_mb"] for one in ours)),
+    }
     cpu = 1e3 * sum(one["cpu_s"] for one in ours) / sum(one["samples"] for one in ours)
     single = median(base)
     about |= {"cpu_ms": cpu, "in_a_row_ms": single, "ratio": cpu / single}
@@ -250,13 +290,22 @@ def measure_row(row: Row, rows_process: Any, start: dict[str, float], seconds: f
     return about
 
 
-def waiting_row(root: Path, cameras: int, step_ms: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Seconds to the first batch, and shares of waiting in two stretches after it, of each of `rounds` loaders."""
+def waiting_row(
+    root: Path, cameras: int, step_ms: float, seconds: float, rounds: int
+) -> dict[str, Any]:
+    """Seconds to the first batch, and shares of waiting in two stretches after it, of each of
+    `rounds` loaders.
+    """
     from understudy import EpisodeDataset, Loader
 
     catalog = EpisodeDataset(root).catalog
     windows = {"action": [i / catalog.fps for i in range(CHUNK)]}
-    row: dict[str, Any] = {"name": f"{root.name}-{step_ms}ms", "cameras": cameras, "step_ms": step_ms, "rounds": []}
+    row: dict[str, Any] = {
+        "name": f"{root.name}-{step_ms}ms",
+        "cameras": cameras,
+        "step_ms": step_ms,
+        "rounds": [],
+    }
     for seed in range(rounds):
         begin = time.perf_counter()
         with Loader(root, batch_size=8, seed=seed, delta_timestamps=windows) as loader:
@@ -285,7 +334,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if not set(parts) <= set(PARTS):
         raise SystemExit(f"--parts {arguments.parts}: they are {','.join(PARTS)}")
     seconds, rounds = (0.1, 1) if quick else (arguments.seconds, arguments.rounds)
-    settings = {"recordings": "real" if real else "drawn", "quick": quick, "seconds": seconds, "rounds": rounds}
+    settings = {
+        "recordings": "real" if real else "drawn",
+        "quick": quick,
+        "seconds": seconds,
+        "rounds": rounds,
+    }
     results = Results(PARTS, arguments.out, **settings)
     start = {"seconds": 0.3 if quick else START_S, "batches": 3 if quick else START_BATCHES}
     if {"measured", "verified"} & set(parts):
@@ -309,25 +363,35 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def render_row(row: dict[str, Any]) -> str:
     """A measured row on one line."""
     kept = " (decoded)" if row["resident"] else ""
-    start = f"{row['start_ratio']:5.2f} {row['start_waiting']:6.1%}" if "start_ratio" in row else f"{'':12}"
+    start = (
+        f"{row['start_ratio']:5.2f} {row['start_waiting']:6.1%}"
+        if "start_ratio" in row
+        else f"{'':12}"
+    )
     deff = " / ".join(f"{value:.2f}" for value in row["deff"])
     return (
-        f"{row['name']:<34} {row['order'] + kept:<24} {row['cpu_ms']:7.2f} {row['in_a_row_ms']:6.2f} "
-        f"{row['ratio']:6.2f} ({row['estimate']:.2f}) {start} {row['first_batch_s']:6.2f} s "
-        f"{row['peak_mb']:6.0f} of {row['planned_mb']:6.0f} MB  {deff}"
+        f"{row['name']:<34} {row['order'] + kept:<24} {row['cpu_ms']:7.2f} "
+        f"{row['in_a_row_ms']:6.2f} {row['ratio']:6.2f} ({row['estimate']:.2f}) {start} "
+        f"{row['first_batch_s']:6.2f} s {row['peak_mb']:6.0f} of {row['planned_mb']:6.0f} MB  "
+        f"{deff}"
     )
 
 
 def render_waiting(row: dict[str, Any]) -> str:
     """A row of waiting on one line."""
     first = ", ".join(f"{part['first_batch_s']:.2f} s" for part in row["rounds"])
-    shares = ", ".join(" then ".join(f"{share:.1%}" for share in part["waiting"]) for part in row["rounds"])
+    shares = ", ".join(
+        " then ".join(f"{share:.1%}" for share in part["waiting"]) for part in row["rounds"]
+    )
     return f"{row['name']:<24} first batch {first}; waiting {shares}"
 
 
 def render(results: dict[str, Any]) -> str:
     """All rows."""
-    lines = ["name, order, CPU ms, in a row, ratio (estimate), of the start, waiting, first batch, memory, deff 1/8/64"]
+    lines = [
+        "name, order, CPU ms, in a row, ratio (estimate), of the start, waiting, first batch, "
+        "memory, deff 1/8/64"
+    ]
     lines += [render_row(row) for part in PARTS[:2] for row in results[part]]
     lines += [render_waiting(row) for row in results["waiting"]]
     return "\n".join(lines)
@@ -336,7 +400,9 @@ def render(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     add_dataset_arguments(parser, seconds=1.0, rounds=3)
-    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, of " + ",".join(PARTS))
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="parts to measure, of " + ",".join(PARTS)
+    )
     arguments = parser.parse_args()
     if arguments.part:
         part, setting = arguments.part

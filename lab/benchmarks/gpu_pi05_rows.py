@@ -1,9 +1,12 @@
-"""The measurements of `gpu_pi05.py`, each in a process of its own: `python lab/benchmarks/gpu_pi05_rows.py JSON`.
+"""The measurements of `gpu_pi05.py`, each in a process of its own:
+`python lab/benchmarks/gpu_pi05_rows.py JSON`.
 
-The argument is the row: its `kind`, the `size` of the network, the `device` and settings. The last printed line is the
-result as JSON; `{"error": ...}` where the row failed, "OOM" where the memory of the device did not suffice.
+The argument is the row: its `kind`, the `size` of the network, the `device` and settings. The last
+printed line is the result as JSON; `{"error": ...}` where the row failed, "OOM" where the memory of
+the device did not suffice.
 
-Needs torch, numpy, safetensors and msgspec, and pydantic for the settings; only `memory` reads more.
+Needs torch, numpy, safetensors and msgspec, and pydantic for the settings; only `memory` reads
+more.
 """
 
 import json
@@ -47,7 +50,9 @@ BACKENDS = {
     "cudnn": "_scaled_dot_product_cudnn_attention",
     "math": "_scaled_dot_product_attention_math",
 }
-"""Name of each back-end -> its operation in a trace; flash has another name on a CPU, which begins with this one."""
+"""Name of each back-end -> its operation in a trace; flash has another name on a CPU, which begins
+with this one.
+"""
 
 
 def train(row: Row) -> dict[str, Any]:
@@ -82,10 +87,15 @@ def train(row: Row) -> dict[str, Any]:
             "skipped": sum(result.skipped.item() for result in results),
         }
         if device.type == "cuda":
-            found |= {"state_gib": gib(resident), "peak_gib": gib(torch.cuda.max_memory_allocated())}
+            found |= {
+                "state_gib": gib(resident),
+                "peak_gib": gib(torch.cuda.max_memory_allocated()),
+            }
             found |= {"reserved_gib": gib(torch.cuda.max_memory_reserved())}
         if found["skipped"] or found["loss"] != found["loss"]:
-            raise ValueError(f"{found['skipped']} of {count} steps had a gradient that is not finite: {found}")
+            raise ValueError(
+                f"{found['skipped']} of {count} steps had a gradient that is not finite: {found}"
+            )
         return found
 
 
@@ -96,9 +106,16 @@ def memory(row: Row) -> dict[str, Any]:
     config = train_config(row)
     network = policy_config(config)
     data: Any = SimpleNamespace(
-        policy_config=lambda config: network, names=("",), head_of_source=None, heads=[""], training=()
+        policy_config=lambda config: network,
+        names=("",),
+        head_of_source=None,
+        heads=[""],
+        training=(),
     )
-    one = {key: value[:1] for key, value in next(batches({**row, "batch": 1}, torch.device("cpu"))).items()}
+    one = {
+        key: value[:1]
+        for key, value in next(batches({**row, "batch": 1}, torch.device("cpu"))).items()
+    }
     scales = normalization(network.action_dim)
     shapes = trace_step(config, data, scales, one, 1, row["device"], row["batch"])
     return {f"{name.replace(' ', '_')}_gib": gib(size) for name, size in shapes.memory.items()}
@@ -114,19 +131,48 @@ def attention(row: Row) -> dict[str, Any]:
     v = sizes.vision
     a = sizes.vlm
     keys = prefix + sizes.chunk
-    valid = torch.arange(prefix, device=device) < prefix - torch.arange(count, device=device)[:, None] % 8
+    valid = (
+        torch.arange(prefix, device=device)
+        < prefix - torch.arange(count, device=device)[:, None] % 8
+    )
     own = torch.ones(count, sizes.chunk, dtype=torch.bool, device=device)
     dense = torch.cat([valid, own], dim=1)[:, None, None].expand(count, 1, sizes.chunk, keys)
     calls = {  # queries, keys, heads, heads of keys, head_dim, mask
-        "images": (count * len(CAMERAS), v.tokens, v.tokens, v.heads, v.heads, v.width // v.heads, None),
+        "images": (
+            count * len(CAMERAS),
+            v.tokens,
+            v.tokens,
+            v.heads,
+            v.heads,
+            v.width // v.heads,
+            None,
+        ),
         "prefix": (count, prefix, prefix, a.num_heads, a.num_kv_heads, a.head_dim, None),
-        "prefix, dense mask": (count, prefix, prefix, a.num_heads, a.num_kv_heads, a.head_dim, valid[:, None, None]),
+        "prefix, dense mask": (
+            count,
+            prefix,
+            prefix,
+            a.num_heads,
+            a.num_kv_heads,
+            a.head_dim,
+            valid[:, None, None],
+        ),
         "actions": (count, sizes.chunk, keys, a.num_heads, a.num_kv_heads, a.head_dim, None),
-        "actions, dense mask": (count, sizes.chunk, keys, a.num_heads, a.num_kv_heads, a.head_dim, dense),
+        "actions, dense mask": (
+            count,
+            sizes.chunk,
+            keys,
+            a.num_heads,
+            a.num_kv_heads,
+            a.head_dim,
+            dense,
+        ),
     }
     found: dict[str, Any] = {"calls": {}}
     for name, (rows, queries, seen, heads, kv_heads, dim, mask) in calls.items():
-        found["calls"][name] = attempt(_attention_call, device, (rows, heads, queries, dim), (kv_heads, seen), mask)
+        found["calls"][name] = attempt(
+            _attention_call, device, (rows, heads, queries, dim), (kv_heads, seen), mask
+        )
     return found
 
 
@@ -135,7 +181,10 @@ def _attention_call(
 ) -> dict[str, Any]:
     dtype = torch.bfloat16
     q = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-    k, v = (torch.randn(shape[0], *keys, shape[3], device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+    k, v = (
+        torch.randn(shape[0], *keys, shape[3], device=device, dtype=dtype, requires_grad=True)
+        for _ in range(2)
+    )
 
     def call() -> None:
         attend(q, k, v, mask).sum().backward()
@@ -145,7 +194,9 @@ def _attention_call(
 
 
 def _back_ends(call: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Count the calls per back-end in `call()`, forward passes alone, and name the attention kernels of a GPU."""
+    """Count the calls per back-end in `call()`, forward passes alone, and name the attention
+    kernels of a GPU.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     call()
@@ -159,14 +210,18 @@ def _back_ends(call: Callable[[], object], device: torch.device) -> dict[str, An
         for name, operation in BACKENDS.items():
             if event.key.startswith(f"aten::{operation}") and "backward" not in event.key:
                 taken[name] = taken.get(name, 0) + event.count
-        if "aten::" not in event.key and any(word in event.key for word in ("flash", "fmha", "cudnn", "sdpa")):
+        if "aten::" not in event.key and any(
+            word in event.key for word in ("flash", "fmha", "cudnn", "sdpa")
+        ):
             kernels.add(event.key[:80])
     return {"back_ends": taken} | ({"kernels": sorted(kernels)} if kernels else {})
 
 
 @torch.no_grad()
 def sampling(row: Row) -> dict[str, Any]:
-    """Milliseconds of prefix, Euler step and ten steps at batch 1, from one stored precision of the weights."""
+    """Milliseconds of prefix, Euler step and ten steps at batch 1, from one stored precision of the
+    weights.
+    """
     device = torch.device(row["device"])
     sizes = sizes_of(row["size"])
     network = sampler(sizes, row["stored"], device)
@@ -192,16 +247,22 @@ def sampling(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {}
     repeats = row.get("repeats") or 100
     for name, part in parts.items():
-        found[name] = {"plain": attempt(lambda part=part: _percentiles(_timed(part, device, repeats)))}
+        found[name] = {
+            "plain": attempt(lambda part=part: _percentiles(_timed(part, device, repeats)))
+        }
         if device.type == "cuda":
-            found[name]["graph"] = attempt(lambda part=part: _percentiles(_timed(_graphed(part), device, repeats)))
+            found[name]["graph"] = attempt(
+                lambda part=part: _percentiles(_timed(_graphed(part), device, repeats))
+            )
     if device.type == "cuda":
         found["peak_gib"] = gib(torch.cuda.max_memory_allocated())
     return found
 
 
 def _graphed(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture `call` in a CUDA graph; the result replays it. Each has the memory of the capture as its own."""
+    """Capture `call` in a CUDA graph; the result replays it. Each has the memory of the capture as
+    its own.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -220,8 +281,12 @@ def _graphed(call: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def _timed(call: Callable[[], object], device: torch.device, repeats: int, limit: float = 6.0) -> list[float]:
-    """Seconds of each of up to `repeats` calls, from an idle device to an idle device; fewer after `limit` seconds."""
+def _timed(
+    call: Callable[[], object], device: torch.device, repeats: int, limit: float = 6.0
+) -> list[float]:
+    """Seconds of each of up to `repeats` calls, from an idle device to an idle device; fewer after
+    `limit` seconds.
+    """
     for _ in range(min(5, repeats)):
         call()
     found: list[float] = []
@@ -237,12 +302,16 @@ def _timed(call: Callable[[], object], device: torch.device, repeats: int, limit
 def _percentiles(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     places = {f"p{p}": min(len(ordered) - 1, p * len(ordered) // 100) for p in (50, 99)}
-    return {name: round(1e3 * ordered[place], 3) for name, place in places.items()} | {"repeats": len(ordered)}
+    return {name: round(1e3 * ordered[place], 3) for name, place in places.items()} | {
+        "repeats": len(ordered)
+    }
 
 
 @contextmanager
 def arithmetic(row: Row) -> Iterator[None]:
-    """Let float32 products run on tensor cores (TF32) within this context, as the row `fp32` of the table says."""
+    """Let float32 products run on tensor cores (TF32) within this context, as the row `fp32` of the
+    table says.
+    """
     before = torch.get_float32_matmul_precision()
     if row["device"] == "cuda" and row.get("precision") == "fp32":
         torch.set_float32_matmul_precision("high")
@@ -256,7 +325,9 @@ def conditions(row: Row) -> dict[str, Any]:
     """Device and versions."""
     cuda = row["device"] == "cuda"
     return {
-        "name": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "name": torch.cuda.get_device_name()
+        if cuda
+        else platform.processor() or platform.machine(),
         "device_gib": gib(torch.cuda.get_device_properties(0).total_memory) if cuda else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

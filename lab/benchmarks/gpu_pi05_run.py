@@ -1,4 +1,6 @@
-"""Dummy data, fresh weights and states of the network for `gpu_pi05_rows.py`, all made on the device."""
+"""Dummy data, fresh weights and states of the network for `gpu_pi05_rows.py`, all made on the
+device.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -33,7 +35,11 @@ def sizes_of(size: str) -> Sizes:
 def sample_tokens(size: str) -> dict[str, int]:
     """Tokens of a sample: images, prompt, actions."""
     sizes = sizes_of(size)
-    return {"images": len(CAMERAS) * sizes.vision.tokens, "text": TEXT[size], "actions": sizes.chunk}
+    return {
+        "images": len(CAMERAS) * sizes.vision.tokens,
+        "text": TEXT[size],
+        "actions": sizes.chunk,
+    }
 
 
 def train_config(row: Row) -> TrainConfig:
@@ -78,13 +84,16 @@ def normalization(dim: int) -> dict[str, Any]:
 
 
 class DeviceWeights:
-    """Rows of fresh weights, drawn on the device: 3.4 billion numbers from one core would take minutes.
+    """Rows of fresh weights, drawn on the device: 3.4 billion numbers from one core would take
+    minutes.
 
-    No weight is left at 0. With the zero gates of a fresh expert the gradients of the whole tower are 0, and matrix
-    products of zeros take less power and time than those of a real run.
+    No weight is left at 0. With the zero gates of a fresh expert the gradients of the whole tower
+    are 0, and matrix products of zeros take less power and time than those of a real run.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, seed: int = 0
+    ) -> None:
         self._shapes = shapes
         self._device = device
         self._seed = seed
@@ -112,14 +121,18 @@ def make_state(row: Row, mesh: Mesh) -> TrainState:
     config = train_config(row)
     network = policy_config(config)
     policy = build_on_meta(config, network, normalization(network.action_dim))
-    read = DeviceWeights({name: tuple(p.shape) for name, p in policy.named_parameters()}, mesh.device)
+    read = DeviceWeights(
+        {name: tuple(p.shape) for name, p in policy.named_parameters()}, mesh.device
+    )
     state = assemble(config, policy, mesh, None, read)
     read.clear()
     return state
 
 
 def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
-    """Batches as they leave the loader's threads, on the device: the same samples, at the next positions of the run."""
+    """Batches as they leave the loader's threads, on the device: the same samples, at the next
+    positions of the run.
+    """
     size = row["size"]
     count = row["batch"]
     sizes = sizes_of(size)
@@ -148,7 +161,9 @@ def batches(row: Row, device: torch.device) -> Iterator[PreparedBatch]:
     values: dict[str, Any] = {camera: whole(256, *shape, dtype=torch.uint8) for camera in CAMERAS}
     for number, camera in enumerate(CAMERAS):
         if not all(each[number] for each in has):
-            values[f"{camera}_is_missing"] = torch.tensor([not each[number] for each in has]).to(device)
+            values[f"{camera}_is_missing"] = torch.tensor([not each[number] for each in has]).to(
+                device
+            )
         if past:
             values[f"{camera}_is_pad"] = torch.zeros(count, *past, dtype=torch.bool, device=device)
     values |= {
@@ -181,19 +196,32 @@ def inputs(sizes: Sizes, size: str, count: int, device: torch.device) -> dict[st
     side = PIXELS[size]
     dim = sizes.dim
     generator = torch.Generator(device).manual_seed(2)
-    images = torch.rand((count, len(CAMERAS), 3, side, side), generator=generator, device=device) * 2 - 1
+    images = (
+        torch.rand((count, len(CAMERAS), 3, side, side), generator=generator, device=device) * 2 - 1
+    )
     tokens = torch.randint(0, sizes.vocab, (count, TEXT[size]), generator=generator, device=device)
     noise = torch.randn((count, sizes.chunk, dim), generator=generator, device=device)
     masks = {"image_masks": None, "token_masks": None}
-    return {"images": images, "tokens": tokens, "state": torch.zeros(count, dim, device=device), "noise": noise} | masks
+    return {
+        "images": images,
+        "tokens": tokens,
+        "state": torch.zeros(count, dim, device=device),
+        "noise": noise,
+    } | masks
 
 
 def sampler(sizes: Sizes, stored: str, device: torch.device) -> Pi0Network:
-    """Network that computes in bfloat16, weights stored in float32 or bfloat16 (float32 by contract: left so)."""
+    """Network that computes in bfloat16, weights stored in float32 or bfloat16 (float32 by
+    contract: left so).
+    """
     with torch.device("meta"):
         network = Pi0Network(sizes, torch.bfloat16)
     keep = {id(module) for module in (network.vision.patch, network.vision.position)}
-    keep |= {id(module) for name, module in network.named_children() if name.startswith(("action_", "time_"))}
+    keep |= {
+        id(module)
+        for name, module in network.named_children()
+        if name.startswith(("action_", "time_"))
+    }
     read = DeviceWeights({name: tuple(p.shape) for name, p in network.named_parameters()}, device)
     for prefix, module in network.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
@@ -205,7 +233,9 @@ def sampler(sizes: Sizes, stored: str, device: torch.device) -> Pi0Network:
 
 
 def forward_flops(sizes: Sizes, images: int, text: int, actions: int) -> float:
-    """Operations of a forward pass: two per weight and token, and 4 heads * head_dim per pair of tokens and layer."""
+    """Operations of a forward pass: two per weight and token, and 4 heads * head_dim per pair of
+    tokens and layer.
+    """
     v = sizes.vision
     a = sizes.vlm
     b = sizes.expert
@@ -213,13 +243,22 @@ def forward_flops(sizes: Sizes, images: int, text: int, actions: int) -> float:
     heads = a.num_heads * a.head_dim
 
     def tower(t: Any) -> int:
-        return t.width * (2 * t.num_heads + 2 * t.num_kv_heads) * t.head_dim + 3 * t.width * t.mlp_dim
+        return (
+            t.width * (2 * t.num_heads + 2 * t.num_kv_heads) * t.head_dim + 3 * t.width * t.mlp_dim
+        )
 
-    keys = 2 * a.width * a.num_kv_heads * a.head_dim  # all that the last layer of the tower computes
-    vision = v.depth * (4 * v.width**2 + 2 * v.width * v.mlp) + 3 * v.patch**2 * v.width + v.width * a.width
+    # all that the last layer of the tower computes
+    keys = 2 * a.width * a.num_kv_heads * a.head_dim
+    vision = (
+        v.depth * (4 * v.width**2 + 2 * v.width * v.mlp)
+        + 3 * v.patch**2 * v.width
+        + v.width * a.width
+    )
     pairs = v.depth * v.width * v.tokens * images
     pairs += heads * ((a.depth - 1) * prefix**2 + a.depth * actions * (prefix + actions))
-    products = images * vision + prefix * ((a.depth - 1) * tower(a) + keys) + actions * b.depth * tower(b)
+    products = (
+        images * vision + prefix * ((a.depth - 1) * tower(a) + keys) + actions * b.depth * tower(b)
+    )
     return 2.0 * products + 4.0 * pairs
 
 

@@ -1,31 +1,38 @@
 """Gradient norm at fixed weights, by the order of the samples and the age of the network.
 
-    python lab/benchmarks/gradient_norm.py [--json] [--out FILE] [--episodes 8000] [--batch-size 6144] [--seeds 0 1 2]
+    python lab/benchmarks/gradient_norm.py [--json] [--out FILE] [--episodes 8000]
+        [--batch-size 6144] [--seeds 0 1 2]
     python lab/benchmarks/gradient_norm.py --out FILE --draw docs/img/gradient-norm.png
 
-Along a run the weights follow the order, and the norm follows the weights. Here one network is trained on clips, and
-all orders send it batches of the same size, from which it learns nothing.
+Along a run the weights follow the order, and the norm follows the weights. Here one network is
+trained on clips, and all orders send it batches of the same size, from which it learns nothing.
 
     stored, same noise  as `stored`, and all ranks draw the same noise and flow time
-    stored              all ranks read the same 32 stored frames in a row; each rank draws its own noise
+    stored              all ranks read the same 32 stored frames in a row; each rank draws its own
+                        noise
     episode stream      each rank reads its own shuffled episodes one after another, frame by frame
-    shard buffer        one reader for all ranks takes the next stored frame of a random one of 16 shards, exchanges it
-                        for a random one in a buffer of 1,000, and sends that (LeRobot's StreamingLeRobotDataset at its
-                        defaults; under accelerate rank 0 reads for all)
+    shard buffer        one reader for all ranks takes the next stored frame of a random one of 16
+                        shards, exchanges it for a random one in a buffer of 1,000, and sends that
+                        (LeRobot's StreamingLeRobotDataset at its defaults; under accelerate rank 0
+                        reads for all)
     clips               `Order.from_datasets` at its defaults
     uniform             any frame anywhere
 
-The task is the simulated table without images (`values.py`), by operators of different speed: the lengths of the
-episodes spread like DROID's. The network is a small `flow`, trained as `understudy train` does by default. An age is
-the end of a course of so many steps, or a step in a longer course, whose learning rate has not decayed yet.
+The task is the simulated table without images (`values.py`), by operators of different speed: the
+lengths of the episodes spread like DROID's. The network is a small `flow`, trained as
+`understudy train` does by default. An age is the end of a course of so many steps, or a step in a
+longer course, whose learning rate has not decayed yet.
 
-    norm      median of the gradient norm over the batches of all seeds, and their 5th and 95th percentile
-    ratio     of the norm to that of `uniform`: of the medians, with the least and largest of a seed; `rms` of the root
-              mean squares, which rare large norms raise
-    deff      variance of the mean gradient of a batch over that of independent samples. `model` is that of
-              `understudy order explain`, `fitted` has the correlations of gradients of single samples, and `measured`
-              is the mean square of the norms, without that of the mean gradient over all data
-    expected  the `rms` that follows from a `model` or `fitted` deff and the norm of the mean gradient
+    norm      median of the gradient norm over the batches of all seeds, and their 5th and 95th
+              percentile
+    ratio     of the norm to that of `uniform`: of the medians, with the least and largest of a
+              seed; `rms` of the root mean squares, which rare large norms raise
+    deff      variance of the mean gradient of a batch over that of independent samples. `model` is
+              that of `understudy order explain`, `fitted` has the correlations of gradients of
+              single samples, and `measured` is the mean square of the norms, without that of the
+              mean gradient over all data
+    expected  the `rms` that follows from a `model` or `fitted` deff and the norm of the mean
+              gradient
 """
 
 import argparse
@@ -92,7 +99,9 @@ MARKS = {
 
 
 def record(speeds: np.ndarray, first: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Record an episode for each speed: state float32 (frames, 13) and action float32 (frames, 4)."""
+    """Record an episode for each speed: state float32 (frames, 13) and action float32 (frames,
+    4).
+    """
     env = StateTable()
     episodes = []
     for episode, speed in enumerate(speeds.tolist(), first):
@@ -125,7 +134,8 @@ class Recordings:
     """float32 (frames, 4)."""
 
     def weights(self, left: np.ndarray) -> np.ndarray:
-        """Weights of samples in a batch, float32 (n,), 1 on average; left: int64 (n,), frames to the episode's end.
+        """Weights of samples in a batch, float32 (n,), 1 on average; left: int64 (n,), frames to
+        the episode's end.
 
         A sample weighs as much as it has actions.
         """
@@ -159,7 +169,12 @@ def recordings(cache: Path, episodes: int, jobs: int) -> Recordings:
         state, action = (np.concatenate(columns) for columns in zip(*made))
         path.parent.mkdir(parents=True, exist_ok=True)
         making = path.with_suffix(".making.npz")
-        np.savez(making, lengths=np.array([len(states) for states, _ in made]), state=state, action=action)
+        np.savez(
+            making,
+            lengths=np.array([len(states) for states, _ in made]),
+            state=state,
+            action=action,
+        )
         making.replace(path)
     with np.load(path) as file:
         return Recordings(**file)
@@ -168,12 +183,16 @@ def recordings(cache: Path, episodes: int, jobs: int) -> Recordings:
 def make_policy(data: Recordings, seed: int) -> FlowPolicy:
     """Make a policy with fresh weights."""
     sizes = SIZES
-    config = FlowPolicyConfig(data.action.shape[1], data.state.shape[1], cameras=(), chunk=CHUNK, **sizes)
+    config = FlowPolicyConfig(
+        data.action.shape[1], data.state.shape[1], cameras=(), chunk=CHUNK, **sizes
+    )
     columns = {ACTION: data.action, STATE: data.state}
+    normalization = {
+        key: {"offset": values.mean(0).tolist(), "spread": values.std(0).tolist()}
+        for key, values in columns.items()
+    }
     torch.manual_seed(seed)
-    return FlowPolicy(config, {
-        key: {"offset": values.mean(0).tolist(), "spread": values.std(0).tolist()} for key, values in columns.items()
-    })  # fmt: skip
+    return FlowPolicy(config, normalization)
 
 
 def gradient(policy: FlowPolicy, batch: Batch, draws: Mapping[str, Tensor]) -> Tensor:
@@ -182,7 +201,9 @@ def gradient(policy: FlowPolicy, batch: Batch, draws: Mapping[str, Tensor]) -> T
     count = policy.counts(batch, draws)["flow"].sum()
     for first in range(0, len(batch[TASK]), MICRO):
         part = slice(first, first + MICRO)
-        losses = policy.losses({k: v[part] for k, v in batch.items()}, {k: v[part] for k, v in draws.items()})
+        losses = policy.losses(
+            {k: v[part] for k, v in batch.items()}, {k: v[part] for k, v in draws.items()}
+        )
         (losses["flow"].sum.sum() / count).backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
@@ -195,7 +216,9 @@ class Course:
         self.data = data
         self.steps = steps
         self.done = 0
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), LR, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(), LR, betas=(0.9, 0.95), weight_decay=0.01
+        )
         self.schedule = replace(ScheduleConfig(), warmup_steps=ScheduleConfig().warmup(steps))
         self.read = as_read(Order.from_datasets(table(data), batch_size=TRAINED, seed=seed))[0]
         self.generator = torch.Generator().manual_seed(seed)
@@ -233,7 +256,9 @@ def orders(data: Recordings, size: int, seed: int) -> dict[str, order_baselines.
     return {
         SAME: stored,
         STORED: stored,
-        "episode stream": order_baselines.episode_stream(data.lengths, size, ranks, 1, whole, SHARE, seed),
+        "episode stream": order_baselines.episode_stream(
+            data.lengths, size, ranks, 1, whole, SHARE, seed
+        ),
         "shard buffer": order_baselines.shard_buffer(data.lengths, whole, seed=seed),
         "clips": clips,
         "uniform": uniform,
@@ -250,15 +275,24 @@ class Singles:
     """Correlation of two draws of noise for one frame."""
 
 
-def measure_singles(course: Course, mean: Tensor, episodes: int, rng: np.random.Generator) -> Singles:
-    """Compare gradients in so many episodes, drawn in proportion to their lengths; mean: gradient over all data."""
+def measure_singles(
+    course: Course, mean: Tensor, episodes: int, rng: np.random.Generator
+) -> Singles:
+    """Compare gradients in so many episodes, drawn in proportion to their lengths; mean: gradient
+    over all data.
+    """
     lengths = course.data.lengths
     products: dict[int, list[float]] = {}
     squares: list[float] = []
     for episode in rng.choice(lengths.size, episodes, p=lengths / lengths.sum()):
         frames = rng.integers(lengths[episode]) + OFFSETS
         frames = frames[frames < lengths[episode]]
-        apart = torch.stack([course.gradient(np.array([episode]), np.array([frame])) for frame in frames]) - mean
+        apart = (
+            torch.stack(
+                [course.gradient(np.array([episode]), np.array([frame])) for frame in frames]
+            )
+            - mean
+        )
         apart *= torch.from_numpy(course.data.weights(lengths[episode] - frames))[:, None]
         products_here = (apart @ apart.T).tolist()
         squares += [row[i] for i, row in enumerate(products_here)]
@@ -287,25 +321,34 @@ def fit(distances: np.ndarray, values: np.ndarray, counts: np.ndarray) -> Correl
 
 
 def measure_age(
-    course: Course, reads: Mapping[str, order_baselines.Read], args: argparse.Namespace, rng: np.random.Generator
+    course: Course,
+    reads: Mapping[str, order_baselines.Read],
+    args: argparse.Namespace,
+    rng: np.random.Generator,
 ) -> dict[str, Any]:
     """Measure all orders at the weights of a course."""
     size = args.batch_size
     steps = int(course.data.lengths.sum()) // args.batch_size
     gradients: dict[str, list[Tensor]] = {name: [] for name in reads}
     places: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in reads}
-    for step in rng.permutation(np.resize(np.arange(steps), max(steps, args.batches)))[: args.batches]:
+    for step in rng.permutation(np.resize(np.arange(steps), max(steps, args.batches)))[
+        : args.batches
+    ]:
         for name, read in reads.items():
-            # An epoch in stored order has as many steps for each rank alone: one in so many is measured.
+            # An epoch in stored order has as many steps for each rank alone: one in so many is
+            # measured.
             at = int(step) * (size // SHARE if name in (SAME, STORED) else 1)
             episode, frame, _ = read(np.arange(at * size, (at + 1) * size))
             places[name].append((episode, frame))
-            sent = slice(0, SHARE if name == SAME else size)  # a rank's share is the mean of equal ones
+            # a rank's share is the mean of equal ones
+            sent = slice(0, SHARE if name == SAME else size)
             gradients[name].append(course.gradient(episode[sent], frame[sent]))
     uniform = torch.stack(gradients["uniform"])
     total = uniform.sum(dim=0)
     # Products of two batches: the square of one batch's norm has its noise.
-    mean_square = float((total @ total - uniform.square().sum()) / (len(uniform) * (len(uniform) - 1)))
+    mean_square = float(
+        (total @ total - uniform.square().sum()) / (len(uniform) * (len(uniform) - 1))
+    )
     mean_square = max(mean_square, 0.0)
     singles = measure_singles(course, total / len(uniform), args.singles, rng)
     row: dict[str, Any] = {
@@ -355,7 +398,9 @@ def measure(seed: int, data: Recordings, args: argparse.Namespace) -> dict[str, 
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pool the seeds: for each age the figures of each order, medians over seeds where nothing else is named."""
+    """Pool the seeds: for each age the figures of each order, medians over seeds where nothing else
+    is named.
+    """
     pooled = []
     for of_seeds in zip(*(row["ages"] for row in rows), strict=True):
         middle = {
@@ -363,7 +408,9 @@ def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for order in of_seeds[0]["orders"]
         }
         age = {key: of_seeds[0][key] for key in ("trained", "course")}
-        age |= {key: median(one[key] for one in of_seeds) for key in ("mean_norm", "single_deviation")}
+        age |= {
+            key: median(one[key] for one in of_seeds) for key in ("mean_norm", "single_deviation")
+        }
         age["correlation"] = _medians([one["correlation"] for one in of_seeds])
         age["orders"] = {}
         for order, norms in middle.items():
@@ -409,10 +456,19 @@ def draw(ages: Sequence[dict[str, Any]], path: Path) -> None:
         norms = np.array([row["norm"] for row in rows])
         places = np.arange(len(ends)) + shift
         low, high = np.array([row["interval"] for row in rows]).T
-        axes.errorbar(places, norms, [norms - low, high - norms], color=color, marker=marker, capsize=3)
+        axes.errorbar(
+            places, norms, [norms - low, high - norms], color=color, marker=marker, capsize=3
+        )
         floor = max(floor * 1.27, float(norms[-1]))  # labels must not overlap
         text = f"{name}: {rows[-1]['ratio']:.1f}×"
-        axes.annotate(text, (len(ends) - 0.8, floor), color=color, va="center", fontsize=13, annotation_clip=False)
+        axes.annotate(
+            text,
+            (len(ends) - 0.8, floor),
+            color=color,
+            va="center",
+            fontsize=13,
+            annotation_clip=False,
+        )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -436,18 +492,24 @@ def name_of(age: Mapping[str, Any]) -> str:
 
 def render(ages: Sequence[dict[str, Any]]) -> str:
     """Render the table: a block per age, a row per order."""
-    head = f"{'':20}{'norm':>8}{'5 to 95 %':>17}{'ratio':>8}{'of seeds':>16}{'rms':>8}{'episodes':>10}"
+    head = (
+        f"{'':20}{'norm':>8}{'5 to 95 %':>17}{'ratio':>8}{'of seeds':>16}{'rms':>8}{'episodes':>10}"
+    )
     head += f"{'deff model':>13}{'fitted':>9}{'measured':>10}{'expected model':>16}{'fitted':>8}"
     lines = [head]
     for age in ages:
         correlation = ", ".join(f"{key} {value:.3g}" for key, value in age["correlation"].items())
-        lines += ["", f"{name_of(age)}: norm of the mean gradient {age['mean_norm']:.3f}; correlation: {correlation}"]
+        lines += [
+            "",
+            f"{name_of(age)}: norm of the mean gradient {age['mean_norm']:.3f}; correlation: "
+            f"{correlation}",
+        ]
         for order, row in age["orders"].items():
             (low, high), (least, most), deff = row["interval"], row["ratio_seeds"], row["deff"]
             cells = (
                 f"{order:20}{row['norm']:8.3f}{f'{low:.3f} to {high:.3f}':>17}{row['ratio']:8.2f}",
-                f"{f'{least:.2f} to {most:.2f}':>16}{row['rms']:8.2f}{row['episodes']:10,.0f}{deff['model']:13,.1f}",
-                f"{deff['fitted']:9,.1f}{deff['measured']:10,.1f}",
+                f"{f'{least:.2f} to {most:.2f}':>16}{row['rms']:8.2f}{row['episodes']:10,.0f}",
+                f"{deff['model']:13,.1f}{deff['fitted']:9,.1f}{deff['measured']:10,.1f}",
                 f"{row['expected']['model']:16.2f}{row['expected']['fitted']:8.2f}",
             )
             lines.append("".join(cells))
@@ -457,26 +519,41 @@ def render(ages: Sequence[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__, whole=True)
     parser.add_argument(
-        "--out", default="", help="file of the results, written after each seed; a later run adds to it"
+        "--out",
+        default="",
+        help="file of the results, written after each seed; a later run adds to it",
     )
     parser.add_argument("--cache", default=CACHE, type=Path, help="folder of the recordings")
     parser.add_argument("--episodes", type=int, default=8000)
-    parser.add_argument("--batch-size", type=int, default=6144, help=f"a multiple of {SHARE}, the samples of a rank")
+    parser.add_argument(
+        "--batch-size", type=int, default=6144, help=f"a multiple of {SHARE}, the samples of a rank"
+    )
     parser.add_argument("--batches", type=int, default=32, help="of each order at each age")
-    parser.add_argument("--singles", type=int, default=400, help="episodes whose single samples are compared")
-    parser.add_argument("--ages", type=int, nargs="+", default=[0, 100, 500, 1500], help="steps of the courses")
+    parser.add_argument(
+        "--singles", type=int, default=400, help="episodes whose single samples are compared"
+    )
+    parser.add_argument(
+        "--ages", type=int, nargs="+", default=[0, 100, 500, 1500], help="steps of the courses"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes, one per seed at most"
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes, one per seed at most",
     )
     parser.add_argument("--draw", default="", help="file of the picture")
     args = parser.parse_args(arguments)
     if args.batch_size % SHARE or args.batch_size < SHARE:
         parser.error(f"--batch-size {args.batch_size}: must be a multiple of {SHARE}")
     if args.batches < 2:
-        parser.error(f"--batches {args.batches}: must be at least 2, the mean gradient is a product of two")
+        parser.error(
+            f"--batches {args.batches}: must be at least 2, the mean gradient is a product of two"
+        )
     longest = max(args.ages)
-    args.courses = {steps: [steps] for steps in args.ages} | {longest: sorted({longest // 3, longest})}
+    args.courses = {steps: [steps] for steps in args.ages} | {
+        longest: sorted({longest // 3, longest})
+    }
     settings = {"seconds": 0, "recordings": f"{args.episodes} episodes", "rounds": args.batches}
     results = Results(["seeds"], args.out, batch_size=args.batch_size, ages=args.ages, **settings)
     missing = [seed for seed in args.seeds if not results.has("seeds", f"seed {seed}")]

@@ -2,8 +2,9 @@
 
     python lab/benchmarks/ingest.py --json
 
-Each row is one source: two cameras of smooth noise at 30 per second, and joints at 100 in bags, or actions in arrays.
-Bags are MCAP with JPEG, MCAP with raw images, and sqlite3 with JPEG. In each round, in this sequence:
+Each row is one source: two cameras of smooth noise at 30 per second, and joints at 100 in bags, or
+actions in arrays. Bags are MCAP with JPEG, MCAP with raw images, and sqlite3 with JPEG. In each
+round, in this sequence:
 
     read      all samples by the source's own library, messages deserialized, images still encoded
     decode    the same, and all images decoded
@@ -47,14 +48,17 @@ BAG = {
 ROWS = {
     "fps": FPS,
     "task": "t",
-    "features": {f"observation.images.{name}": f"{name}_rgb" for name in CAMERAS} | {"action": "actions"},
+    "features": {f"observation.images.{name}": f"{name}_rgb" for name in CAMERAS}
+    | {"action": "actions"},
 }
 
 
 def images(count: int, height: int, width: int) -> np.ndarray:
     """Smooth noise that moves, uint8 (count, height, width, 3)."""
     rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 255, (count // 10 + 2, height // 16, width // 16, 3)).astype(np.float32)
+    coarse = rng.integers(0, 255, (count // 10 + 2, height // 16, width // 16, 3)).astype(
+        np.float32
+    )
     frames = np.empty((count, height, width, 3), np.uint8)
     for number in range(count):
         first, share = divmod(number, 10)
@@ -96,7 +100,11 @@ def write_zarr(path: Path, frames: np.ndarray) -> Path:
 def samples(path: Path) -> Iterator[tuple[str, Any]]:
     """Read all samples by the source's own library; arrays in blocks of 32 rows."""
     if path.suffix in (".h5", ".zarr"):
-        file = h5py.File(path, "r") if path.suffix == ".h5" else zarr.open_group(path, mode="r")["data"]
+        file = (
+            h5py.File(path, "r")
+            if path.suffix == ".h5"
+            else zarr.open_group(path, mode="r")["data"]
+        )
         for key in [*(f"{camera}_rgb" for camera in CAMERAS), "actions"]:
             for begin in range(0, file[key].shape[0], 32):
                 for row in file[key][begin : begin + 32]:
@@ -114,8 +122,12 @@ def read(path: Path, decode: bool) -> None:
 
 
 def encode(folder: Path, frames: np.ndarray) -> None:
-    """Encode the cameras in turn, image by image, as an import does: encoders have threads of their own."""
-    encoders = [VideoEncoder(folder / f"{camera}.mp4", FPS, *frames.shape[1:3]) for camera in CAMERAS]
+    """Encode the cameras in turn, image by image, as an import does: encoders have threads of their
+    own.
+    """
+    encoders = [
+        VideoEncoder(folder / f"{camera}.mp4", FPS, *frames.shape[1:3]) for camera in CAMERAS
+    ]
     for image in frames:
         for encoder in encoders:
             encoder.add(image)
@@ -137,7 +149,11 @@ def seconds(call: Callable[..., None], *arguments: Any) -> float:
 
 def measure(path: Path, frames: np.ndarray, rounds: int) -> dict[str, Any]:
     """One row: medians over the rounds."""
-    size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    size = sum(
+        file.stat().st_size
+        for file in ([path] if path.is_file() else path.rglob("*"))
+        if file.is_file()
+    )
     times: dict[str, list[float]] = {name: [] for name in ("read", "decode", "encode", "import")}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=path.parent) as name:
@@ -148,7 +164,9 @@ def measure(path: Path, frames: np.ndarray, rounds: int) -> dict[str, Any]:
             times["import"].append(seconds(import_all, path, folder))
     median = {name: statistics.median(of) for name, of in times.items()}
     ratios = {
-        f"import_over_{name}": statistics.median(a / b for a, b in zip(times["import"], times[name]))
+        f"import_over_{name}": statistics.median(
+            a / b for a, b in zip(times["import"], times[name])
+        )
         for name in ("read", "decode", "encode")
     }
     work = [a / (b + c) for a, b, c in zip(times["import"], times["decode"], times["encode"])]
@@ -168,7 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--frames", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", type=int, nargs=2, default=(240, 320), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(240, 320), metavar=("HEIGHT", "WIDTH")
+    )
     options = parser.parse_args(arguments)
     frames = images(options.frames, *options.size)
     folder = Path(tempfile.mkdtemp(prefix="ingest-"))
@@ -183,7 +203,10 @@ def main(arguments: list[str] | None = None) -> int:
             write_hdf5(folder / "hdf5.h5", frames),
             write_zarr(folder / "buffer.zarr", frames),
         ]
-        found = {"conditions": conditions(), "rows": [measure(path, frames, options.rounds) for path in paths]}
+        found = {
+            "conditions": conditions(),
+            "rows": [measure(path, frames, options.rounds) for path in paths],
+        }
     finally:
         sys.stdout = stdout
         shutil.rmtree(folder)
@@ -192,9 +215,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     for row in found["rows"]:
         speeds = ", ".join(
-            f"{name} {row[f'{name}_frames_per_s']:.0f}" for name in ("read", "decode", "encode", "import")
+            f"{name} {row[f'{name}_frames_per_s']:.0f}"
+            for name in ("read", "decode", "encode", "import")
         )
-        print(f"{row['source']:14} frames/s: {speeds}; import / both {row['import_over_decode_and_encode']:.2f}")
+        print(
+            f"{row['source']:14} frames/s: {speeds}; import / both "
+            f"{row['import_over_decode_and_encode']:.2f}"
+        )
     return 0
 
 

@@ -1,19 +1,23 @@
-"""Loader benchmark: samples per second beside the decode limits and LeRobot, memory, and the first batch.
+"""Loader benchmark: samples per second beside the decode limits and LeRobot, memory, and the first
+batch.
 
-    python lab/benchmarks/loader.py [--json] [--out FILE] [--only NAME] [--quick] [--lerobot PYTHON] [--cache DIR]
+    python lab/benchmarks/loader.py [--json] [--out FILE] [--only NAME] [--quick] [--lerobot PYTHON]
+        [--cache DIR]
 
-The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings in
-UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three decode limits, our loader
-(in its own process) and LeRobot (in the interpreter given; null where it is missing) take turns. Figures are medians.
-`limit` and `codec` are those of `decode_limit.py`. The memory budget is smaller than the decoded images, so
-this measures streaming, not copying. Only the real recordings are also measured with enough memory ("-half": with too
-little). The row "rows-only" has no video. A full run takes half an hour or more. Linux only.
+The datasets are made once in the cache folder (about 2 GB; a few minutes), from the real recordings
+in UNDERSTUDY_TEST_DATA where that is set, otherwise from drawn images. In each round the three
+decode limits, our loader (in its own process) and LeRobot (in the interpreter given; null where it
+is missing) take turns. Figures are medians. `limit` and `codec` are those of `decode_limit.py`. The
+memory budget is smaller than the decoded images, so this measures streaming, not copying. Only the
+real recordings are also measured with enough memory ("-half": with too little). The row "rows-only"
+has no video. A full run takes half an hour or more. Linux only.
 
-`shuffled` is the bare codec with shuffled output. Decoded frames wait among as many others as the loader's lanes hold.
-They are converted when they are due, into batches that stay in use for a while. So they leave the cores' caches and
-return, which the other limits never pay. There is no order, no row, no choice of frames. It is no bound: a loader with
-fewer frames in flight, or with another conversion, may exceed it. A loader that shuffles like ours with as many frames
-has at least this work.
+`shuffled` is the bare codec with shuffled output. Decoded frames wait among as many others as the
+loader's lanes hold. They are converted when they are due, into batches that stay in use for a
+while. So they leave the cores' caches and return, which the other limits never pay. There is no
+order, no row, no choice of frames. It is no bound: a loader with fewer frames in flight, or with
+another conversion, may exceed it. A loader that shuffles like ours with as many frames has at least
+this work.
 """
 
 import argparse
@@ -80,10 +84,11 @@ class MemoryTrial(Trial):
     def facts(self) -> dict[str, Any]:
         """Facts about the loader beside a round's figures.
 
-        `peak_mb` is the largest growth of resident memory since before the loader was made, with codecs loaded. It
-        includes discarded batches. On systems whose peak cannot be reset (see `start_peak`) it is the growth beyond
-        the earlier peak, and too small if that was high. `held` is the number of decoded frames that wait in the
-        loader, as planned: planned bytes over those of a 4:2:0 frame; 0 if all frames stay in memory anyway.
+        `peak_mb` is the largest growth of resident memory since before the loader was made, with
+        codecs loaded. It includes discarded batches. On systems whose peak cannot be reset (see
+        `start_peak`) it is the growth beyond the earlier peak, and too small if that was high.
+        `held` is the number of decoded frames that wait in the loader, as planned: planned bytes
+        over those of a 4:2:0 frame; 0 if all frames stay in memory anyway.
         """
         plan = self.loader.plan
         readers = sum(item.bytes for item in plan.items if item.name.startswith("clip readers of "))
@@ -112,11 +117,14 @@ def serve(setting: Setting) -> None:
 
 
 def limits(data: EpisodeDataset, held: int) -> dict[str, Limit]:
-    """The decode limits by their prefix in a row. `held` frames wait in `shuffled`, over all decoders."""
+    """The decode limits by their prefix in a row. `held` frames wait in `shuffled`, over all
+    decoders.
+    """
     library, codec = decode_limit.limits(data)
 
     def cold(part: Stretch) -> Iterator[int]:
-        ring = np.full((-(-RING // len(codec.stretches)), 3, part.height, part.width), 0, np.uint8)  # every page
+        # every page
+        ring = np.full((-(-RING // len(codec.stretches)), 3, part.height, part.width), 0, np.uint8)
         return shuffled(part, held // len(codec.stretches), ring)
 
     return {
@@ -141,14 +149,18 @@ def shuffled(stretch: Stretch, held: int, ring: np.ndarray) -> Iterator[int]:
             context.flush_buffers()
         while len(waiting) >= held + FRAMES_TOGETHER:
             due = [waiting.popleft() for _ in range(FRAMES_TOGETHER)]
-            converter.write_all(due, [(place + i) % len(ring) for i in range(FRAMES_TOGETHER)], ring)
+            converter.write_all(
+                due, [(place + i) % len(ring) for i in range(FRAMES_TOGETHER)], ring
+            )
             place += FRAMES_TOGETHER
             yield FRAMES_TOGETHER
 
 
 def medians(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians over the rounds of a process."""
-    return median_round([Round(answer["samples"], answer["seconds"], answer["cpu_seconds"]) for answer in answers])
+    return median_round(
+        [Round(answer["samples"], answer["seconds"], answer["cpu_seconds"]) for answer in answers]
+    )
 
 
 def rival_figures(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -157,7 +169,9 @@ def rival_figures(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"missing": missing[0]} if missing else medians(answers)
 
 
-def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int) -> dict[str, Any]:
+def measure_set(
+    one: Set, rival: Rival | None, known: dict[Path, Any], seconds: float, rounds: int
+) -> dict[str, Any]:
     """Measure one row. `known` has LeRobot's figures on earlier datasets by their path."""
     data = Setting(str(one.root), BATCH, CHUNK).data()
     memory = int(picture_bytes(data) * len(data) * one.memory) or MEMORY
@@ -166,7 +180,8 @@ def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: 
     ours = []
     theirs = []
     with OtherLoader(child(__file__, "ours", **asdict(setting))) as loader:
-        start = loader.require(seconds=0)  # warm-up: lanes turn over, and the frames that they hold become known
+        # warm-up: lanes turn over, and the frames that they hold become known
+        start = loader.require(seconds=0)
         sides = limits(data, start["held"])
         for _ in range(rounds):
             for side in sides.values():
@@ -186,9 +201,17 @@ def measure_set(one: Set, rival: Rival | None, known: dict[Path, Any], seconds: 
         for figure in ("samples_per_s", "cpu_ms_per_sample"):
             row[f"{key}_{figure.removeprefix('samples_')}"] = (side.figures() or {}).get(figure)
         row[f"over_{key}"] = side.share(figures["samples_per_s"])
-    row |= {f"lerobot_{key}": other.get(key) for key in ("samples_per_s", "cpu_ms_per_sample", "missing")}
-    row |= {"deff1": deff_of(read, BATCH, 0, stop)[0][0], "deff1_uniform": expected_uniform(lengths, BATCH)}
-    about = {key: ours[-1][key] for key in start if key not in ("samples", "seconds", "cpu_seconds")}
+    row |= {
+        f"lerobot_{key}": other.get(key)
+        for key in ("samples_per_s", "cpu_ms_per_sample", "missing")
+    }
+    row |= {
+        "deff1": deff_of(read, BATCH, 0, stop)[0][0],
+        "deff1_uniform": expected_uniform(lengths, BATCH),
+    }
+    about = {
+        key: ours[-1][key] for key in start if key not in ("samples", "seconds", "cpu_seconds")
+    }
     return row | about | {"memory_mb": memory / 1e6}
 
 
@@ -197,7 +220,12 @@ def measure(arguments: argparse.Namespace) -> Results:
     real = Path(arguments.real) if arguments.real else None
     quick = arguments.quick
     seconds, rounds = (0.3, 1) if quick else (arguments.seconds, arguments.rounds)
-    settings = {"recordings": "real" if real else "drawn", "quick": quick, "batch": BATCH, "chunk": CHUNK}
+    settings = {
+        "recordings": "real" if real else "drawn",
+        "quick": quick,
+        "batch": BATCH,
+        "chunk": CHUNK,
+    }
     results = Results(["rows"], arguments.out, **settings, rounds=rounds, seconds=seconds)
     say("making missing datasets in", arguments.cache)
     chosen = sets(arguments.cache, real, quick, arguments.only)
@@ -253,7 +281,9 @@ def render(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     add_dataset_arguments(parser, seconds=3.0, rounds=3)
-    parser.add_argument("--lerobot", default=sys.executable, help="Python interpreter that has LeRobot")
+    parser.add_argument(
+        "--lerobot", default=sys.executable, help="Python interpreter that has LeRobot"
+    )
     arguments = parser.parse_args()
     if arguments.part:
         return serve(Setting(**json.loads(arguments.part[1])))

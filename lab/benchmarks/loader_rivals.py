@@ -1,27 +1,30 @@
 """Our loader beside those of other libraries in one run, each with its own defaults.
 
-    python lab/benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...] [--cache DIR]
-                                       [--only NAME] [--seconds S] [--rounds N]
+    python lab/benchmarks/loader_rivals.py [--json] [--out FILE] [--quick] [--python NAME=PATH ...]
+                                       [--cache DIR] [--only NAME] [--seconds S] [--rounds N]
 
-Each loader is a process of its own (`rival_loaders.py`) with its own interpreter: `--python lerobot=PATH`, and so on
-for the names in INTERPRETERS. Without an interpreter a rival is skipped, and `conditions` has its name. Rows are
-datasets of 64 episodes (17,104 frames), re-encodings of the real recordings in UNDERSTUDY_TEST_DATA where that is set,
-otherwise of drawn images. Further cameras repeat the first one's images in files of their own.
+Each loader is a process of its own (`rival_loaders.py`) with its own interpreter:
+`--python lerobot=PATH`, and so on for the names in INTERPRETERS. Without an interpreter a rival is
+skipped, and `conditions` has its name. Rows are datasets of 64 episodes (17,104 frames),
+re-encodings of the real recordings in UNDERSTUDY_TEST_DATA where that is set, otherwise of drawn
+images. Further cameras repeat the first one's images in files of their own.
 
-In each round all loaders take turns with steps that sleep 10, 50 and 150 ms; the others are stopped meanwhile. A loader
-that has used 40 s of a row skips its further steps and rounds (`rounds`). Figures are medians over rounds:
+In each round all loaders take turns with steps that sleep 10, 50 and 150 ms; the others are stopped
+meanwhile. A loader that has used 40 s of a row skips its further steps and rounds (`rounds`).
+Figures are medians over rounds:
 
 - `cpu_ms`: user and system time of all its processes per sample, over all step times.
-- `cpu_ms_epoch`: the same over the whole first epoch, first batch and all; after 45 s the rest is extrapolated from the
-  last 3 s. Only ours holds images or decodes ahead, so that its cost falls with time; null for rivals. The goal
-  compares it.
-- `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the first batch, with
-  libraries imported in the main process, the files in the system's cache.
-- `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a second.
-- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames. Above 1 more is read
-  than used, below 1 images are kept.
-- `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/design_effect.py`). The sequence comes
-  from the loader's own sampler; `matches`: each delivered sample was its next one.
+- `cpu_ms_epoch`: the same over the whole first epoch, first batch and all; after 45 s the rest is
+  extrapolated from the last 3 s. Only ours holds images or decodes ahead, so that its cost falls
+  with time; null for rivals. The goal compares it.
+- `waiting`: share of the time spent in `next`, by step time. `first_batch_s`: from the path to the
+  first batch, with libraries imported in the main process, the files in the system's cache.
+- `peak_mb`: largest proportional set size of all its processes, libraries included, read twice a
+  second.
+- `read_ratio`: bytes read by system calls (rchar) over the video bytes of the delivered frames.
+  Above 1 more is read than used, below 1 images are kept.
+- `deff`: design effect over 1, 8 and 64 batches of the first 256 (`order/design_effect.py`). The
+  sequence comes from the loader's own sampler; `matches`: each delivered sample was its next one.
 
 Linux only.
 """
@@ -80,7 +83,9 @@ class Row:
     def set_name(self) -> str:
         """Name of the dataset."""
         size = self.encoding.height or 480
-        return f"{self.encoding.codec.removeprefix('lib')}-g{self.encoding.gop}-{size}-{self.cameras}"
+        return (
+            f"{self.encoding.codec.removeprefix('lib')}-g{self.encoding.gop}-{size}-{self.cameras}"
+        )
 
     @property
     def name(self) -> str:
@@ -103,7 +108,9 @@ QUICK = [Row(Encoding("libx264", 30, 64, 23), 1, 8)]
 
 
 class Rival(OtherLoader):
-    """The process of a loader. Between its turns it is stopped, so that it does not work in those of others."""
+    """The process of a loader. Between its turns it is stopped, so that it does not work in those
+    of others.
+    """
 
     def __init__(self, name: str, python: str) -> None:
         self.name = name
@@ -133,7 +140,9 @@ class Rival(OtherLoader):
 
     def _watch(self, done: threading.Event) -> None:
         while not done.wait(0.5):
-            self.peak_mb = max(self.peak_mb, sum(map(proportional_mb, process_tree(self.process.pid))))
+            self.peak_mb = max(
+                self.peak_mb, sum(map(proportional_mb, process_tree(self.process.pid)))
+            )
 
     def __exit__(self, *error: object) -> None:
         tree = process_tree(self.process.pid)
@@ -169,7 +178,12 @@ class Turns:
 
     def waiting(self, step: int) -> list[float]:
         """Shares of waiting at one step time."""
-        return [each["waiting_share"] for answers in self.answers for each in answers if each["step"] == step]
+        return [
+            each["waiting_share"]
+            for answers in self.answers
+            for each in answers
+            if each["step"] == step
+        ]
 
     def finish_epoch(self, frames: int, **asked: Any) -> float | None:
         """CPU milliseconds per sample of the first epoch. A long rest is extrapolated from 3 s."""
@@ -178,17 +192,28 @@ class Turns:
             answer = self.rival.ask(root=str(self.root), seconds=3.0, least=2, **asked)
             self.missing, spent = answer.get("missing", ""), spent + answer.get("seconds", 0.0)
             if not self.missing and (answer["all_samples"] >= frames or spent > EPOCH_SECONDS):
-                rest = max(0, frames - answer["all_samples"]) * answer["cpu_seconds"] / answer["samples"]
-                return float((answer["all_cpu_seconds"] + rest) / max(frames, answer["all_samples"]) * 1e3)
+                rest = (
+                    max(0, frames - answer["all_samples"])
+                    * answer["cpu_seconds"]
+                    / answer["samples"]
+                )
+                return float(
+                    (answer["all_cpu_seconds"] + rest) / max(frames, answer["all_samples"]) * 1e3
+                )
         return None
 
     def take(self, seconds: float, **asked: Any) -> None:
         """Measure one round, as far as the time allows."""
         answers: list[dict[str, Any]] = []
         for step in STEPS:
-            if self.missing or self.spent + sum(answer["seconds"] for answer in answers) > MOST_SECONDS:
+            if (
+                self.missing
+                or self.spent + sum(answer["seconds"] for answer in answers) > MOST_SECONDS
+            ):
                 break
-            answer = self.rival.ask(root=str(self.root), seconds=seconds, step_ms=step, least=2, **asked)
+            answer = self.rival.ask(
+                root=str(self.root), seconds=seconds, step_ms=step, least=2, **asked
+            )
             self.missing = answer.get("missing", "")
             answers += [] if self.missing else [answer | {"step": step}]
         self.answers += [answers] if answers else []
@@ -206,9 +231,15 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
     reads = [total(a, "read_bytes") / (total(a, "samples") * video_bytes) for a in turns.answers]
     return {
         "loader": turns.rival.name,
-        "cpu_ms": median(total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers),
-        "cpu_ms_rounds": [total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers],
-        "waiting": {str(step): median(shares) if (shares := turns.waiting(step)) else None for step in STEPS},
+        "cpu_ms": median(
+            total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers
+        ),
+        "cpu_ms_rounds": [
+            total(a, "cpu_seconds") / total(a, "samples") * 1e3 for a in turns.answers
+        ],
+        "waiting": {
+            str(step): median(shares) if (shares := turns.waiting(step)) else None for step in STEPS
+        },
         "first_batch_s": last["first_batch_s"],
         "peak_mb": turns.rival.peak_mb,
         "read_ratio": median(reads),
@@ -222,12 +253,22 @@ def figures(turns: Turns, video_bytes: float, order: dict[str, Any], batch: int)
 def design_effects(order: dict[str, Any], batch: int) -> dict[str, float | None]:
     """Mean design effects over WINDOWS batches, from the samples in their sequence."""
     episode, frame = (np.array(order[key], np.int64).ravel() for key in ("episode", "frame"))
-    means, _ = deff_of(lambda p: (episode.take(p, mode="wrap"), frame.take(p, mode="wrap"), p), batch, 0, len(episode))
-    return {str(window): mean if window * batch <= len(episode) else None for window, mean in zip(WINDOWS, means)}
+    means, _ = deff_of(
+        lambda p: (episode.take(p, mode="wrap"), frame.take(p, mode="wrap"), p),
+        batch,
+        0,
+        len(episode),
+    )
+    return {
+        str(window): mean if window * batch <= len(episode) else None
+        for window, mean in zip(WINDOWS, means)
+    }
 
 
 def converted(rival: Rival, root: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The copy of a dataset that a loader reads, made where it is missing, with the costs of making it."""
+    """The copy of a dataset that a loader reads, made where it is missing, with the costs of making
+    it.
+    """
     if rival.name != "lance":  # the only one that reads a converted copy
         return root, None
     out = root.with_name(f"{root.name}.{rival.name}")
@@ -251,7 +292,9 @@ def started(pythons: dict[str, str]) -> Iterator[dict[str, Rival]]:
         yield {rival.name: stack.enter_context(rival) for rival in rivals}
 
 
-def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, rounds: int) -> list[dict[str, Any]]:
+def measure_row(
+    row: Row, root: Path, pythons: dict[str, str], seconds: float, rounds: int
+) -> list[dict[str, Any]]:
     """Measure one dataset with all loaders in turn."""
     frames = json.loads((root / "meta" / "info.json").read_text())["total_frames"]
     video_bytes = sum(path.stat().st_size for path in root.rglob("*.mp4")) / frames
@@ -271,13 +314,19 @@ def measure_row(row: Row, root: Path, pythons: dict[str, str], seconds: float, r
             if turn.answers:
                 order = turn.rival.ask(root=str(turn.root), order=ORDER, **asked)
             each = figures(turn, video_bytes, order, row.batch)
-            each["cpu_ms_epoch"] = turn.finish_epoch(frames, **asked) if turn.rival.name == "understudy" else None
-            found.append({**each, "version": turn.rival.version, "conversion": costs[turn.rival.name]})
+            each["cpu_ms_epoch"] = (
+                turn.finish_epoch(frames, **asked) if turn.rival.name == "understudy" else None
+            )
+            found.append(
+                {**each, "version": turn.rival.version, "conversion": costs[turn.rival.name]}
+            )
     return found
 
 
 def goals(row: dict[str, Any]) -> dict[str, Any]:
-    """Our CPU time over the best rival's (at most 0.5), and our deff over 8 batches over its (at most 1.02: noise)."""
+    """Our CPU time over the best rival's (at most 0.5), and our deff over 8 batches over its (at
+    most 1.02: noise).
+    """
     measured = {each["loader"]: each for each in row["loaders"] if "missing" not in each}
     ours = measured.pop("understudy", None)
     if ours is None or not measured:
@@ -298,12 +347,23 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the rows that `--out` lacks."""
     real = Path(arguments.real) if arguments.real else None
     quick = arguments.quick
-    pythons = {"understudy": sys.executable, **dict(text.split("=", 1) for text in arguments.python)}
+    pythons = {
+        "understudy": sys.executable,
+        **dict(text.split("=", 1) for text in arguments.python),
+    }
     if unknown := set(pythons) - set(INTERPRETERS.values()):
-        raise SystemExit(f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}")
+        raise SystemExit(
+            f"--python {', '.join(sorted(unknown))}: names are {', '.join(INTERPRETERS.values())}"
+        )
     settings = {"chunk": CHUNK, "workers": available_cores(), "steps_ms": STEPS, "quick": quick}
-    settings |= {"seconds": arguments.seconds, "rounds": arguments.rounds, "recordings": "real" if real else "drawn"}
-    settings["skipped"] = [name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons]
+    settings |= {
+        "seconds": arguments.seconds,
+        "rounds": arguments.rounds,
+        "recordings": "real" if real else "drawn",
+    }
+    settings["skipped"] = [
+        name for name, interpreter in INTERPRETERS.items() if interpreter not in pythons
+    ]
     results = Results(["rows"], arguments.out, **settings)
     recorded = Recording(arguments.cache, real, quick)
     for row in QUICK if quick else [row for row in ROWS if arguments.only in row.name]:
@@ -311,7 +371,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             continue
         root = recorded.cache / f"rivals-{row.set_name}"
         joined(root, recorded.encoded(row.encoding), TILES, row.cameras)
-        about = {"name": row.name, "codec": row.encoding.codec, "gop": row.encoding.gop, "cameras": row.cameras}
+        about = {
+            "name": row.name,
+            "codec": row.encoding.codec,
+            "gop": row.encoding.gop,
+            "cameras": row.cameras,
+        }
         about |= {"height": row.encoding.height or 480, "batch": row.batch}
         about["loaders"] = measure_row(row, root, pythons, arguments.seconds, arguments.rounds)
         about["goals"] = goals(about)
@@ -323,15 +388,20 @@ def render_row(row: dict[str, Any]) -> str:
     """One row as a table in Markdown."""
     lines = [f"**{row['name']}** {row['goals']}", ""]
     lines += [
-        "| loader | CPU ms (epoch) | waiting 10/50/150 ms | first s | peak MB | read | deff 1/8/64 | conversion |"
+        "| loader | CPU ms (epoch) | waiting 10/50/150 ms | first s | peak MB | read | deff 1/8/64 "
+        "| conversion |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for each in row["loaders"]:
         if "missing" in each:
             lines.append(f"| {each['loader']} | missing: {each['missing'][-80:]!r} | | | | | | |")
             continue
-        waiting = " / ".join("-" if share is None else f"{share:.1%}" for share in each["waiting"].values())
-        deff = " / ".join("-" if value is None else f"{value:.2f}" for value in each["deff"].values())
+        waiting = " / ".join(
+            "-" if share is None else f"{share:.1%}" for share in each["waiting"].values()
+        )
+        deff = " / ".join(
+            "-" if value is None else f"{value:.2f}" for value in each["deff"].values()
+        )
         read = "-" if each["read_ratio"] is None else f"{each['read_ratio']:.2f}"
         costs = each["conversion"]
         copy = f"{costs['seconds']:.0f} s, {costs['bytes'] / 1e6:.0f} MB" if costs else "none"
@@ -350,11 +420,17 @@ def render_row(row: dict[str, Any]) -> str:
 
 def render_costs(rows: list[dict[str, Any]]) -> str:
     """CPU milliseconds per sample of all loaders, a line per row: a table in Markdown."""
-    names = [name for name in INTERPRETERS if any(name == one["loader"] for row in rows for one in row["loaders"])]
+    names = [
+        name
+        for name in INTERPRETERS
+        if any(name == one["loader"] for row in rows for one in row["loaders"])
+    ]
     lines = ["| CPU ms | " + " | ".join((*names, "ours / best", "deff(8) / best")) + " |"]
     lines += ["|" + "---|" * (len(names) + 3)]
     for row in rows:
-        costs = {one["loader"]: one.get("cpu_ms_epoch") or one.get("cpu_ms") for one in row["loaders"]}
+        costs = {
+            one["loader"]: one.get("cpu_ms_epoch") or one.get("cpu_ms") for one in row["loaders"]
+        }
         cells = [f"{costs[name]:.2f}" if costs.get(name) else "-" for name in names]
         ratios = (row["goals"].get(key) for key in ("cpu_over_best", "deff8_over_best"))
         cells += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
@@ -371,7 +447,9 @@ def render(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     add_dataset_arguments(parser, seconds=1.0, rounds=3)
-    parser.add_argument("--python", action="append", default=[], help="NAME=PATH of a rival's interpreter")
+    parser.add_argument(
+        "--python", action="append", default=[], help="NAME=PATH of a rival's interpreter"
+    )
     arguments = parser.parse_args()
     found = measure(arguments)
     print(json.dumps(found) if arguments.json else render(found))

@@ -1,8 +1,9 @@
-"""Datasets of the loader benchmark, made once in a cache folder: `sets(cache, real, quick)` -> name -> Set.
+"""Datasets of the loader benchmark, made once in a cache folder: `sets(cache, real, quick)` -> name
+-> Set.
 
-Eight episodes, real or drawn, are encoded in every measured way and joined without re-encoding to 256 episodes. So a
-batch of 32 has different episodes, and memory cannot hold them all. A finished folder has its final name; an unfinished
-one is made again. About 2 GB at full size.
+Eight episodes, real or drawn, are encoded in every measured way and joined without re-encoding to
+256 episodes. So a batch of 32 has different episodes, and memory cannot hold them all. A finished
+folder has its final name; an unfinished one is made again. About 2 GB at full size.
 """
 
 import json
@@ -69,8 +70,15 @@ def encodings(quick: bool) -> list[Encoding]:
     """AV1 with GOP 2, H.264 with 2, 30 and 250 and B-frames, at 480 lines and at 224."""
     if quick:
         return [Encoding("libsvtav1", 2, 64), Encoding("libx264", 30, 64, 23)]
-    kinds = [("libsvtav1", 2, None, 0), ("libx264", 2, 30, 0), ("libx264", 30, 23, 0), ("libx264", 250, 23, 3)]
-    return [Encoding(codec, gop, height, crf, b) for height in (0, 224) for codec, gop, crf, b in kinds]
+    kinds = [
+        ("libsvtav1", 2, None, 0),
+        ("libx264", 2, 30, 0),
+        ("libx264", 30, 23, 0),
+        ("libx264", 250, 23, 3),
+    ]
+    return [
+        Encoding(codec, gop, height, crf, b) for height in (0, 224) for codec, gop, crf, b in kinds
+    ]
 
 
 def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Set]:
@@ -93,7 +101,8 @@ def sets(cache: Path, real: Path | None, quick: bool, only: str = "") -> list[Se
                 ]
     kinds = [(one, 1) for one in encodings(quick)]
     for encoding, cameras in [*kinds, *((kinds[0][0], n) for n in (2, 3))]:
-        name = f"{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{encoding.height or recorded.height}"
+        height = encoding.height or recorded.height
+        name = f"{encoding.codec.removeprefix('lib')}-g{encoding.gop}-{height}"
         name += f"-{cameras}cameras" if cameras > 1 else ""
         if only in name:
             root = joined(cache / name, recorded.encoded(encoding), tiles, cameras)
@@ -114,7 +123,9 @@ def describe(name: str, root: Path, lerobot: Path, memory: float) -> Set:
 
 
 class Recording:
-    """Eight episodes of images, and their encodings as one file per episode, in the folder `cache`."""
+    """Eight episodes of images, and their encodings as one file per episode, in the folder
+    `cache`.
+    """
 
     episodes = 8
 
@@ -153,13 +164,19 @@ class Recording:
         reader.close()
 
     def drawn(self, episode: int) -> Iterator[np.ndarray]:
-        """A textured scene, something that moves through it, and noise like that of a sensor, new in every image."""
+        """A textured scene, something that moves through it, and noise like that of a sensor, new
+        in every image.
+        """
         rng = np.random.default_rng([17, episode])
         height = self.height
         width = self.height // 3 * 4
         coarse = rng.integers(30, 220, (8, 12, 3)).astype(np.uint8)
-        scene = av.VideoFrame.from_ndarray(coarse, format="rgb24").reformat(width, height, interpolation="BICUBIC")
-        still = scene.to_ndarray().astype(np.int16) + rng.integers(-12, 13, (height, width, 1), np.int16)
+        scene = av.VideoFrame.from_ndarray(coarse, format="rgb24").reformat(
+            width, height, interpolation="BICUBIC"
+        )
+        still = scene.to_ndarray().astype(np.int16) + rng.integers(
+            -12, 13, (height, width, 1), np.int16
+        )
         noise = rng.normal(0, 2.5, (8, height, width, 3)).round().astype(np.int16)
         side = height // 5
         for frame in range(self.frames):
@@ -172,7 +189,9 @@ class Recording:
 
 
 def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, cameras: int) -> Path:
-    """A LeRobot v3.0 dataset of `tiles` times the episodes `parts`: their videos or, without cameras, their lengths."""
+    """A LeRobot v3.0 dataset of `tiles` times the episodes `parts`: their videos or, without
+    cameras, their lengths.
+    """
     if root.exists():
         return root
     making = root.with_name(root.name + ".making")
@@ -180,9 +199,13 @@ def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, camera
     videos = [part for part in parts if isinstance(part, Path)]
     readers = [open_video(part) for part in videos]
     lengths = np.tile([reader.count for reader in readers] or list(parts), tiles).astype(np.int64)
-    height, width, fps = (readers[0].height, readers[0].width, round(readers[0].fps)) if readers else (0, 0, 30)
+    height, width, fps = (
+        (readers[0].height, readers[0].width, round(readers[0].fps)) if readers else (0, 0, 30)
+    )
     keys = CAMERAS[:cameras]
-    per_file = max(1, int(FILE_BYTES / max(1, sum(part.stat().st_size for part in videos)))) * len(parts)
+    per_file = max(1, int(FILE_BYTES / max(1, sum(part.stat().st_size for part in videos)))) * len(
+        parts
+    )
     for number, first in enumerate(range(0, len(lengths), per_file) if keys else []):
         one = making / file_path(VIDEO_PATH, number, keys[0])
         one.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +216,9 @@ def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, camera
             os.link(one, other)
     codec = {"av1": "libsvtav1", "h264": "libx264"}[readers[0].codec] if readers else "libx264"
     features = {key: Feature(key, "video", (height, width, 3)) for key in keys}
-    features |= {key: Feature(key, "float32", (WIDTH,)) for key in ("observation.state", "action")} | DEFAULTS
+    features |= {
+        key: Feature(key, "float32", (WIDTH,)) for key in ("observation.state", "action")
+    } | DEFAULTS
     _tables(making, features, lengths, fps, per_file)
     entries = feature_entries(features, fps, codec, readers[0].gop if readers else 1, None)
     sizes = {"data_file_mb": 100, "video_file_mb": FILE_BYTES / 1e6}
@@ -205,15 +230,23 @@ def joined(root: Path, parts: Sequence[Path] | Sequence[int], tiles: int, camera
     return root
 
 
-def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: int, per_file: int) -> None:
+def _tables(
+    root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: int, per_file: int
+) -> None:
     """Rows, episodes, tasks and statistics."""
     total = int(lengths.sum())
     rng = np.random.default_rng(0)
     start = np.cumsum(lengths) - lengths
     frame = np.arange(total) - np.repeat(start, lengths)
-    values = {key: rng.normal(size=(total, WIDTH)).astype(np.float32) for key in ("observation.state", "action")}
+    values = {
+        key: rng.normal(size=(total, WIDTH)).astype(np.float32)
+        for key in ("observation.state", "action")
+    }
     columns = {
-        **{key: pa.FixedSizeListArray.from_arrays(value.reshape(-1), WIDTH) for key, value in values.items()},
+        **{
+            key: pa.FixedSizeListArray.from_arrays(value.reshape(-1), WIDTH)
+            for key, value in values.items()
+        },
         "timestamp": (frame / fps).astype(np.float32),
         "frame_index": frame,
         "episode_index": np.repeat(np.arange(len(lengths)), lengths),
@@ -229,7 +262,10 @@ def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: 
         begin = int(start[episode] - start[episode // per_file * per_file])
         row = {"episode_index": episode, "tasks": ["move the light"], "length": length}
         row |= {"data/chunk_index": 0, "data/file_index": 0}
-        row |= {"dataset_from_index": int(start[episode]), "dataset_to_index": int(start[episode]) + length}
+        row |= {
+            "dataset_from_index": int(start[episode]),
+            "dataset_to_index": int(start[episode]) + length,
+        }
         for key, feature in features.items():
             if feature.is_video:
                 row |= {f"videos/{key}/chunk_index": 0, f"videos/{key}/file_index": number}
@@ -243,8 +279,16 @@ def _tables(root: Path, features: dict[str, Feature], lengths: np.ndarray, fps: 
     pq.write_table(pa.Table.from_pylist(rows), episodes)
     pq.write_table(tasks_table(["move the light"]), root / "meta/tasks.parquet")
     stats = {
-        key: {"min": v.min(0), "max": v.max(0), "mean": v.mean(0), "std": v.std(0), "count": np.array([total])}
+        key: {
+            "min": v.min(0),
+            "max": v.max(0),
+            "mean": v.mean(0),
+            "std": v.std(0),
+            "count": np.array([total]),
+        }
         for key, v in values.items()
     }
-    text = {key: {name: figure.tolist() for name, figure in each.items()} for key, each in stats.items()}
+    text = {
+        key: {name: figure.tolist() for name, figure in each.items()} for key, each in stats.items()
+    }
     (root / "meta/stats.json").write_text(json.dumps(text))

@@ -1,6 +1,7 @@
 """Measurement of the loader for some seconds, in rounds; the median round counts.
 
-CPU time is that of the process with its threads; other processes disturb it far less than wall time.
+CPU time is that of the process with its threads; other processes disturb it far less than wall
+time.
 """
 
 import time
@@ -52,7 +53,9 @@ def median_round(rounds: Sequence[Round]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of a measurement: a dataset, one frame of each camera, chunks of `chunk` actions, batches of `batch`."""
+    """Settings of a measurement: a dataset, one frame of each camera, chunks of `chunk` actions,
+    batches of `batch`.
+    """
 
     path: str
     batch: int = 32
@@ -79,9 +82,15 @@ class Setting:
         cameras = names if self.cameras is None else self.cameras
         for camera in cameras:
             if camera not in names:
-                raise DatasetError(f"unknown camera {camera!r}", where=self.path, fix=f"cameras: {', '.join(names)}")
+                raise DatasetError(
+                    f"unknown camera {camera!r}",
+                    where=self.path,
+                    fix=f"cameras: {', '.join(names)}",
+                )
         keys = [key for key in whole.keys if key not in names or key in cameras]
-        windows = {"action": [i / catalog.fps for i in range(self.chunk)]} if "action" in keys else {}
+        windows = (
+            {"action": [i / catalog.fps for i in range(self.chunk)]} if "action" in keys else {}
+        )
         return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
     def order(self, data: EpisodeDataset) -> Order:
@@ -145,10 +154,13 @@ class Trial:
     def take(self) -> None:
         """Take the next batch and note its size."""
         batch = next(self.loader)
-        self.batch_bytes = sum(value.nbytes for value in batch.values() if isinstance(value, Tensor))
+        self.batch_bytes = sum(
+            value.nbytes for value in batch.values() if isinstance(value, Tensor)
+        )
 
     def measure(self, seconds: float, wait: Callable[[], object] | None = None) -> Round:
-        """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all lanes).
+        """Measure one round of `seconds`, after uncounted batches (the first time, one turn of all
+        lanes).
 
         Args:
             seconds: time to measure.
@@ -169,31 +181,46 @@ class Trial:
         samples = batches * self.order.batch_size // self.loader.world_size
         trial = Round(samples, spent, time.process_time() - cpu)
         self._spent += spent
-        new = {"waited": self.loader.wait_seconds - waited} | {k: v - parts[k] for k, v in self._parts().items()}
+        new = {"waited": self.loader.wait_seconds - waited} | {
+            k: v - parts[k] for k, v in self._parts().items()
+        }
         self.parts = {key: self.parts.get(key, 0.0) + value for key, value in new.items()}
         return trial
 
     def _turn(self) -> int:
-        """Batches until each lane has read its first run: until then more is decoded than delivered."""
+        """Batches until each lane has read its first run: until then more is decoded than
+        delivered.
+        """
         plan = self.loader.plan
         sources = self.order.spec.sources
         plans = zip(sources, plan.policies, plan.keeps_decoded)
-        read = [source.lanes * policy.run_length for source, policy, keep in plans if source.shuffle and not keep]
+        read = [
+            source.lanes * policy.run_length
+            for source, policy, keep in plans
+            if source.shuffle and not keep
+        ]
         return -(-sum(read) // self.order.batch_size)
 
     def _parts(self) -> dict[str, float]:
         times = self.loader.timings
-        return {name: float(getattr(times, name)) for name in ("fetch", "decode", "convert", "assemble", "wait")}
+        return {
+            name: float(getattr(times, name))
+            for name in ("fetch", "decode", "convert", "assemble", "wait")
+        }
 
     @property
     def waited_share(self) -> float:
-        """Share of the rounds in which the consumer waited for batches; it does nothing else here."""
+        """Share of the rounds in which the consumer waited for batches; it does nothing else
+        here.
+        """
         return self.parts.get("waited", 0.0) / max(self._spent, 1e-9)
 
     @property
     def work(self) -> dict[str, float]:
         """Shares of the threads' working time: fetch, decode, convert, assemble."""
-        spent = {key: self.parts.get(key, 0.0) for key in ("fetch", "decode", "convert", "assemble")}
+        spent = {
+            key: self.parts.get(key, 0.0) for key in ("fetch", "decode", "convert", "assemble")
+        }
         return {key: value / max(sum(spent.values()), 1e-9) for key, value in spent.items()}
 
     def close(self) -> None:

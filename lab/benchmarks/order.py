@@ -34,7 +34,9 @@ SIZES = {
     "1e12 frames": (10**12, 10**9),
     "3.3e6 episodes": (3_300_000 * 300, 300),
 }
-"""Frames, and frames per episode: a thousand segments each but for the last, because only their number matters."""
+"""Frames, and frames per episode: a thousand segments each but for the last, because only their
+number matters.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,14 @@ def peak_growth_mb(work: Callable[[], Any]) -> float:
 
 
 def cost_per_index() -> dict[str, list[float]]:
-    """Nanoseconds per index, in bulk and per batch of 256: the permutation alone, and to (source, episode, frame)."""
+    """Nanoseconds per index, in bulk and per batch of 256: the permutation alone, and to (source,
+    episode, frame).
+    """
     source = table(FRAMES // 300, 300)
     shuffle = permutation(FRAMES, make_key(0, "clip", 0, 0))
-    clips, uniform = (Order.from_datasets([source], batch_size=256, mode=mode) for mode in ("clips", "uniform"))
+    clips, uniform = (
+        Order.from_datasets([source], batch_size=256, mode=mode) for mode in ("clips", "uniform")
+    )
     costs: dict[str, list[float]] = {"permutation": [], "locate clips": [], "locate uniform": []}
     for count in (BULK, 256):
         positions = np.arange(FRAMES // 2, FRAMES // 2 + count, dtype=np.int64)
@@ -94,7 +100,9 @@ def cost_per_index() -> dict[str, list[float]]:
 def first_256(source: Table, frames: int) -> tuple[np.ndarray, ...]:
     """Construct the order, seek into the middle, make a batch."""
     middle = frames // 2
-    return Order.from_datasets([source], batch_size=256).locate(np.arange(middle, middle + 256, dtype=np.int64))
+    return Order.from_datasets([source], batch_size=256).locate(
+        np.arange(middle, middle + 256, dtype=np.int64)
+    )
 
 
 def construct_and_seek(name: str) -> dict[str, float]:
@@ -103,7 +111,10 @@ def construct_and_seek(name: str) -> dict[str, float]:
     first_256(table(10, 300), 3000)  # one-time setup
     peak = peak_growth_mb(lambda: first_256(table(frames // length, length), frames))
     source = table(frames // length, length)
-    return {"ms": per_call(partial(first_256, source, frames), 1, 5 if length == 300 else 51) * 1e3, "peak_mb": peak}
+    return {
+        "ms": per_call(partial(first_256, source, frames), 1, 5 if length == 300 else 51) * 1e3,
+        "peak_mb": peak,
+    }
 
 
 def main() -> None:

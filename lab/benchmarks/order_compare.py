@@ -2,8 +2,8 @@
 
     python lab/benchmarks/order_compare.py [PATH ...] [--frames-in-flight N] [--gop N] ...
 
-Flags are those of `understudy order explain`, and `--num-workers`. Without datasets the
-lengths are synthetic, like DROID's. The positions to audit are bounded; `order_audit.py` documents the figures.
+Flags are those of `understudy order explain`, and `--num-workers`. Without datasets the lengths are
+synthetic, like DROID's. The positions to audit are bounded; `order_audit.py` documents the figures.
 """
 
 import sys
@@ -24,11 +24,14 @@ from understudy_kit.config.schema import complete
 from understudy_tools.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
 
 MOST = 1 << 22
-"""Most positions to audit, and most positions before them, which bounds memory and time. An order that holds more than
-a quarter of this many frames has not settled, and the text notes it."""
+"""Most positions to audit, and most positions before them, which bounds memory and time. An order
+that holds more than a quarter of this many frames has not settled, and the text notes it.
+"""
 
 FEW = 1 << 20
-"""Positions to audit if they suffice, or if no affordable number would: one or two seconds of CPU time per order."""
+"""Positions to audit if they suffice, or if no affordable number would: one or two seconds of CPU
+time per order.
+"""
 
 WIDEST = 64
 """Batches of the widest window."""
@@ -45,13 +48,17 @@ class CompareConfig(ExplainConfig):
         """List errors in the settings, one line each."""
         errors = super().problems()
         if self.batch_size * WIDEST > MOST:
-            errors.append(f"batch_size: {WIDEST} batches of {self.batch_size} exceed {MOST:,} positions")
+            errors.append(
+                f"batch_size: {WIDEST} batches of {self.batch_size} exceed {MOST:,} positions"
+            )
         return errors
 
 
 @dataclass(frozen=True)
 class Side:
-    """One order of the comparison: its name, its reader and its figures, or the reason why it has none."""
+    """One order of the comparison: its name, its reader and its figures, or the reason why it has
+    none.
+    """
 
     name: str
     read: order_baselines.Read | None
@@ -72,8 +79,11 @@ class Comparison:
     """Whether the audited positions cover several turnovers of the frames held."""
 
 
-def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None = None) -> Comparison:
-    """Audit our order over the tables, and five others holding about as many frames as ours has in flight.
+def compare(
+    tables: Sequence[Table], config: CompareConfig, order: Order | None = None
+) -> Comparison:
+    """Audit our order over the tables, and five others holding about as many frames as ours has in
+    flight.
 
     Progress is shown on stderr.
     """
@@ -89,23 +99,35 @@ def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None 
         )
     )
     # A source in uniform order is held whole; otherwise V lanes hold a clip of S each.
-    held = sum(s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources)
+    held = sum(
+        s.frames if s.clip == 1 else min(s.frames, s.clip * s.lanes) for s in order.spec.sources
+    )
     episodes = _whole(held / float(lengths.mean()), config.batch_size, lengths.size)
     pool = max(1, episodes // (config.world_size * config.num_workers))
-    # The initial state of a pool is lost after about two turnovers; the audit must cover several more.
+    # The initial state of a pool is lost after about two turnovers; the audit must cover several
+    # more.
     start = min(3 * held, MOST) // config.batch_size * config.batch_size
     settled = 4 * held <= MOST
     enough = max(min(2048 * config.batch_size, FEW), 4 * held) if settled else FEW
     span = max(WIDEST * config.batch_size, min(enough, MOST))
     last = start + span
-    options = {"batch": config.batch_size, "ranks": config.world_size, "workers": config.num_workers, "positions": last}
+    options = {
+        "batch": config.batch_size,
+        "ranks": config.world_size,
+        "workers": config.num_workers,
+        "positions": last,
+    }
     makers: dict[str, Callable[[], order_baselines.Read]] = {
         "clips": lambda: clips,
         "uniform": lambda: uniform,
         "episode lanes": lambda: order_baselines.episode_lanes(lengths, episodes, config.seed),
         "block shuffle": lambda: order_baselines.block(lengths, held, config.seed),
-        "worker pool": lambda: order_baselines.worker_pool(lengths, **options, pool=pool, seed=config.seed),
-        "episode stream": lambda: order_baselines.episode_stream(lengths, **options, seed=config.seed),
+        "worker pool": lambda: order_baselines.worker_pool(
+            lengths, **options, pool=pool, seed=config.seed
+        ),
+        "episode stream": lambda: order_baselines.episode_stream(
+            lengths, **options, seed=config.seed
+        ),
     }
     sides = []
     with Progress(len(makers), "orders", "order") as progress:
@@ -120,7 +142,9 @@ def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None 
                     world_size=config.world_size,
                     start=start,
                     span=span,
-                    gop=np.repeat([table.gop for table in tables], [table.lengths.size for table in tables]),
+                    gop=np.repeat(
+                        [table.gop for table in tables], [table.lengths.size for table in tables]
+                    ),
                     reach=config.reach,
                     fps=tables[0].fps,
                 )
@@ -133,7 +157,9 @@ def compare(tables: Sequence[Table], config: CompareConfig, order: Order | None 
 
 
 def _whole(fitting: float, batch: int, most: int) -> int:
-    """Round to whole episodes, to a multiple of the batch if possible, so that a lane has one rank."""
+    """Round to whole episodes, to a multiple of the batch if possible, so that a lane has one
+    rank.
+    """
     episodes = max(1, min(round(fitting), most))
     return episodes // batch * batch or episodes
 
@@ -145,21 +171,23 @@ def render(tables: Sequence[Table], comparison: Comparison, config: CompareConfi
     low, high = next(side.figures.stretch for side in comparison.sides if side.figures)
     if not comparison.settled:
         lines.append(
-            f"{high - low:,} positions were audited, too few for orders with this many frames in flight to settle: "
-            "their figures are approximate."
+            f"{high - low:,} positions were audited, too few for orders with this many frames in "
+            "flight to settle: their figures are approximate."
         )
     frames = sum(int(table.lengths.sum()) for table in tables)
     batches = WINDOWS[-1]
     if (epochs := batches * config.batch_size / frames) > 1:
         lines.append(
-            f"{batches} batches are {epochs:,.3g} epochs of {frames:,} frames: no order has a smaller deff than that"
+            f"{batches} batches are {epochs:,.3g} epochs of {frames:,} frames: no order has a "
+            "smaller deff than that"
         )
     notes = (
-        f"Counted over positions {low:,} to {high:,}; global batch {config.batch_size}, {config.world_size} ranks, "
-        f"{config.num_workers} workers each. deff: variance of the mean over that many batches, divided by that of "
-        "independent draws. Its model: two frames of one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames), "
-        "frames of two episodes do not. All other figures are counted. A piece is opened, read and closed as a whole: "
-        "a clip, an episode or a single frame."
+        f"Counted over positions {low:,} to {high:,}; global batch {config.batch_size}, "
+        f"{config.world_size} ranks, {config.num_workers} workers each. deff: variance of the mean "
+        "over that many batches, divided by that of independent draws. Its model: two frames of "
+        "one episode correlate by 0.3 + 0.3 exp(-distance / 30 frames), frames of two episodes do "
+        "not. All other figures are counted. A piece is opened, read and closed as a whole: a "
+        "clip, an episode or a single frame."
     )
     return "\n".join([*lines, fill(f"{notes} Terms: docs/glossary.md.", 118)])
 
@@ -182,9 +210,12 @@ def _rows(comparison: Comparison) -> list[str]:
     }
     width = max(map(len, rows))
     columns = [max(len(name), 9) for name, _ in shown]
-    head = " " * width + "".join(f"  {name:>{w}}" for (name, _), w in zip(shown, columns, strict=True))
+    head = " " * width + "".join(
+        f"  {name:>{w}}" for (name, _), w in zip(shown, columns, strict=True)
+    )
     body = [
-        f"{label:<{width}}" + "".join(f"  {cell(a):>{w}}" for (_, a), w in zip(shown, columns, strict=True))
+        f"{label:<{width}}"
+        + "".join(f"  {cell(a):>{w}}" for (_, a), w in zip(shown, columns, strict=True))
         for label, cell in rows.items()
     ]
     return [head, *body]
@@ -204,7 +235,17 @@ def main(words: list[str]) -> None:
     tables = read_tables(config)
     choice = choose(tables, config)
     comparison = compare(tables, config, choice.order if choice else None)
-    print("\n".join([*map(describe, tables), "", comparison.order.explain(), "", render(tables, comparison, config)]))
+    print(
+        "\n".join(
+            [
+                *map(describe, tables),
+                "",
+                comparison.order.explain(),
+                "",
+                render(tables, comparison, config),
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

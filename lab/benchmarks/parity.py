@@ -2,9 +2,10 @@
 
     python lab/benchmarks/parity.py --golden tests/policies/pi05/golden/pi05 [--json] [--strict]
 
-FOLDER has `sizes.json`, `weights.safetensors` under released names, `inputs.safetensors` and `reference.safetensors`;
-`tests/support/golden_pi05.py` lists their content and makes such folders with LeRobot's port. Each figure is the
-largest difference over the largest value of the reference, in float32 on a CPU:
+FOLDER has `sizes.json`, `weights.safetensors` under released names, `inputs.safetensors` and
+`reference.safetensors`; `tests/support/golden_pi05.py` lists their content and makes such folders
+with LeRobot's port. Each figure is the largest difference over the largest value of the reference,
+in float32 on a CPU:
 
     loss            squared error of the velocity [B, chunk, dim]
     actions         after ten Euler steps [B, chunk, dim]
@@ -14,19 +15,22 @@ largest difference over the largest value of the reference, in float32 on a CPU:
     clean_prefix    the loss with `delay` noiseless leading actions, of the others
     memory          features of videos of 1 to T frames: the worst
 
-`video` [B, T, 3, H, W] has the oldest frame first, one second apart; `video_mask` [B, T] is False where a frame is
-missing. `video_k` of the reference has the features of the last k frames: those of the language tower [B, n, width], or
-of the encoder alone. `mem.every` of `sizes.json` is the distance
-of the temporal layers.
+`video` [B, T, 3, H, W] has the oldest frame first, one second apart; `video_mask` [B, T] is False
+where a frame is missing. `video_k` of the reference has the features of the last k frames: those of
+the language tower [B, n, width], or of the encoder alone. `mem.every` of `sizes.json` is the
+distance of the temporal layers.
 
-A figure is null where the reference does not have it. Two kinds of gradient have another denominator. The bias of the
-vision encoder's keys has a zero gradient in exact arithmetic, since a softmax does not see it. Its difference counts
-against the norm of the same projection's weight gradient. A zero gradient of the reference counts against the largest
-norm of all. Where the reference never trains row 0 of the embedding (the padding token), that row is left out.
-`missing` and `extra` are parameters without a key and keys without a parameter; with missing ones nothing is compared.
+A figure is null where the reference does not have it. Two kinds of gradient have another
+denominator. The bias of the vision encoder's keys has a zero gradient in exact arithmetic, since a
+softmax does not see it. Its difference counts against the norm of the same projection's weight
+gradient. A zero gradient of the reference counts against the largest norm of all. Where the
+reference never trains row 0 of the embedding (the padding token), that row is left out. `missing`
+and `extra` are parameters without a key and keys without a parameter; with missing ones nothing is
+compared.
 
-Exit code: 0 within the bounds, 1 outside or with missing or extra keys, 2 if the folder cannot be read. The bounds of
-`--strict` are those of another torch implementation; without it they only separate equal networks from different ones.
+Exit code: 0 within the bounds, 1 outside or with missing or extra keys, 2 if the folder cannot be
+read. The bounds of `--strict` are those of another torch implementation; without it they only
+separate equal networks from different ones.
 """
 
 import json
@@ -49,7 +53,14 @@ from parsers import make_parser
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import MEMORY, Sizes, VisionSizes
 from understudy.policies.pi05.network import Frames, Pi0Network
-from understudy.policies.pi05.released_keys import WeightsError, canonical, is_adaptive, match, own_name, released_key
+from understudy.policies.pi05.released_keys import (
+    WeightsError,
+    canonical,
+    is_adaptive,
+    match,
+    own_name,
+    released_key,
+)
 
 STRICT = {
     "loss": 1e-6,
@@ -107,7 +118,9 @@ def load(folder: Path) -> Golden:
             return golden
         if error.shapes:
             raise
-        keys = match({key: shape for key, shape in shapes.items() if key not in error.extra}, own, folder).keys
+        keys = match(
+            {key: shape for key, shape in shapes.items() if key not in error.extra}, own, folder
+        ).keys
     network.load_state_dict({name: weights[key].float() for name, key in keys.items()})
     return golden
 
@@ -150,8 +163,12 @@ def read_inputs(stored: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]
         inputs[name] = stored[name].float().reshape(batch, sizes.chunk, sizes.dim)
     if "video" in stored:
         video = stored["video"].float()
-        inputs["video"] = video.movedim(-1, 2) if video.shape[2] != 3 and video.shape[-1] == 3 else video
-        inputs["video_mask"] = stored.get("video_mask", torch.ones(video.shape[:2])).bool().reshape(video.shape[:2])
+        inputs["video"] = (
+            video.movedim(-1, 2) if video.shape[2] != 3 and video.shape[-1] == 3 else video
+        )
+        inputs["video_mask"] = (
+            stored.get("video_mask", torch.ones(video.shape[:2])).bool().reshape(video.shape[:2])
+        )
     if "delay" in stored:
         inputs["delay"] = stored["delay"].long().reshape(batch)
     return inputs
@@ -166,8 +183,19 @@ def compare(golden: Golden) -> dict[str, Any]:
     network = golden.network
     given = golden.inputs
     reference = golden.reference
-    images, masks, tokens, token_masks = (given[k] for k in ("images", "image_masks", "tokens", "token_masks"))
-    flow = (images, masks, tokens, token_masks, given["state"], given["actions"], given["noise"], given["time"])
+    images, masks, tokens, token_masks = (
+        given[k] for k in ("images", "image_masks", "tokens", "token_masks")
+    )
+    flow = (
+        images,
+        masks,
+        tokens,
+        token_masks,
+        given["state"],
+        given["actions"],
+        given["noise"],
+        given["time"],
+    )
     network.zero_grad()
     loss = network.flow_loss(*flow)
     if "loss" in reference:
@@ -177,7 +205,9 @@ def compare(golden: Golden) -> dict[str, Any]:
         figures["gradients"] = max(distance for _, distance in gradient_distances(golden))
     with torch.no_grad():
         if "actions" in reference:
-            found = network.sample(images, masks, tokens, token_masks, given["state"], given["noise"], steps=STEPS)
+            found = network.sample(
+                images, masks, tokens, token_masks, given["state"], given["noise"], steps=STEPS
+            )
             figures["actions"] = distance(found, like(found, reference["actions"], "actions"))
         if "image_features" in reference:
             found = network.image_features(images)
@@ -186,12 +216,16 @@ def compare(golden: Golden) -> dict[str, Any]:
         if "prefix" in reference:
             found, valid = network.prefix(images, masks, tokens, token_masks)
             wanted = like(found, reference["prefix"], "prefix")
-            if "prefix_valid" in reference and not torch.equal(valid, reference["prefix_valid"].bool()):
+            if "prefix_valid" in reference and not torch.equal(
+                valid, reference["prefix_valid"].bool()
+            ):
                 raise ValueError("prefix_valid: the reference marks other tokens as valid")
             figures["prefix"] = distance(found[valid], wanted[valid])
         if "loss_clean_prefix" in reference:
             if "delay" not in given:
-                raise ValueError("inputs.safetensors has no delay, but the reference has loss_clean_prefix")
+                raise ValueError(
+                    "inputs.safetensors has no delay, but the reference has loss_clean_prefix"
+                )
             found = network.flow_loss(*flow, delay=given["delay"])
             wanted = like(found, reference["loss_clean_prefix"], "loss_clean_prefix")
             noisy = torch.arange(found.shape[1]) >= given["delay"][:, None]
@@ -213,13 +247,17 @@ def memory_distance(golden: Golden) -> float:
             count = int(found[1])
             if not 1 <= count <= video.shape[1]:
                 raise ValueError(f"{key}: video has {video.shape[1]} frames")
-            features = video_features(golden.network, video[:, -count:], mask[:, -count:], wanted.shape[-1])
+            features = video_features(
+                golden.network, video[:, -count:], mask[:, -count:], wanted.shape[-1]
+            )
             worst = max(worst, distance(features, like(features, wanted, key)))
     return worst
 
 
 def video_features(network: Pi0Network, video: Tensor, mask: Tensor, width: int) -> Tensor:
-    """Features [B, n, width] of a video [B, T, 3, H, W]: behind the projector, or before it where that is as wide."""
+    """Features [B, n, width] of a video [B, T, 3, H, W]: behind the projector, or before it where
+    that is as wide.
+    """
     frames = Frames(range(1 - video.shape[1], 1), mask)
     if width == network.sizes.vlm.width:
         return network.image_features(video[:, None], frames._replace(valid=mask[:, None]))[:, 0]
@@ -230,9 +268,15 @@ def like(found: Tensor, reference: Tensor, name: str) -> Tensor:
     """Bring a reference to the shape of ours: its leading dimensions may be merged or split."""
     if reference.shape == found.shape:
         return reference
-    if reference.numel() == found.numel() and reference.ndim and reference.shape[-1] == found.shape[-1]:
+    if (
+        reference.numel() == found.numel()
+        and reference.ndim
+        and reference.shape[-1] == found.shape[-1]
+    ):
         return reference.reshape(found.shape)
-    raise ValueError(f"{name}: the reference has shape {list(reference.shape)}, ours is {list(found.shape)}")
+    raise ValueError(
+        f"{name}: the reference has shape {list(reference.shape)}, ours is {list(found.shape)}"
+    )
 
 
 def distance(found: Tensor, reference: Tensor) -> float:
@@ -259,9 +303,14 @@ def gradient_distances(golden: Golden) -> Iterator[tuple[str, float]]:
         gradient = own[name]
         found = torch.zeros_like(reference) if gradient is None else gradient.double()
         if found.shape != reference.shape:
-            raise ValueError(f"grad/{released_key(name)}: shape {list(reference.shape)}, ours is {list(found.shape)}")
+            raise ValueError(
+                f"grad/{released_key(name)}: shape {list(reference.shape)}, ours is "
+                f"{list(found.shape)}"
+            )
         if name == "embedding.weight" and not reference[0].any() and found[0].any():
-            golden.notes.append("row 0 of the embedding has a gradient in this network only: left out")
+            golden.notes.append(
+                "row 0 of the embedding has a gradient in this network only: left out"
+            )
             found = found[1:]
             reference = reference[1:]
         scale = norms[name]
@@ -273,9 +322,15 @@ def gradient_distances(golden: Golden) -> Iterator[tuple[str, float]]:
 def reference_gradients(golden: Golden) -> dict[str, Tensor]:
     """Gradients of the reference by our names, float64."""
     wanted: dict[str, Tensor] = {}
-    stored = {key.removeprefix("grad/"): value for key, value in golden.reference.items() if key.startswith("grad/")}
+    stored = {
+        key.removeprefix("grad/"): value
+        for key, value in golden.reference.items()
+        if key.startswith("grad/")
+    }
     names = {name for name, _ in golden.network.named_parameters()}
-    for key, value in sorted(stored.items(), key=lambda item: canonical(item[0]).endswith("lm_head.weight")):
+    for key, value in sorted(
+        stored.items(), key=lambda item: canonical(item[0]).endswith("lm_head.weight")
+    ):
         name = own_name(key)
         if name in wanted:  # the text head, behind the embedding that it may be tied to
             if value.any() and not torch.equal(value.double(), wanted[name]):
@@ -284,9 +339,13 @@ def reference_gradients(golden: Golden) -> dict[str, Tensor]:
             wanted[name] = value.double()
         elif value.any():
             golden.notes.append(f"grad/{key}: no parameter of this network: not compared")
-    reached = {name for name, parameter in golden.network.named_parameters() if parameter.grad is not None}
+    reached = {
+        name for name, parameter in golden.network.named_parameters() if parameter.grad is not None
+    }
     if absent := sorted(reached - set(wanted)):
-        golden.notes.append(f"{len(absent)} parameters have no gradient in the reference, such as {absent[0]}")
+        golden.notes.append(
+            f"{len(absent)} parameters have no gradient in the reference, such as {absent[0]}"
+        )
     return wanted
 
 
@@ -295,7 +354,8 @@ def table(figures: Mapping[str, Any], bounds: Mapping[str, float]) -> str:
     for name, bound in bounds.items():
         value = figures[name]
         shown = "-" if value is None else f"{value:.1e}"
-        lines.append(f"{name:16}{shown:>12}{bound:>10.0e}{'' if value is None or value <= bound else '  outside'}")
+        outside = "" if value is None or value <= bound else "  outside"
+        lines.append(f"{name:16}{shown:>12}{bound:>10.0e}{outside}")
     for name in ("missing", "extra"):
         lines += [f"{name}: {key}" for key in figures[name]] or [f"{name}: none"]
     return "\n".join(lines)
@@ -303,8 +363,12 @@ def table(figures: Mapping[str, Any], bounds: Mapping[str, float]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser(__doc__, whole=True)
-    parser.add_argument("--golden", type=Path, required=True, metavar="FOLDER", help="folder of golden files")
-    parser.add_argument("--strict", action="store_true", help="bounds of another torch implementation")
+    parser.add_argument(
+        "--golden", type=Path, required=True, metavar="FOLDER", help="folder of golden files"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="bounds of another torch implementation"
+    )
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     try:
@@ -317,7 +381,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"note: {note}", file=sys.stderr)
     bounds = STRICT if options.strict else LOOSE
     print(json.dumps(figures) if options.json else table(figures, bounds))
-    outside = [name for name, bound in bounds.items() if figures[name] is not None and not figures[name] <= bound]
+    outside = [
+        name
+        for name, bound in bounds.items()
+        if figures[name] is not None and not figures[name] <= bound
+    ]
     return 1 if outside or figures["missing"] or figures["extra"] else 0
 
 

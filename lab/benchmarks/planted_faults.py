@@ -2,14 +2,16 @@
 
     python lab/benchmarks/planted_faults.py [--json] [--only NAME ...]
 
-The faults of the split "known" were there while the rules were written. Those of "held" have other episodes,
-magnitudes and kinds, fixed apart from the rules, and no rule was changed for them. Both scores are printed.
+The faults of the split "known" were there while the rules were written. Those of "held" have other
+episodes, magnitudes and kinds, fixed apart from the rules, and no rule was changed for them. Both
+scores are printed.
 
-Each fault is one change of a sound dataset: ten episodes of a simulated arm with two cameras, in LeRobot v3.0 and
-v2.1, and the real recordings under $UNDERSTUDY_TEST_DATA ("g1", "g1_v30", "gr1"), where there are any. A fault is named
-if `check` reports an error or a warning of the right rule at the right place. It is undecided if `check` lists the rule
-as one with too little data, and silent otherwise. A false alarm is an error or a warning on a sound dataset: the sets
-above, sets of one episode, of images in rows, of static scenes and of noise. `KNOWN` lists the documented
+Each fault is one change of a sound dataset: ten episodes of a simulated arm with two cameras, in
+LeRobot v3.0 and v2.1, and the real recordings under $UNDERSTUDY_TEST_DATA ("g1", "g1_v30", "gr1"),
+where there are any. A fault is named if `check` reports an error or a warning of the right rule at
+the right place. It is undecided if `check` lists the rule as one with too little data, and silent
+otherwise. A false alarm is an error or a warning on a sound dataset: the sets above, sets of one
+episode, of images in rows, of static scenes and of noise. `KNOWN` lists the documented
 irregularities of the recordings.
 """
 
@@ -56,30 +58,41 @@ TASKS = ("stack the cups", "open the drawer")
 
 
 def episode_rows(episode: int, length: int) -> dict[str, np.ndarray]:
-    """State and action float32 (length, 6): smooth joints and a gripper; actions lead by two frames."""
+    """State and action float32 (length, 6): smooth joints and a gripper; actions lead by two
+    frames.
+    """
     rng = np.random.default_rng([11, episode])
     time = np.arange(length + AHEAD) / FPS
     joints = np.zeros((length + AHEAD, 6))
     for joint in range(5):
         for speed in (0.35, 0.8, 1.5):
             size = rng.uniform(0.2, 0.35) if speed < 1 else rng.uniform(0.1, 0.2)
-            joints[:, joint] += size * np.sin(2 * np.pi * (speed * rng.uniform(0.9, 1.1) * time + rng.uniform()))
+            joints[:, joint] += size * np.sin(
+                2 * np.pi * (speed * rng.uniform(0.9, 1.1) * time + rng.uniform())
+            )
         joints[:, joint] += (0.6, -0.5, 1.4, 0.3, -1.2)[joint]
     close = length // 3 + rng.integers(-3, 4)
     reopen = 2 * length // 3 + rng.integers(-3, 4)
-    joints[:, 5] = np.clip(np.minimum(np.arange(length + AHEAD) - close, reopen - np.arange(length + AHEAD)) / 3, 0, 1)
+    joints[:, 5] = np.clip(
+        np.minimum(np.arange(length + AHEAD) - close, reopen - np.arange(length + AHEAD)) / 3, 0, 1
+    )
     state = joints + rng.normal(0, 0.002, joints.shape) * (1, 1, 1, 1, 1, 0)
     return {STATE: state[:length].astype(np.float32), ACTION: joints[AHEAD:].astype(np.float32)}
 
 
-def episode_images(camera: int, episode: int, state: np.ndarray, texture: bool = False) -> np.ndarray:
-    """uint8 (length, 64, 64, 3): a background per camera, objects per episode, and blocks moved by the joints.
+def episode_images(
+    camera: int, episode: int, state: np.ndarray, texture: bool = False
+) -> np.ndarray:
+    """uint8 (length, 64, 64, 3): a background per camera, objects per episode, and blocks moved by
+    the joints.
 
     With a texture, the background shows things that stay where they are in all episodes.
     """
     rng = np.random.default_rng([13, camera, episode])
     y, x = np.mgrid[0:SIDE, 0:SIDE]
-    ground = np.stack([60 + x, 90 + y, 70 + 0 * x] if camera == 0 else [40 + 0 * x, 70 + x // 2, 150 + y], axis=2)
+    ground = np.stack(
+        [60 + x, 90 + y, 70 + 0 * x] if camera == 0 else [40 + 0 * x, 70 + x // 2, 150 + y], axis=2
+    )
     if texture:
         scene = np.random.default_rng([19, camera])
         for _ in range(60):
@@ -107,9 +120,15 @@ def features(images: str = "video") -> dict[str, dict[str, Any]]:
     return found | {key: {"dtype": images, "shape": (SIDE, SIDE, 3)} for key in CAMERAS}
 
 
-def write_v30(root: Path, lengths: Sequence[int] = LENGTHS, images: str = "video", change: Any = None) -> None:
-    """Write the arm's dataset as v3.0; `change(episode, rows)` may alter the rows of each episode in place."""
-    with EpisodeWriter(root, fps=FPS, features=features(images), codec="libx264", gop=8, crf=18) as writer:
+def write_v30(
+    root: Path, lengths: Sequence[int] = LENGTHS, images: str = "video", change: Any = None
+) -> None:
+    """Write the arm's dataset as v3.0; `change(episode, rows)` may alter the rows of each episode
+    in place.
+    """
+    with EpisodeWriter(
+        root, fps=FPS, features=features(images), codec="libx264", gop=8, crf=18
+    ) as writer:
         for episode, length in enumerate(lengths):
             rows = episode_rows(episode, length)
             if change is not None:
@@ -117,7 +136,9 @@ def write_v30(root: Path, lengths: Sequence[int] = LENGTHS, images: str = "video
             seen = [episode_images(camera, episode, rows[STATE]) for camera in range(2)]
             for frame in range(length):
                 values = {STATE: rows[STATE][frame], ACTION: rows[ACTION][frame]}
-                writer.add_frame(values | {TOP: seen[0][frame], WRIST: seen[1][frame]}, TASKS[episode % 2])
+                writer.add_frame(
+                    values | {TOP: seen[0][frame], WRIST: seen[1][frame]}, TASKS[episode % 2]
+                )
             writer.save_episode()
 
 
@@ -132,7 +153,8 @@ def write_v21(root: Path, source: Path, texture: bool = False) -> None:
         "total_chunks": 1,
         "total_videos": 2 * len(LENGTHS),
         "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/"
+        "episode_{episode_index:06d}.mp4",
     }
     (root / "meta/info.json").write_text(json.dumps(info))
     tasks = [{"task_index": i, "task": text} for i, text in enumerate(TASKS)]
@@ -150,13 +172,23 @@ def write_v21(root: Path, source: Path, texture: bool = False) -> None:
             images = episode_images(camera, episode, rows[STATE], texture)
             write_video(root / video_file(episode, CAMERAS[camera]), images)
         episodes.append({"episode_index": episode, "tasks": [TASKS[episode % 2]], "length": length})
-        stats.append({"episode_index": episode, "stats": {key: _stats(values) for key, values in rows.items()}})
+        stats.append(
+            {
+                "episode_index": episode,
+                "stats": {key: _stats(values) for key, values in rows.items()},
+            }
+        )
     for name, lines in (("tasks", tasks), ("episodes", episodes), ("episodes_stats", stats)):
         (root / f"meta/{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _stats(values: np.ndarray) -> dict[str, Any]:
-    figures = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+    figures = {
+        "min": values.min(0),
+        "max": values.max(0),
+        "mean": values.mean(0),
+        "std": values.std(0),
+    }
     return {name: figure.tolist() for name, figure in figures.items()} | {"count": [len(values)]}
 
 
@@ -199,7 +231,8 @@ def edit_table(path: Path, change: Callable[[Columns], Any]) -> None:
             columns[key] = np.array(values)
     change(columns)
     arrays = [
-        pa.array(v.tolist() if isinstance(v, np.ndarray) else v, table.schema.field(k).type) for k, v in columns.items()
+        pa.array(v.tolist() if isinstance(v, np.ndarray) else v, table.schema.field(k).type)
+        for k, v in columns.items()
     ]
     pq.write_table(pa.table(arrays, names=list(columns)), path)
 
@@ -225,7 +258,10 @@ def in_json(name: str, change: Callable[[Any], Any]) -> Plant:
     def plant(root: Path) -> None:
         path = root / name
         by_line = name.endswith(".jsonl")
-        values = [json.loads(line) for line in (path.read_text().splitlines() if by_line else [path.read_text()])]
+        values = [
+            json.loads(line)
+            for line in (path.read_text().splitlines() if by_line else [path.read_text()])
+        ]
         change(values if by_line else values[0])
         path.write_text("".join(json.dumps(value) + "\n" * by_line for value in values))
 
@@ -255,23 +291,31 @@ def values(number: int, keys: str | Sequence[str], change: Callable[[np.ndarray]
 
 
 def video(name: str, change: Callable[[np.ndarray], np.ndarray], fps: int = 0) -> Plant:
-    """Decode a video, change its images uint8 (n, H, W, 3), and write it again. fps: that of the dataset by default."""
+    """Decode a video, change its images uint8 (n, H, W, 3), and write it again. fps: that of the
+    dataset by default.
+    """
 
     def plant(root: Path) -> None:
         reader = open_video(root / name)
         images = np.ascontiguousarray(reader.read(np.arange(reader.count)))
         reader.close()
-        write_video(root / name, change(images), fps or json.loads((root / INFO).read_text())["fps"])
+        write_video(
+            root / name, change(images), fps or json.loads((root / INFO).read_text())["fps"]
+        )
 
     return plant
 
 
 def shown(change: Any, episodes: int | range, *cameras: str) -> Plant:
-    """Change videos of the first camera, or of `cameras`: a function, "camera" (exchanges both) or another episode."""
+    """Change videos of the first camera, or of `cameras`: a function, "camera" (exchanges both) or
+    another episode.
+    """
 
     def plant(root: Path) -> None:
         keys = sorted(path.name for path in (root / "videos/chunk-000").iterdir())
-        for number, camera in product((episodes,) if isinstance(episodes, int) else episodes, cameras or keys[:1]):
+        for number, camera in product(
+            (episodes,) if isinstance(episodes, int) else episodes, cameras or keys[:1]
+        ):
             path = video_file(number, camera)
             if change == "camera":
                 exchange((path, video_file(number, keys[1])))(root)
@@ -327,14 +371,18 @@ def select(*rows: Any) -> Callable[[Columns], Any]:
 
     def change(columns: Columns) -> None:
         for key, values in columns.items():
-            columns[key] = values[keep] if isinstance(values, np.ndarray) else [values[row] for row in keep]
+            columns[key] = (
+                values[keep] if isinstance(values, np.ndarray) else [values[row] for row in keep]
+            )
 
     return change
 
 
 def add(amount: float, index: Any, *keys: str) -> Callable[[Columns], Any]:
     """Add a number to rows of columns."""
-    return lambda columns: [setitem(columns[key], index, columns[key][index] + amount) for key in keys]
+    return lambda columns: [
+        setitem(columns[key], index, columns[key][index] + amount) for key in keys
+    ]
 
 
 def scale(factor: float, index: Any) -> Callable[[np.ndarray], Any]:
@@ -349,7 +397,9 @@ def put(index: Any, value: Any) -> Callable[[np.ndarray], Any]:
 
 def delay(frames: int) -> Callable[[np.ndarray], Any]:
     """Delay values by frames; earlier for a negative number."""
-    return put(ALL, lambda values: values[np.clip(np.arange(len(values)) - frames, 0, len(values) - 1)])
+    return put(
+        ALL, lambda values: values[np.clip(np.arange(len(values)) - frames, 0, len(values) - 1)]
+    )
 
 
 def stop(begin: int, end: int | None = None) -> Callable[[np.ndarray], Any]:
@@ -395,7 +445,11 @@ def noise_of_range(share: float, dims: slice = ALL) -> Callable[[np.ndarray], An
 def copy_rows(target: int, source: int, added: np.ndarray) -> Plant:
     """Make state and action of an episode those of another one, with noise."""
     rows = slice(span(source).start, span(source).start + LENGTHS[target])
-    return in_rows(lambda columns: [setitem(columns[key], span(target), columns[key][rows] + added) for key in BOTH])
+    return in_rows(
+        lambda columns: [
+            setitem(columns[key], span(target), columns[key][rows] + added) for key in BOTH
+        ]
+    )
 
 
 def copy_state(columns: Columns) -> None:
@@ -408,7 +462,9 @@ def copy_state(columns: Columns) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault of the dataset `version`: one of `rules` must be reported at its episode, camera and column."""
+    """A planted fault of the dataset `version`: one of `rules` must be reported at its episode,
+    camera and column.
+    """
 
     name: str
     version: str
@@ -428,14 +484,20 @@ class Fault:
             and (self.episode is None or self.episode in place.episodes)
             and (not self.camera or self.camera == place.camera)
             and (not self.column or self.column == place.column)
-            and (self.episode is None or len(place.episodes) < episodes or finding.rule.startswith("files."))
+            and (
+                self.episode is None
+                or len(place.episodes) < episodes
+                or finding.rule.startswith("files.")
+            )
         )
 
     def result(self, report: Report) -> Literal["named", "undecided", "silent"]:
         """Return whether a report names this fault, or says that no rule of it has enough data."""
         if any(self.is_named_by(finding, report.episodes) for finding in report.findings):
             return "named"
-        return "undecided" if any(entry.rule in self.rules for entry in report.undecided) else "silent"
+        return (
+            "undecided" if any(entry.rule in self.rules for entry in report.undecided) else "silent"
+        )
 
 
 STATS = "meta/stats.json"
@@ -476,7 +538,8 @@ def copy_episode(root: Path) -> None:
     """Make rows and videos of an episode those of another one."""
     source = pq.read_table(root / data_file(0))
     edit_table(
-        root / data_file(7), lambda columns: columns.update({key: np.array(source[key].to_pylist()) for key in BOTH})
+        root / data_file(7),
+        lambda columns: columns.update({key: np.array(source[key].to_pylist()) for key in BOTH}),
     )
     copy(*((video_file(0, camera), video_file(7, camera)) for camera in CAMERAS))(root)
 
@@ -518,28 +581,43 @@ KNOWN_FAULTS: dict[str, Plant] = {
     "truncated_data_file v2.1 files.unreadable 6 -": write_bytes(
         data_file(6), lambda content: content[: len(content) // 2]
     ),
-    "orphan_video v3.0 files.orphan - top": copy((VIDEO.format(TOP), VIDEO.format(TOP).replace("000.mp4", "001.mp4"))),
-    "column_absent_in_one_file v2.1 files.columns 7 action": in_table(data_file(7), lambda rows: rows.pop(ACTION)),
+    "orphan_video v3.0 files.orphan - top": copy(
+        (VIDEO.format(TOP), VIDEO.format(TOP).replace("000.mp4", "001.mp4"))
+    ),
+    "column_absent_in_one_file v2.1 files.columns 7 action": in_table(
+        data_file(7), lambda rows: rows.pop(ACTION)
+    ),
     "wrong_width_declared v3.0 files.unreadable - state": in_json(
         INFO, lambda info: info["features"][STATE].update(shape=[7], names=None)
     ),
-    "row_removed v3.0 rows.count 4 -": in_rows(select(slice(span(4).start + 20), slice(span(4).start + 21, None))),
+    "row_removed v3.0 rows.count 4 -": in_rows(
+        select(slice(span(4).start + 20), slice(span(4).start + 21, None))
+    ),
     "length_lies v2.1 rows.count 1 -": in_json(LINES, lambda lines: lines[1].update(length=60)),
     "orphan_rows v3.0 rows.orphan - -": in_rows(repeat_rows),
     "rows_out_of_order v3.0 rows.frame_index 2 -": in_rows(shuffle_rows),
     "rows_of_an_episode_apart v3.0 rows.split 3 -": in_rows(
-        select(slice(span(3).start + 10), span(4), slice(span(3).start + 10, span(3).stop), slice(span(4).stop, None))
+        select(
+            slice(span(3).start + 10),
+            span(4),
+            slice(span(3).start + 10, span(3).stop),
+            slice(span(4).stop, None),
+        )
     ),
     "data_files_exchanged v2.1 rows.episode 2 -": exchange((data_file(2), data_file(7))),
     "range_of_rows_lies v3.0 episodes.range 6 -": in_places(add(5, 6, "dataset_to_index")),
     "index_off_by_ten v3.0 rows.index,episodes.range 5 -": in_places(
         add(10, slice(5, None), "dataset_from_index", "dataset_to_index")
     ),
-    "unknown_task v3.0 tasks.unknown 8 task_index": episode(8, lambda columns: setitem(columns["task_index"], ALL, 9)),
+    "unknown_task v3.0 tasks.unknown 8 task_index": episode(
+        8, lambda columns: setitem(columns["task_index"], ALL, 9)
+    ),
     "task_without_episodes v2.1 tasks.unused - -": in_json(
         "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": "pour the water"})
     ),
-    "rows_of_another_task v3.0 tasks.listed 1 -": episode(1, lambda columns: setitem(columns["task_index"], ALL, 0)),
+    "rows_of_another_task v3.0 tasks.listed 1 -": episode(
+        1, lambda columns: setitem(columns["task_index"], ALL, 0)
+    ),
     "task_text_twice v2.1 tasks.repeated - -": in_json(
         "meta/tasks.jsonl", lambda lines: lines.append({"task_index": 2, "task": TASKS[0]})
     ),
@@ -558,18 +636,24 @@ KNOWN_FAULTS: dict[str, Plant] = {
     "joint_with_the_other_sign v3.0 values.sign 2 state": values(2, STATE, scale(-1, np.s_[:, 3])),
     "dead_joint v3.0 values.dead 5 state": values(5, STATE, put(np.s_[:, 1], lambda v: v[0, 1])),
     "gripper_never_closes v3.0 values.gripper 9 action": values(9, BOTH, put(np.s_[:, 5], 0.0)),
-    "joint_jumps v3.0 values.jump 6 state": values(6, STATE, put(np.s_[25:, 4], lambda v: v[25:, 4] + 1.8)),
+    "joint_jumps v3.0 values.jump 6 state": values(
+        6, STATE, put(np.s_[25:, 4], lambda v: v[25:, 4] + 1.8)
+    ),
     "clipped_action v3.0 values.saturation 3 action": values(
         3, ACTION, put(np.s_[:, 3], lambda v: np.minimum(v[:, 3], np.quantile(v[:, 3], 0.5)))
     ),
     "encoder_offset_in_one_joint v3.0 values.offset 6 state": values(
         6, STATE, put(np.s_[:, 1], lambda v: v[:, 1] + 0.35)
     ),
-    "joint_calibrated_anew v3.0 values.offset 3 -": values(3, BOTH, put(np.s_[:, 2], lambda v: v[:, 2] + 3.5)),
+    "joint_calibrated_anew v3.0 values.offset 3 -": values(
+        3, BOTH, put(np.s_[:, 2], lambda v: v[:, 2] + 3.5)
+    ),
     "action_late_by_six_frames v3.0 values.lag 4 action": values(
         4, ACTION, put(slice(6, None), lambda v: v[:-6].copy())
     ),
-    "joints_exchanged v3.0 values.exchanged 1 state": values(1, STATE, put(np.s_[:, [2, 4]], lambda v: v[:, [4, 2]])),
+    "joints_exchanged v3.0 values.exchanged 1 state": values(
+        1, STATE, put(np.s_[:, [2, 4]], lambda v: v[:, [4, 2]])
+    ),
     "recorded_std_is_wrong v3.0 statistics.values - action": in_json(
         STATS, lambda stats: setitem(stats[ACTION]["std"], 0, 3 * stats[ACTION]["std"][0])
     ),
@@ -577,7 +661,10 @@ KNOWN_FAULTS: dict[str, Plant] = {
         STATS, lambda stats: stats[STATE].update(q01=stats[STATE]["q99"], q99=stats[STATE]["q01"])
     ),
     "recorded_statistics_of_five_joints v3.0 statistics.shape - action": in_json(
-        STATS, lambda stats: stats.update({ACTION: {name: figure[:5] for name, figure in stats[ACTION].items()}})
+        STATS,
+        lambda stats: stats.update(
+            {ACTION: {name: figure[:5] for name, figure in stats[ACTION].items()}}
+        ),
     ),
     "recorded_statistics_of_another_episode v2.1 statistics.episodes 5 -": in_json(
         "meta/episodes_stats.jsonl", lambda lines: lines[5].update(stats=lines[8]["stats"])
@@ -600,25 +687,36 @@ KNOWN_FAULTS: dict[str, Plant] = {
     "video_of_another_size v2.1 videos.encoding 1 top": video(
         video_file(1), lambda images: np.ascontiguousarray(images[:, 8:-8, 8:-8])
     ),
-    "video_of_another_rate v2.1 videos.encoding 8 top": video(video_file(8), lambda images: images, 10),
+    "video_of_another_rate v2.1 videos.encoding 8 top": video(
+        video_file(8), lambda images: images, 10
+    ),
     "bytes_of_a_video_are_lost v2.1 images.decode 3 top": write_bytes(video_file(3), lose_bytes),
     "black_camera v2.1 images.black 5 top": video(video_file(5), np.zeros_like),
     "frozen_camera v2.1 images.frozen 6 wrist": video(
         video_file(6, WRIST), lambda images: np.repeat(images[:1], len(images), axis=0)
     ),
     "camera_hangs_for_a_second v2.1 images.repeated 7 top": video(video_file(7), hang),
-    "cameras_exchanged v2.1 images.exchanged 4 -": exchange((video_file(4, TOP), video_file(4, WRIST))),
+    "cameras_exchanged v2.1 images.exchanged 4 -": exchange(
+        (video_file(4, TOP), video_file(4, WRIST))
+    ),
     "each_image_one_frame_late v3.0 images.boundary - top": video(VIDEO.format(TOP), late(1)),
     "episode_ids_with_a_gap v2.1 episodes.ids - -": leave_a_gap,
     "statistics_are_absent v3.0 statistics.missing - -": remove(STATS),
-    "camera_shows_another_scene v2.1 images.outlier 8 top": video(video_file(8), lambda images: 255 - images),
-    "camera_is_mirrored v2.1 images.mirrored 4 top": video(video_file(4), lambda images: images[:, :, ::-1]),
+    "camera_shows_another_scene v2.1 images.outlier 8 top": video(
+        video_file(8), lambda images: 255 - images
+    ),
+    "camera_is_mirrored v2.1 images.mirrored 4 top": video(
+        video_file(4), lambda images: images[:, :, ::-1]
+    ),
     "red_and_blue_are_exchanged v2.1 images.channels 6 wrist": video(video_file(6, WRIST), bgr),
     "camera_is_noisy v2.1 images.noise 2 top": video(
-        video_file(2), lambda images: np.clip(images + noise(5, 20, *images.shape), 0, 255).astype(np.uint8)
+        video_file(2),
+        lambda images: np.clip(images + noise(5, 20, *images.shape), 0, 255).astype(np.uint8),
     ),
     "images_of_an_episode_late v2.1 images.shifted 3 top": video(video_file(3), late(2)),
-    "video_of_another_episode v2.1 images.shifted,images.duplicate 0 top": copy((video_file(2), video_file(0))),
+    "video_of_another_episode v2.1 images.shifted,images.duplicate 0 top": copy(
+        (video_file(2), video_file(0))
+    ),
     "videos_of_two_episodes_exchanged v2.1 images.shifted 8 -": exchange(
         *((video_file(1, camera), video_file(8, camera)) for camera in CAMERAS)
     ),
@@ -636,7 +734,9 @@ KNOWN_FAULTS: dict[str, Plant] = {
     ),
     "zeros_at_the_start v3.0 values.zeros 8 state": values(8, STATE, put(slice(10), 0)),
     "idle_tail v3.0 episodes.idle 3 -": values(3, BOTH, stop(18)),
-    "near_copy_of_an_episode v3.0 episodes.duplicate 2 -": copy_rows(2, 0, noise(6, 0.001, LENGTHS[0], 6)),
+    "near_copy_of_an_episode v3.0 episodes.duplicate 2 -": copy_rows(
+        2, 0, noise(6, 0.001, LENGTHS[0], 6)
+    ),
     "start_half_a_frame_late v3.0 videos.start 4 top": in_places(add(0.5 / FPS, 4, *times_of(TOP))),
     "timestamps_in_milliseconds v2.1 clock.fps 6 -": values(6, "timestamp", scale(1000, ALL)),
     "g1_v30_action_is_the_state g1_v30 values.copy 3 -": episode(3, copy_state),
@@ -683,12 +783,18 @@ KNOWN_FAULTS: dict[str, Plant] = {
     "gr1_torn gr1 images.torn 2 -": shown(tear(15, 2), 2),
     "gr1_blurred gr1 images.sharpness 0 -": shown(blur(4), 0),
 }
-"""Name, dataset, rules, episode that the finding must name, and its camera or column -> change of the dataset."""
+"""Name, dataset, rules, episode that the finding must name, and its camera or column -> change of
+the dataset.
+"""
 HELD_FAULTS: dict[str, Plant] = {
-    "action_early_by_two_frames v3.0 values.lag 8 action": values(8, ACTION, put(slice(-2), lambda v: v[2:].copy())),
+    "action_early_by_two_frames v3.0 values.lag 8 action": values(
+        8, ACTION, put(slice(-2), lambda v: v[2:].copy())
+    ),
     "state_late_by_one_frame v3.0 values.lag 5 -": values(5, STATE, delay(1)),
     "state_stops_for_half_a_second v3.0 values.frozen 9 state": values(9, STATE, stop(12, 24)),
-    "states_of_an_episode_in_reverse v3.0 values.exchanged 0 -": values(0, STATE, put(ALL, lambda v: v[::-1].copy())),
+    "states_of_an_episode_in_reverse v3.0 values.exchanged 0 -": values(
+        0, STATE, put(ALL, lambda v: v[::-1].copy())
+    ),
     "three_joints_rotated_in_both_columns v3.0 values.exchanged 6 -": values(
         6, BOTH, put(np.s_[:, [0, 2, 4]], lambda v: v[:, [2, 4, 0]])
     ),
@@ -697,26 +803,42 @@ HELD_FAULTS: dict[str, Plant] = {
     "noise_in_one_joint_of_the_action v3.0 values.noise 3 action": values(
         3, ACTION, put(np.s_[:, 1], lambda v: v[:, 1] + noise(8, 0.03, LENGTHS[3]))
     ),
-    "zeros_in_the_middle v3.0 values.zeros,values.jump 1 action": values(1, ACTION, put(slice(30, 33), 0)),
+    "zeros_in_the_middle v3.0 values.zeros,values.jump 1 action": values(
+        1, ACTION, put(slice(30, 33), 0)
+    ),
     "noisy_idle_tail v3.0 episodes.idle,episodes.outlier 6 -": values(
         6, BOTH, put(slice(12, None), lambda v: v[12] + noise(9, 0.0005, LENGTHS[6] - 12, 6))
     ),
-    "copy_with_noise_of_three_ticks v3.0 episodes.duplicate 7 -": copy_rows(7, 2, noise(10, 0.003, LENGTHS[1], 6)[:48]),
-    "millimeters_in_one_dimension v3.0 values.unit 1 action": values(1, ACTION, scale(1000, np.s_[:, 2])),
-    "another_encoder_offset v3.0 values.offset 9 state": values(9, STATE, put(np.s_[:, 3], lambda v: v[:, 3] - 0.5)),
+    "copy_with_noise_of_three_ticks v3.0 episodes.duplicate 7 -": copy_rows(
+        7, 2, noise(10, 0.003, LENGTHS[1], 6)[:48]
+    ),
+    "millimeters_in_one_dimension v3.0 values.unit 1 action": values(
+        1, ACTION, scale(1000, np.s_[:, 2])
+    ),
+    "another_encoder_offset v3.0 values.offset 9 state": values(
+        9, STATE, put(np.s_[:, 3], lambda v: v[:, 3] - 0.5)
+    ),
     "action_clipped_below v3.0 values.saturation 8 action": values(
         8, ACTION, put(np.s_[:, 2], lambda v: np.maximum(v[:, 2], np.quantile(v[:, 2], 0.35)))
     ),
-    "start_a_fifth_of_a_frame_early v3.0 videos.start 7 wrist": in_places(add(-0.2 / FPS, 7, STARTS.format(WRIST))),
+    "start_a_fifth_of_a_frame_early v3.0 videos.start 7 wrist": in_places(
+        add(-0.2 / FPS, 7, STARTS.format(WRIST))
+    ),
     "timestamps_in_microseconds v2.1 clock.fps 3 -": values(3, "timestamp", scale(1000000.0, ALL)),
     "g1_v30_action_early_by_one_frame_held g1_v30 values.lag 2 -": values(2, ACTION, delay(-1)),
     "g1_v30_state_late_by_two_frames_held g1_v30 values.lag 7 -": values(7, STATE, delay(2)),
-    "g1_v30_state_stops_for_a_second_held g1_v30 values.frozen 6 -": values(6, STATE, stop(90, 120)),
+    "g1_v30_state_stops_for_a_second_held g1_v30 values.frozen 6 -": values(
+        6, STATE, stop(90, 120)
+    ),
     "g1_v30_state_in_200_ticks_held g1_v30 values.noise 5 -": values(5, STATE, ticks_of_range(200)),
-    "g1_v30_noise_in_five_joints_held g1_v30 values.noise 3 -": values(3, STATE, noise_of_range(0.015, slice(7, 12))),
+    "g1_v30_noise_in_five_joints_held g1_v30 values.noise 3 -": values(
+        3, STATE, noise_of_range(0.015, slice(7, 12))
+    ),
     "g1_v30_zeros_in_the_action_held g1_v30 values.zeros 2 -": values(2, ACTION, put(slice(6), 0)),
     "g1_v30_long_idle_tail_held g1_v30 episodes.idle 4 -": values(4, BOTH, stop(160)),
-    "g1_v30_other_hand_inverted_held g1_v30 values.sign 1 -": values(1, BOTH, invert(slice(14, 20))),
+    "g1_v30_other_hand_inverted_held g1_v30 values.sign 1 -": values(
+        1, BOTH, invert(slice(14, 20))
+    ),
     "g1_v30_start_a_third_of_a_frame_early_held g1_v30 videos.start 1 -": start_late(1, -0.3),
     "g1_timestamps_in_frames_held g1 clock.fps 2 -": values(2, "timestamp", scale(30, ALL)),
     "gr1_action_is_the_state_held gr1 values.copy 2 -": episode(2, copy_state),
@@ -725,8 +847,12 @@ HELD_FAULTS: dict[str, Plant] = {
     "v2.1_images_early_by_four_held v2.1 images.shifted 0 -": shown(late(-4), 0),
     "v2.1_wrist_played_backwards_held v2.1 images.shifted 8 -": shown(reverse, 8, WRIST),
     "v2.1_both_cameras_of_equal_lengths_held v2.1 images.shifted 0 -": shown(2, 0, TOP, WRIST),
-    "v2.1_wrist_colors_exchanged_in_four_held v2.1 images.channels - -": shown(bgr, range(1, 5), WRIST),
-    "v2.1_cameras_exchanged_in_last_half_held v2.1 images.exchanged - -": shown("camera", range(5, 10)),
+    "v2.1_wrist_colors_exchanged_in_four_held v2.1 images.channels - -": shown(
+        bgr, range(1, 5), WRIST
+    ),
+    "v2.1_cameras_exchanged_in_last_half_held v2.1 images.exchanged - -": shown(
+        "camera", range(5, 10)
+    ),
     "v2.1_every_third_image_held v2.1 images.rate,images.repeated 2 -": shown(hold(3), 2, WRIST),
     "v2.1_smooth_blur_held v2.1 images.sharpness 9 -": shown(blur(1, 3), 9),
     "v2.1_red_tint_held v2.1 images.color,images.outlier 0 -": shown(tint(1.15, 0.95, 0.8), 0),
@@ -739,10 +865,14 @@ HELD_FAULTS: dict[str, Plant] = {
     "texture_reduced_held texture images.moved 2 -": shown(zoom(0.85), 2),
     "texture_little_zoom_held texture images.moved 6 -": shown(zoom(1.12), 6, WRIST),
     "texture_camera_moved_held texture images.moved 7 -": shown(move(-0.05, 0.04), 7),
-    "texture_wrist_moved_midway_held texture images.moved 0 -": shown(move(0.04, 0.06, 20), 0, WRIST),
+    "texture_wrist_moved_midway_held texture images.moved 0 -": shown(
+        move(0.04, 0.06, 20), 0, WRIST
+    ),
     "texture_camera_turned_held texture images.moved 5 -": shown(move(0, 0, 0, 7), 5),
     "texture_smooth_blur_held texture images.sharpness 3 -": shown(blur(1, 2), 3),
-    "texture_slight_tint_held texture images.color,images.outlier 9 -": shown(tint(1.08, 1.0, 0.92), 9),
+    "texture_slight_tint_held texture images.color,images.outlier 9 -": shown(
+        tint(1.08, 1.0, 0.92), 9
+    ),
     "g1_images_early_by_twelve_held g1 images.shifted 1 -": shown(late(-12), 1),
     "g1_video_played_backwards_held g1 images.shifted 2 -": shown(reverse, 2),
     "g1_colors_exchanged_in_three_held g1 images.channels - -": shown(bgr, range(4, 7)),
@@ -762,12 +892,19 @@ HELD_FAULTS: dict[str, Plant] = {
 
 
 def _read_faults(plants: dict[str, Plant], split: str) -> Iterator[Fault]:
-    names = {"-": {}, "top": {"camera": TOP}, "wrist": {"camera": WRIST}, "task_index": {"column": "task_index"}}
+    names = {
+        "-": {},
+        "top": {"camera": TOP},
+        "wrist": {"camera": WRIST},
+        "task_index": {"column": "task_index"},
+    }
     names |= {"state": {"column": STATE}, "action": {"column": ACTION}}
     for line, plant in plants.items():
         name, version, rules, episode, place = line.split()
         number = None if episode == "-" else int(episode)
-        yield Fault(name, version, tuple(rules.split(",")), plant, number, **names[place], split=split)
+        yield Fault(
+            name, version, tuple(rules.split(",")), plant, number, **names[place], split=split
+        )
 
 
 FAULTS = [*_read_faults(KNOWN_FAULTS, "known"), *_read_faults(HELD_FAULTS, "held")]
@@ -803,7 +940,9 @@ def _noise(root: Path) -> None:
 
 
 def _resting(root: Path) -> None:
-    """Joints that rest at values of their own in each episode, with the flicker of an encoder's tick."""
+    """Joints that rest at values of their own in each episode, with the flicker of an encoder's
+    tick.
+    """
 
     def change(episode: int, rows: dict[str, np.ndarray]) -> None:
         rng = np.random.default_rng([17, episode])
@@ -842,7 +981,9 @@ def write_bases(folder: Path) -> dict[str, Path]:
     return bases | {base: data / name for base, name in real.items() if (data / name).is_dir()}
 
 
-def plant(one: Fault, bases: dict[str, Path], folder: Path, images: Literal["rows", "sample"] = "sample") -> Report:
+def plant(
+    one: Fault, bases: dict[str, Path], folder: Path, images: Literal["rows", "sample"] = "sample"
+) -> Report:
     """Plant a fault in a copy of its dataset, and check the copy."""
     target = folder / one.name
     shutil.copytree(bases[one.version], target)
@@ -857,13 +998,26 @@ def plant(one: Fault, bases: dict[str, Path], folder: Path, images: Literal["row
 
 def alarms(report: Report, known: set[str]) -> list[Finding]:
     """Errors of a report, and warnings of rules that are not in `known`."""
-    return [f for f in report.findings if f.severity == "error" or (f.severity == "warning" and f.rule not in known)]
+    return [
+        f
+        for f in report.findings
+        if f.severity == "error" or (f.severity == "warning" and f.rule not in known)
+    ]
 
 
 def measure(only: Sequence[str] = ()) -> dict[str, Any]:
     """Plant all faults, and check all sound datasets."""
-    scores = {f"{split}_{result}": 0 for split in ("known", "held") for result in ("named", "undecided", "silent")}
-    result: dict[str, Any] = scores | {"false_alarms": 0, "undecided": [], "silent": [], "sound": {}}
+    scores = {
+        f"{split}_{result}": 0
+        for split in ("known", "held")
+        for result in ("named", "undecided", "silent")
+    }
+    result: dict[str, Any] = scores | {
+        "false_alarms": 0,
+        "undecided": [],
+        "silent": [],
+        "sound": {},
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bases = write_bases(folder)
@@ -903,8 +1057,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(result))
         return
     for split, title in (("known", "planted"), ("held", "held")):
-        named, undecided, silent = (result[f"{split}_{outcome}"] for outcome in ("named", "undecided", "silent"))
-        print(f"{named} of {named + undecided + silent} {title} faults named, {undecided} undecided, {silent} silent")
+        named, undecided, silent = (
+            result[f"{split}_{outcome}"] for outcome in ("named", "undecided", "silent")
+        )
+        print(
+            f"{named} of {named + undecided + silent} {title} faults named, {undecided} undecided, "
+            f"{silent} silent"
+        )
     print(f"{result['false_alarms']} false alarms on {len(result['sound'])} sound datasets")
 
 

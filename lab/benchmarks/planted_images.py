@@ -106,11 +106,15 @@ def bgr(images: np.ndarray) -> np.ndarray:
 
 def _each(images: np.ndarray, one: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
     """Apply a function of float32 (1, 3, H, W) to each image."""
-    changed = [one(torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float()) for image in images]
+    changed = [
+        one(torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float()) for image in images
+    ]
     return np.stack([part[0].permute(1, 2, 0).clamp(0, 255).byte().numpy() for part in changed])
 
 
-def _warp(image: torch.Tensor, scale: float, down: float, right: float, degrees: float) -> torch.Tensor:
+def _warp(
+    image: torch.Tensor, scale: float, down: float, right: float, degrees: float
+) -> torch.Tensor:
     cos = scale * np.cos(np.radians(degrees))
     sin = scale * np.sin(np.radians(degrees))
     theta = torch.tensor([[[cos, -sin, -2 * right], [sin, cos, -2 * down]]], dtype=torch.float32)
@@ -119,7 +123,8 @@ def _warp(image: torch.Tensor, scale: float, down: float, right: float, degrees:
 
 
 UNDECIDED = {
-    *("v2.1_zoomed", "v2.1_camera_moved_midway", "v2.1_camera_moved"),  # the objects of each episode hide the scene
+    # the objects of each episode hide the scene
+    *("v2.1_zoomed", "v2.1_camera_moved_midway", "v2.1_camera_moved"),
     *("g1_zoomed", "g1_camera_moved"),  # three of eight episodes show another pose
     "g1_colors_exchanged_in_half",  # the scene is gray
     "gr1_videos_exchanged",  # both episodes move alike

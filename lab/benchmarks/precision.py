@@ -1,17 +1,19 @@
 """Six ways to store a model's weights and moments: bytes, time and loss.
 
-    python lab/benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600] [--no-compile]
+    python lab/benchmarks/precision.py [--json] [--device cpu|cuda] [--seeds 3] [--steps 600]
+        [--no-compile]
 
-Loss: a small flow-matching network is trained in float32, then fine-tuned on a shifted task at the rate of a large
-policy, once per variant with the same data and noise, computing in bfloat16 always; `weights_moved` is the share of
-weights (of the truth, where it is kept) that differ from the start. Time: the optimizer alone and a whole step, of a
-larger network, variants interleaved forwards and backwards: the median. Bytes: on a
-GPU the slope of the allocated memory over three sizes of network, where activations cancel, between steps and at the
-peak inside one; on a CPU the tensors that are kept. `master_mismatches` counts bits of our masters that differ from
-float32 AdamW's after 1,000 steps, and words that splitting and joining changes.
+Loss: a small flow-matching network is trained in float32, then fine-tuned on a shifted task at the
+rate of a large policy, once per variant with the same data and noise, computing in bfloat16 always;
+`weights_moved` is the share of weights (of the truth, where it is kept) that differ from the start.
+Time: the optimizer alone and a whole step, of a larger network, variants interleaved forwards and
+backwards: the median. Bytes: on a GPU the slope of the allocated memory over three sizes of
+network, where activations cancel, between steps and at the peak inside one; on a CPU the tensors
+that are kept. `master_mismatches` counts bits of our masters that differ from float32 AdamW's after
+1,000 steps, and words that splitting and joining changes.
 
-Runs on a GPU where there is one, if no device is named. On a CPU the times order nothing that matters for a GPU, and no
-speed is claimed.
+Runs on a GPU where there is one, if no device is named. On a CPU the times order nothing that
+matters for a GPU, and no speed is claimed.
 """
 
 import argparse
@@ -58,7 +60,9 @@ class Variant:
     autocast: bool = False
 
 
-def split_adamw(named: Named, masters: dict[str, Tensor], lr: float, compiled: bool) -> Float32AdamW:
+def split_adamw(
+    named: Named, masters: dict[str, Tensor], lr: float, compiled: bool
+) -> Float32AdamW:
     return Float32AdamW(named, lr, weight_decay=0.0, masters=masters, compiled=compiled)
 
 
@@ -67,7 +71,9 @@ VARIANTS = {
     "autocast": Variant(torch.float32, lambda named, _, lr: fused(named, lr=lr), autocast=True),
     "split": Variant(torch.bfloat16, partial(split_adamw, compiled=False)),
     "split_compiled": Variant(torch.bfloat16, partial(split_adamw, compiled=True)),
-    "masters": Variant(torch.bfloat16, lambda named, m, lr: MasterWeights(fused(named, lr=lr), masters=m)),
+    "masters": Variant(
+        torch.bfloat16, lambda named, m, lr: MasterWeights(fused(named, lr=lr), masters=m)
+    ),
     "bf16": Variant(torch.bfloat16, lambda named, _, lr: fused(named, lr=lr)),
 }
 
@@ -111,14 +117,18 @@ def loss(model: nn.Module, step: int, shift: float, autocast: bool, device: torc
     return (velocity.float() - (action - noise).to(device)).square().mean()
 
 
-def train(model: nn.Module, optimizer: Any, steps: int, shift: float, autocast: bool, device: torch.device) -> float:
+def train(
+    model: nn.Module, optimizer: Any, steps: int, shift: float, autocast: bool, device: torch.device
+) -> float:
     """Train, and return the mean loss over 20 batches that no training sees."""
     for step in range(steps):
         optimizer.zero_grad()
         loss(model, step, shift, autocast, device).backward()
         optimizer.step()
     with torch.no_grad():
-        return statistics.fmean(float(loss(model, 10**6 + k, shift, autocast, device)) for k in range(20))
+        return statistics.fmean(
+            float(loss(model, 10**6 + k, shift, autocast, device)) for k in range(20)
+        )
 
 
 def fine_tuned(name: str, base: nn.Module, steps: int, device: torch.device) -> tuple[float, float]:
@@ -128,7 +138,9 @@ def fine_tuned(name: str, base: nn.Module, steps: int, device: torch.device) -> 
     optimizer = built(name, model, FINE_TUNE_LR)
 
     def truth() -> Tensor:
-        values = [optimizer.master(p) if hasattr(optimizer, "master") else p for p in model.parameters()]
+        values = [
+            optimizer.master(p) if hasattr(optimizer, "master") else p for p in model.parameters()
+        ]
         return torch.cat([value.detach().flatten() for value in values])
 
     before = truth().clone()
@@ -140,8 +152,12 @@ def small_network(seed: int, device: torch.device) -> nn.Sequential:
     return network([OBSERVED + ACTION + 1, WIDTH, WIDTH, WIDTH, ACTION], seed, device)
 
 
-def losses(names: list[str], seeds: int, steps: int, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Fine-tuning per variant; the fp32 variant's spread over the seeds is the yardstick of the differences."""
+def losses(
+    names: list[str], seeds: int, steps: int, device: torch.device
+) -> dict[str, dict[str, Any]]:
+    """Fine-tuning per variant; the fp32 variant's spread over the seeds is the yardstick of the
+    differences.
+    """
     tuned: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for seed in range(seeds):
         base = small_network(seed, device)
@@ -190,12 +206,19 @@ def rows(size: Size, device: torch.device) -> Tensor:
 
 
 def kept_bytes(name: str, size: Size, device: torch.device) -> dict[str, float]:
-    """Bytes per parameter, gradient included, between steps and (GPU) at the peak inside the optimizer's step."""
+    """Bytes per parameter, gradient included, between steps and (GPU) at the peak inside the
+    optimizer's step.
+    """
     if device.type == "cpu":
         model = network(size.sizes(2), 0, device)
         optimizer = built(name, model, 1e-4)
         whole_step(name, model, optimizer, rows(size, device))
-        kept = [t for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values()) if t is not None]
+        kept = [
+            t
+            for p in model.parameters()
+            for t in (p, p.grad, *optimizer.state[p].values())
+            if t is not None
+        ]
         if isinstance(optimizer, MasterWeights):
             kept += [optimizer.master(p) for p in model.parameters()]
         count = sum(p.numel() for p in model.parameters())
@@ -236,7 +259,9 @@ def milliseconds(work: Callable[[], None], device: torch.device) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def in_turn(work: dict[str, Callable[[], None]], rounds: int, warm_up: int, device: torch.device) -> dict[str, float]:
+def in_turn(
+    work: dict[str, Callable[[], None]], rounds: int, warm_up: int, device: torch.device
+) -> dict[str, float]:
     """Median milliseconds of each, taken in turn, forwards and backwards (ABBA)."""
     taken: dict[str, list[float]] = {name: [] for name in work}
     order = list(work)
@@ -246,8 +271,12 @@ def in_turn(work: dict[str, Callable[[], None]], rounds: int, warm_up: int, devi
     return {name: statistics.median(times[warm_up:]) for name, times in taken.items()}
 
 
-def times(names: list[str], size: Size, rounds: int, warm_up: int, device: torch.device) -> dict[str, dict[str, float]]:
-    """The optimizer's step alone, and a whole step, of every variant side by side in one process."""
+def times(
+    names: list[str], size: Size, rounds: int, warm_up: int, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """The optimizer's step alone, and a whole step, of every variant side by side in one
+    process.
+    """
     x = rows(size, device)
     models = {name: network(size.sizes(size.blocks), 0, device) for name in names}
     optimizers = {name: built(name, models[name], 1e-4) for name in names}
@@ -267,7 +296,9 @@ def same_words(a: Tensor, b: Tensor) -> Tensor:
 
 
 def master_mismatches(compiled: bool, device: torch.device, steps: int = 1000) -> int:
-    """Master words that differ after `steps` steps from those of a float32 weight through the same arithmetic."""
+    """Master words that differ after `steps` steps from those of a float32 weight through the same
+    arithmetic.
+    """
     generator = torch.Generator(device).manual_seed(0)
     start = torch.randn(200 * 172, device=device, generator=generator) * 0.02
     live = nn.Parameter(start.bfloat16())
@@ -295,10 +326,14 @@ def master_mismatches(compiled: bool, device: torch.device, steps: int = 1000) -
 
 
 def word_mismatches(device: torch.device) -> int:
-    """Words that splitting and joining changes, NaN apart: all 2^32 on a GPU, 2^26 spread over them on a CPU."""
+    """Words that splitting and joining changes, NaN apart: all 2^32 on a GPU, 2^26 spread over them
+    on a CPU.
+    """
     stride, chunk, wrong = (1, 1 << 28, 0) if device.type == "cuda" else (63, 1 << 24, 0)
     for low in range(-(1 << 31), 1 << 31, chunk * stride):
-        words = torch.arange(low, min(low + chunk * stride, 1 << 31), stride, device=device).to(torch.int32)
+        words = torch.arange(low, min(low + chunk * stride, 1 << 31), stride, device=device).to(
+            torch.int32
+        )
         x = words.view(torch.float32)
         wrong += int((~same_words(join(*split(x)), x) & ~x.isnan()).sum())
     return wrong
@@ -338,11 +373,22 @@ def report(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__, whole=True)
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU if there is one")
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: a GPU if there is one",
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=600, help="of fine-tuning; the base is trained twice as long")
-    parser.add_argument("--rounds", type=int, default=15, help="timed steps per variant on a CPU (a GPU takes 100)")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave the compiled step out")
+    parser.add_argument(
+        "--steps", type=int, default=600, help="of fine-tuning; the base is trained twice as long"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="timed steps per variant on a CPU (a GPU takes 100)"
+    )
+    parser.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="leave the compiled step out"
+    )
     args = parser.parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here")
@@ -352,7 +398,10 @@ def main(arguments: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps(result))
         return
-    print(f"{'':<16}{'B/param':>8}{'optim ms':>10}{'step ms':>9}{'val loss':>10}{'moved':>8}   minus fp32")
+    print(
+        f"{'':<16}{'B/param':>8}{'optim ms':>10}{'step ms':>9}{'val loss':>10}{'moved':>8}   minus "
+        "fp32"
+    )
     for name, r in result["variants"].items():
         apart = " ".join(f"{x:+.5f}" for x in r["val_loss_minus_fp32"])
         print(

@@ -1,19 +1,26 @@
-"""One loader, measured on request in a process of its own. Only the loader "understudy" imports understudy.
+"""One loader, measured on request in a process of its own. Only the loader "understudy" imports
+understudy.
 
-    PYTHON -P rival_loaders.py NAME        NAME is one of LOADERS; PYTHON is an interpreter with its packages
+    PYTHON -P rival_loaders.py NAME        NAME is one of LOADERS; PYTHON is an interpreter with its
+                                           packages
 
-(-P: no imports from this folder.) The first line of output is {"version"} or {"missing"}. Requests are lines of JSON,
-each with one line as answer; a request that fails is answered with {"missing": reason}:
+(-P: no imports from this folder.) The first line of output is {"version"} or {"missing"}. Requests
+are lines of JSON, each with one line as answer; a request that fails is answered with {"missing":
+reason}:
 
-- {"root", "batch", "chunk", "workers", "seconds"}: shuffled batches with action chunks, after a warm-up, and with
-  "step_ms" a sleep after each. Answer: {"samples", "seconds", "cpu_seconds" of all processes,
-  "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples are those of "order",
-  "all_samples" and "all_cpu_seconds" since the dataset was opened}. It stays open from request to request.
-- {..., "order": N}: the sequence of the first N batches, {"episode": [[...]], "frame": [[...]]}, without decoding.
-- {"convert": root, "out": folder}: makes the copy that the loader reads, {"seconds", "cpu_seconds", "bytes"}.
+- {"root", "batch", "chunk", "workers", "seconds"}: shuffled batches with action chunks, after a
+  warm-up, and with "step_ms" a sleep after each. Answer: {"samples", "seconds", "cpu_seconds" of
+  all processes, "waiting_share", "read_bytes", "first_batch_s", "matches": the delivered samples
+  are those of "order", "all_samples" and "all_cpu_seconds" since the dataset was opened}. It stays
+  open from request to request.
+- {..., "order": N}: the sequence of the first N batches, {"episode": [[...]], "frame": [[...]]},
+  without decoding.
+- {"convert": root, "out": folder}: makes the copy that the loader reads, {"seconds", "cpu_seconds",
+  "bytes"}.
 
-Each loader has its own defaults, with as many worker processes as the request names. Images are uint8, the default of
-LeRobot's trainer. torchcodec uses PyAV's FFmpeg where the system has none. Linux only.
+Each loader has its own defaults, with as many worker processes as the request names. Images are
+uint8, the default of LeRobot's trainer. torchcodec uses PyAV's FFmpeg where the system has none.
+Linux only.
 """
 
 import ctypes.util
@@ -37,17 +44,24 @@ FOLDER = "UNDERSTUDY_BENCH_FFMPEG"
 
 
 def lend_ffmpeg(folder: Path) -> None:
-    """Restart this script with PyAV's FFmpeg libraries under their plain names, where the system has no FFmpeg."""
+    """Restart this script with PyAV's FFmpeg libraries under their plain names, where the system
+    has no FFmpeg.
+    """
     found = importlib.util.find_spec("av")
     if importlib.util.find_spec("torchcodec") is None or ctypes.util.find_library("avcodec"):
         return
-    for library in (Path(str(found.origin)).parent.parent / "av.libs").glob("*.so*") if found else []:
+    for library in (
+        (Path(str(found.origin)).parent.parent / "av.libs").glob("*.so*") if found else []
+    ):
         (folder / library.name).symlink_to(library)
         plain = re.fullmatch(r"(lib(?:av|sw)\w+)-[0-9a-f]+\.so\.(\d+)[.\d]*", library.name)
         if plain:
             (folder / f"{plain[1]}.so.{plain[2]}").symlink_to(library)
     # A process reads library paths at its start, hence the restart.
-    paths = {"LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}", FOLDER: str(folder)}
+    paths = {
+        "LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        FOLDER: str(folder),
+    }
     os.execve(sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]], os.environ | paths)
 
 
@@ -70,7 +84,9 @@ def process_tree(root: int) -> list[int]:
 
 
 def spent(processes: list[int]) -> tuple[float, int]:
-    """User and system seconds of `processes` so far, and the bytes that they read by system calls."""
+    """User and system seconds of `processes` so far, and the bytes that they read by system
+    calls.
+    """
     seconds = time.process_time()
     read = 0
     for process in processes:
@@ -86,12 +102,18 @@ def spent(processes: list[int]) -> tuple[float, int]:
 
 
 def dataset_facts(root: str) -> tuple[dict[str, Any], Any]:
-    """The dataset's info.json, and the rows of its episodes in the sequence of their numbers (a table of pyarrow)."""
+    """The dataset's info.json, and the rows of its episodes in the sequence of their numbers (a
+    table of pyarrow).
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tables = [pq.read_table(path) for path in sorted(Path(root, "meta", "episodes").rglob("*.parquet"))]
-    return json.loads(Path(root, "meta", "info.json").read_text()), pa.concat_tables(tables).sort_by("episode_index")
+    tables = [
+        pq.read_table(path) for path in sorted(Path(root, "meta", "episodes").rglob("*.parquet"))
+    ]
+    return json.loads(Path(root, "meta", "info.json").read_text()), pa.concat_tables(
+        tables
+    ).sort_by("episode_index")
 
 
 class Understudy:
@@ -130,7 +152,9 @@ class Understudy:
 
 
 class MapStyle:
-    """A dataset of LeRobot's interface in torch's DataLoader, with the sampler of LeRobot's trainer."""
+    """A dataset of LeRobot's interface in torch's DataLoader, with the sampler of LeRobot's
+    trainer.
+    """
 
     prefetch = 4
     context = "fork"
@@ -161,7 +185,9 @@ class MapStyle:
         if self.workers:
             kind = {"prefetch_factor": self.prefetch, "persistent_workers": True}
             kind["multiprocessing_context"] = self.context
-        return DataLoader(self.dataset, batch_size=self.batch, sampler=sampler, num_workers=self.workers, **kind)
+        return DataLoader(
+            self.dataset, batch_size=self.batch, sampler=sampler, num_workers=self.workers, **kind
+        )
 
     def batches(self) -> Iterator[dict[str, Any]]:
         while True:
@@ -196,7 +222,8 @@ class LeRobot(MapStyle):
         from lerobot.datasets.lerobot_dataset import LeRobotDataset  # noqa: F401
 
         return (
-            f"{version('lerobot')} (torch {version('torch')}, torchcodec {version('torchcodec')}, av {av.__version__})"
+            f"{version('lerobot')} (torch {version('torch')}, torchcodec "
+            f"{version('torchcodec')}, av {av.__version__})"
         )
 
     def open(self, root: str, windows: dict[str, list[float]]) -> Any:
@@ -223,12 +250,16 @@ class Lance(MapStyle):
     def version() -> str:
         from lerobot_lancedb import LanceDBDataset  # noqa: F401
 
-        return f"{version('lerobot-lancedb')} (lancedb {version('lancedb')}, torchcodec {version('torchcodec')})"
+        return (
+            f"{version('lerobot-lancedb')} (lancedb {version('lancedb')}, torchcodec "
+            f"{version('torchcodec')})"
+        )
 
     @staticmethod
     def convert(root: str, out: str) -> None:
         subprocess.check_call(
-            [sys.executable, "-m", "lerobot_lancedb.convert", "--root", root, "--out", out], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "lerobot_lancedb.convert", "--root", root, "--out", out],
+            stdout=subprocess.DEVNULL,
         )
 
     def open(self, root: str, windows: dict[str, list[float]]) -> Any:
@@ -238,7 +269,9 @@ class Lance(MapStyle):
 
 
 class Blocks(MapStyle):
-    """torchcodec's separate demuxer, decoder and converter behind a plain map-style dataset, with torch's shuffle."""
+    """torchcodec's separate demuxer, decoder and converter behind a plain map-style dataset, with
+    torch's shuffle.
+    """
 
     prefetch = 2
 
@@ -254,11 +287,15 @@ class Blocks(MapStyle):
     def sampler(self) -> Any:
         import torch
 
-        return torch.utils.data.RandomSampler(range(self.frames), generator=torch.Generator().manual_seed(0))
+        return torch.utils.data.RandomSampler(
+            range(self.frames), generator=torch.Generator().manual_seed(0)
+        )
 
 
 class BlocksDataset:
-    """Map-style dataset: state, actions and one frame of each camera, found by key frame and decoded forward."""
+    """Map-style dataset: state, actions and one frame of each camera, found by key frame and
+    decoded forward.
+    """
 
     def __init__(self, root: str, chunk: int) -> None:
         import numpy as np
@@ -266,16 +303,25 @@ class BlocksDataset:
         import pyarrow.parquet as pq
 
         info, episodes = dataset_facts(root)
-        rows = pa.concat_tables([pq.read_table(path) for path in sorted(Path(root, "data").rglob("*.parquet"))])
+        rows = pa.concat_tables(
+            [pq.read_table(path) for path in sorted(Path(root, "data").rglob("*.parquet"))]
+        )
         self.root = root
         self.chunk = chunk
         self.fps = info["fps"]
-        self.rows = {key: np.stack(rows[key].to_numpy(zero_copy_only=False)) for key in ("observation.state", "action")}
+        self.rows = {
+            key: np.stack(rows[key].to_numpy(zero_copy_only=False))
+            for key in ("observation.state", "action")
+        }
         self.episode, self.frame = rows["episode_index"].to_numpy(), rows["frame_index"].to_numpy()
         self.end = episodes["dataset_to_index"].to_numpy()
         self.videos = {}
-        for key in (key for key, feature in info["features"].items() if feature["dtype"] == "video"):
-            columns = (f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))
+        for key in (
+            key for key, feature in info["features"].items() if feature["dtype"] == "video"
+        ):
+            columns = (
+                f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")
+            )
             self.videos[key] = list(zip(*(episodes[column].to_pylist() for column in columns)))
         self.path = info["video_path"]
         self.readers: dict[str, Any] = {}
@@ -289,7 +335,10 @@ class BlocksDataset:
         episode = int(self.episode[row])
         frame = int(self.frame[row])
         actions = np.minimum(np.arange(row, row + self.chunk), self.end[episode] - 1)
-        sample = {"observation.state": self.rows["observation.state"][row], "action": self.rows["action"][actions]}
+        sample = {
+            "observation.state": self.rows["observation.state"][row],
+            "action": self.rows["action"][actions],
+        }
         for key, files in self.videos.items():
             chunk, file, begin = files[episode]
             path = self.path.format(video_key=key, chunk_index=chunk, file_index=file)
@@ -343,7 +392,9 @@ class Stream:
         self.first_batch_s = time.perf_counter() - start
 
     def next(self) -> tuple[float, int]:
-        """Take a batch and compare its samples with the order; returns the seconds waited and the samples."""
+        """Take a batch and compare its samples with the order; returns the seconds waited and the
+        samples.
+        """
         asked = time.perf_counter()
         batch = next(self.passing)
         waited = time.perf_counter() - asked
@@ -356,7 +407,8 @@ class Stream:
         return waited, len(episode)
 
     def measure(self, seconds: float, step_ms: float = 0, least: int = 4) -> dict[str, Any]:
-        for _ in range(self.queued + 1):  # discards batches made before; one that is waited for is the last of them
+        # discards batches made before; one that is waited for is the last of them
+        for _ in range(self.queued + 1):
             if self.next()[0] > 0.02:
                 break
             time.sleep(step_ms / 1000)
@@ -405,7 +457,11 @@ def answer_requests(name: str, answers: Any) -> None:
     try:
         print(json.dumps({"version": LOADERS[name].version()}), file=answers, flush=True)
     except (ImportError, RuntimeError, OSError) as error:
-        print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:300]}), file=answers, flush=True)
+        print(
+            json.dumps({"missing": f"{type(error).__name__}: {error}"[:300]}),
+            file=answers,
+            flush=True,
+        )
         return
     key = ""
     stream = None
@@ -421,7 +477,11 @@ def answer_requests(name: str, answers: Any) -> None:
                 answer = {"episode": [e for e, _ in batches], "frame": [f for _, f in batches]}
                 loader.close()
             else:
-                timing = {name: asked.pop(name) for name in ("seconds", "step_ms", "least") if name in asked}
+                timing = {
+                    name: asked.pop(name)
+                    for name in ("seconds", "step_ms", "least")
+                    if name in asked
+                }
                 if stream is None or json.dumps(asked) != key:
                     stream = None  # ends its workers
                     key = json.dumps(asked)

@@ -1,26 +1,33 @@
-"""Cost of a sample as the rows of a dataset grow to the size of DROID (18.8 million frames) and beyond.
+"""Cost of a sample as the rows of a dataset grow to the size of DROID (18.8 million frames) and
+beyond.
 
-    python lab/benchmarks/rows.py                                   0.27, 2.7 and 18.8 million frames
+    python lab/benchmarks/rows.py                                   0.27, 2.7 and 18.8 million
+                                                                    frames
     python lab/benchmarks/rows.py --millions 0.27 200 --json
-    python lab/benchmarks/rows.py --before CHECKOUT                 in turns with another checkout of the project
-    python lab/benchmarks/rows.py --per-file 1 --linked 0           an episode per data file, as older datasets have it
-    python lab/benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's dataset and Lance
+    python lab/benchmarks/rows.py --before CHECKOUT                 in turns with another checkout
+                                                                    of the project
+    python lab/benchmarks/rows.py --per-file 1 --linked 0           an episode per data file, as
+                                                                    older datasets have it
+    python lab/benchmarks/rows.py --copied --python lerobot=PATH    real files, beside LeRobot's
+                                                                    dataset and Lance
 
-The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven numbers, distinct in
-every file (from --linked million frames on, files are links to 70 distinct ones), three cameras of 224 pixels in H.264
-with a key frame every 30 frames, 33 episodes in a video. Video files are links to one. All settings of the loader are
-its defaults.
+The layout is DROID's: episodes of 268 frames, 1000 of them in a data file of two vectors of seven
+numbers, distinct in every file (from --linked million frames on, files are links to 70 distinct
+ones), three cameras of 224 pixels in H.264 with a key frame every 30 frames, 33 episodes in a
+video. Video files are links to one. All settings of the loader are its defaults.
 
-With `--copied` each file name has a file of its own (copies, with the columns that LeRobot reads). `--python NAME=PATH`
-adds a rival with its interpreter (lerobot, lance: `rival_loaders.py`), with one worker process per core. Its images are
-uint8, ours too.
+With `--copied` each file name has a file of its own (copies, with the columns that LeRobot reads).
+`--python NAME=PATH` adds a rival with its interpreter (lerobot, lance: `rival_loaders.py`), with
+one worker process per core. Its images are uint8, ours too.
 
-    first_s             seconds from the program's first line after its imports to the first batch; the columns are not
-                        yet decoded ("cold"), or are in the host's cache, out of the page cache where that is allowed
+    first_s             seconds from the program's first line after its imports to the first batch;
+                        the columns are not yet decoded ("cold"), or are in the host's cache, out of
+                        the page cache where that is allowed
     cpu_ms              CPU milliseconds of a sample, of all threads and children
     samples_s           samples a second
     decode_all_s        seconds of decoding all columns at once, with `decode_all_cpu_s`
-    anonymous_mb        largest anonymous memory beyond that after the imports, with `planned_mb` of the loader
+    anonymous_mb        largest anonymous memory beyond that after the imports, with `planned_mb` of
+                        the loader
 """
 
 import json
@@ -72,7 +79,8 @@ def write(
     make_video: Callable[[Path, int], None] = draw_video,
     group: int | None = None,
 ) -> None:
-    """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70 distinct ones.
+    """Write a dataset of about so many frames; from `linked` frames on, data files are links to 70
+    distinct ones.
 
     Args:
         root: its folder.
@@ -108,7 +116,9 @@ def write(
 
 
 def _rows(file: int, episodes: int, numbered: bool) -> pa.Table:
-    """Rows of a data file. Only `numbered` ones have `episode_index` and `index`: those of a link would be wrong."""
+    """Rows of a data file. Only `numbered` ones have `episode_index` and `index`: those of a link
+    would be wrong.
+    """
     draw = np.random.default_rng(file)
     count = episodes * LENGTH
     columns: dict[str, Any] = {}
@@ -126,11 +136,21 @@ def _rows(file: int, episodes: int, numbered: bool) -> pa.Table:
 
 
 def _write_metadata(root: Path, episodes: int, per_video: int, side: tuple[int, int]) -> None:
-    features: dict[str, Any] = {key: {"dtype": "float32", "shape": [7], "names": None} for key in VECTORS}
+    features: dict[str, Any] = {
+        key: {"dtype": "float32", "shape": [7], "names": None} for key in VECTORS
+    }
     for camera in CAMERAS:
-        features[camera] = {"dtype": "video", "shape": [*side, 3], "names": ["height", "width", "channels"]}
+        features[camera] = {
+            "dtype": "video",
+            "shape": [*side, 3],
+            "names": ["height", "width", "channels"],
+        }
     for key in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
-        features[key] = {"dtype": "float32" if key == "timestamp" else "int64", "shape": [1], "names": None}
+        features[key] = {
+            "dtype": "float32" if key == "timestamp" else "int64",
+            "shape": [1],
+            "names": None,
+        }
     info = {
         "codebase_version": "v3.0",
         "robot_type": "arm",
@@ -212,7 +232,10 @@ def decode_all(root: str) -> dict[str, Any]:
     data.keep_rows(1 << 30, 0, readers=os.cpu_count() or 1)
     for some in np.array_split(episodes, -(-len(episodes) // 64)):
         data.batch(some, np.zeros_like(some))
-    return {"decode_all_s": time.perf_counter() - begun, "decode_all_cpu_s": common.cpu_seconds() - cpu}
+    return {
+        "decode_all_s": time.perf_counter() - begun,
+        "decode_all_cpu_s": common.cpu_seconds() - cpu,
+    }
 
 
 def _drop(folder: Path) -> None:
@@ -229,7 +252,9 @@ def measure(part: str, tree: str, cache: Path, **setting: Any) -> dict[str, Any]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     environment["PYTHONPATH"] = common.sources(tree)
     command = common.child(__file__, part, **setting)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=3600, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -268,21 +293,31 @@ def rival(name: str, python: str, root: Path, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
-    parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
+    parser.add_argument(
+        "--linked", type=float, default=50, help="million frames from which on data files are links"
+    )
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--warm", type=int, default=20_000, help="samples before the figures, in which lanes begin")
+    parser.add_argument(
+        "--warm", type=int, default=20_000, help="samples before the figures, in which lanes begin"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", default="", help="another checkout, measured in turns")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")
-    parser.add_argument("--copied", action="store_true", help="copies of the video in place of links")
-    parser.add_argument("--python", nargs="+", default=[], help="rivals, NAME=PATH of an interpreter each")
+    parser.add_argument(
+        "--copied", action="store_true", help="copies of the video in place of links"
+    )
+    parser.add_argument(
+        "--python", nargs="+", default=[], help="rivals, NAME=PATH of an interpreter each"
+    )
     parser.add_argument("--part", nargs=2, help="of a process")
     options = parser.parse_args()
     if options.part:
         part = {"read": read, "decode_all": decode_all}[options.part[0]]
         print(json.dumps(part(**json.loads(options.part[1]))))
         return
-    trees = {"now": str(Path(__file__).parents[2])} | ({"before": options.before} if options.before else {})
+    trees = {"now": str(Path(__file__).parents[2])} | (
+        {"before": options.before} if options.before else {}
+    )
     rows: list[dict[str, Any]] = []
     for millions in options.millions:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -296,7 +331,9 @@ def main() -> None:
                     shutil.rmtree(cache, ignore_errors=True)
                     _drop(root)
                     cold = measure("read", tree, cache, **reading)
-                    decoded = measure("decode_all", tree, cache, root=str(root)) if name == "now" else {}
+                    decoded = (
+                        measure("decode_all", tree, cache, root=str(root)) if name == "now" else {}
+                    )
                     _drop(cache)
                     again = measure("read", tree, cache, **reading)
                     found.setdefault(f"{name} cold", []).append(cold)
@@ -313,7 +350,11 @@ def main() -> None:
                 row |= {key: round(median(one[key] for one in results), 3) for key in results[0]}
                 rows.append(row)
                 common.say(row)
-    print(json.dumps({"rows": rows, "conditions": common.conditions()}, indent=None if options.json else 1))
+    print(
+        json.dumps(
+            {"rows": rows, "conditions": common.conditions()}, indent=None if options.json else 1
+        )
+    )
 
 
 if __name__ == "__main__":

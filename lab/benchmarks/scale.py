@@ -1,18 +1,21 @@
-"""Start of a run on synthetic metadata of up to ten million episodes, and the slices of up to 800 simulated ranks.
+"""Start of a run on synthetic metadata of up to ten million episodes, and the slices of up to 800
+simulated ranks.
 
-    python lab/benchmarks/scale.py                                    100,000, 1,000,000 and 10,000,000 episodes
+    python lab/benchmarks/scale.py    100,000, 1,000,000 and 10,000,000 episodes
     python lab/benchmarks/scale.py --episodes 1000000 --ranks 1 800
     python lab/benchmarks/scale.py --json
 
-The dataset has the metadata of three cameras, and data files without images: each file is a link to the same rows, 7
-actions a frame. Two processes of one host start the same run, one after the other: the first one makes the tables that
-they share. The stages are those of `understudy train`. Nothing is trained.
+The dataset has the metadata of three cameras, and data files without images: each file is a link to
+the same rows, 7 actions a frame. Two processes of one host start the same run, one after the other:
+the first one makes the tables that they share. The stages are those of `understudy train`. Nothing
+is trained.
 
     cpu_s, wall_s       seconds of the stage
     private_mb          memory of this process alone after it, beyond that after its imports
     right               each row of the first batch is the row that the order names
 
-    rank_ms             CPU time of one rank to locate its samples of a step in the middle of the first epoch
+    rank_ms             CPU time of one rank to locate its samples of a step in the middle of the
+                        first epoch
     ranks_ms            the same for all ranks, one after the other
     union               the slices of all ranks are the batch, each sample once
 """
@@ -54,7 +57,11 @@ PER_META = 100_000
 def write_metadata(root: Path, lengths: np.ndarray) -> None:
     """Write metadata of episodes of these lengths, and empty videos. lengths: int64 (episodes,)."""
     keys = [f"observation.images.cam{number}" for number in range(CAMERAS)]
-    video_feature = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "channels"]}
+    video_feature = {
+        "dtype": "video",
+        "shape": [224, 224, 3],
+        "names": ["height", "width", "channels"],
+    }
     info = {
         "codebase_version": "v3.0",
         "robot_type": "arm",
@@ -70,7 +77,9 @@ def write_metadata(root: Path, lengths: np.ndarray) -> None:
     (root / "meta").mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))
     texts = [f"task {number}" for number in range(TASKS)]
-    pq.write_table(pa.table({"task_index": np.arange(TASKS), "task": texts}), root / "meta/tasks.parquet")
+    pq.write_table(
+        pa.table({"task_index": np.arange(TASKS), "task": texts}), root / "meta/tasks.parquet"
+    )
     ids = np.arange(len(lengths))
     starts = np.cumsum(lengths) - lengths
     video = ids // PER_VIDEO
@@ -99,13 +108,17 @@ def write_metadata(root: Path, lengths: np.ndarray) -> None:
 
 
 def private_mb() -> float:
-    """Memory of this process alone: without pages of files, which all processes that map them share."""
+    """Memory of this process alone: without pages of files, which all processes that map them
+    share.
+    """
     lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     return next(int(words[1]) for words in lines if words[0] == "Anonymous:") / 1024
 
 
 def write(root: Path, episodes: int) -> np.ndarray:
-    """Write the dataset; returns the lengths of the episodes of each data file, int64 (PER_DATA,)."""
+    """Write the dataset; returns the lengths of the episodes of each data file, int64
+    (PER_DATA,).
+    """
     lengths = np.random.default_rng(0).integers(100, 433, PER_DATA)
     write_metadata(root, np.resize(lengths, episodes))
     number = np.arange(int(lengths.sum()), dtype=np.float32)
@@ -122,7 +135,9 @@ def write(root: Path, episodes: int) -> np.ndarray:
         if file < last or episodes % PER_DATA == 0:
             os.link(first, path)
         else:
-            pq.write_table(table[: int(lengths[: episodes % PER_DATA].sum())], path, row_group_size=20_000)
+            pq.write_table(
+                table[: int(lengths[: episodes % PER_DATA].sum())], path, row_group_size=20_000
+            )
     return lengths
 
 
@@ -146,7 +161,9 @@ class Stages:
         return result
 
 
-def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: int = 0) -> dict[str, Any]:
+def start(
+    root: Path, batch: int, world: int, ranks: Sequence[int], statistics: int = 0
+) -> dict[str, Any]:
     """Start the run of one of `world` ranks in this process; returns its stages and facts.
 
     Args:
@@ -165,10 +182,15 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
     from understudy_data.load.loader import Loader
 
     def config(**data: Any) -> TrainConfig:
-        return TrainConfig(data=DataConfig(str(root), cameras=("none",), chunk_size=CHUNK, **data), batch_size=batch)
+        return TrainConfig(
+            data=DataConfig(str(root), cameras=("none",), chunk_size=CHUNK, **data),
+            batch_size=batch,
+        )
 
     stages = Stages()
-    data = stages.run("open the dataset, split it, look for missing files", lambda: open_data(config()))
+    data = stages.run(
+        "open the dataset, split it, look for missing files", lambda: open_data(config())
+    )
     stages.run("validation frames", lambda: read_validation_data(config(), data))
     stages.run("fingerprint", lambda: dataset_fingerprint(data))
     order = stages.run("order", lambda: data.order(config()))
@@ -185,10 +207,14 @@ def start(root: Path, batch: int, world: int, ranks: Sequence[int], statistics: 
     facts: dict[str, Any] = {
         "stages": stages.found,
         "samples": len(expected),
-        "right": bool(np.array_equal(first["action"][:, 0, 0].numpy(), expected.astype(np.float32))),
+        "right": bool(
+            np.array_equal(first["action"][:, 0, 0].numpy(), expected.astype(np.float32))
+        ),
         "order_bytes": len(order.to_json()),
         "frames": int(data.training[0].catalog.episodes.frames),
-        "ranks": {str(count): simulate(order, len(data.training[0]), batch, count) for count in ranks},
+        "ranks": {
+            str(count): simulate(order, len(data.training[0]), batch, count) for count in ranks
+        },
     }
     if statistics:
         small = open_data(config(episodes=tuple(range(statistics))), check_files=False)
@@ -230,20 +256,30 @@ def measure(episodes: int, batch: int, ranks: Sequence[int]) -> dict[str, Any]:
         world = max(ranks)
         found: dict[str, Any] = {"episodes": episodes, "meta_mb": round(meta / 2**20, 1)}
         for number, name in enumerate(("first", "second")):
-            words = [str(root), str(batch), str(world), "0" if number else "2000", *map(str, () if number else ranks)]
+            words = [
+                str(root),
+                str(batch),
+                str(world),
+                "0" if number else "2000",
+                *map(str, () if number else ranks),
+            ]
             env = {**os.environ, "XDG_CACHE_HOME": str(Path(folder, "cache"))}
             command = [sys.executable, __file__, "--child", *words]
             done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
             if done.returncode:
-                raise SystemExit(f"the {name} process of {episodes:,} episodes ended with {done.returncode}")
+                raise SystemExit(
+                    f"the {name} process of {episodes:,} episodes ended with {done.returncode}"
+                )
             found[name] = json.loads(done.stdout.splitlines()[-1])
         tables = (Path(folder, "cache")).rglob("tables/*")
-        found["shared_mb"] = round(sum(path.stat().st_size for path in tables if path.is_file()) / 2**20, 1)
+        found["shared_mb"] = round(
+            sum(path.stat().st_size for path in tables if path.is_file()) / 2**20, 1
+        )
     return found
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--episodes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--batch-size", type=int, default=BATCH)
@@ -252,10 +288,21 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.child:
         root, batch, world, statistics, *ranks = options.child
-        print(json.dumps(start(Path(root), int(batch), int(world), [int(one) for one in ranks], int(statistics))))
+        print(
+            json.dumps(
+                start(
+                    Path(root), int(batch), int(world), [int(one) for one in ranks], int(statistics)
+                )
+            )
+        )
         return
     rows = [measure(episodes, options.batch_size, options.ranks) for episodes in options.episodes]
-    facts = {"batch_size": options.batch_size, "cameras": CAMERAS, "rows": rows, "conditions": conditions()}
+    facts = {
+        "batch_size": options.batch_size,
+        "cameras": CAMERAS,
+        "rows": rows,
+        "conditions": conditions(),
+    }
     print(json.dumps(facts, indent=None if options.json else 1))
 
 

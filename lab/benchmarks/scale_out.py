@@ -1,25 +1,33 @@
-"""Tools divided among processes: CPU time beside one process, equality after kills, and a simulation of large clusters.
+"""Tools divided among processes: CPU time beside one process, equality after kills, and a
+simulation of large clusters.
 
     python lab/benchmarks/scale_out.py --json
 
-A recorded set of two cameras is checked (all images) and transcoded by 1, 2 and 5 processes. CPU seconds are those of
-the command and all its processes; the ratio to one process is the median over rounds, in which the three follow each
-other. The output must be the same to the byte. Then processes of an edit with a `--work` folder, and its command, are
-killed at random until the kills are reached.
+A recorded set of two cameras is checked (all images) and transcoded by 1, 2 and 5 processes. CPU
+seconds are those of the command and all its processes; the ratio to one process is the median over
+rounds, in which the three follow each other. The output must be the same to the byte. Then
+processes of an edit with a `--work` folder, and its command, are killed at random until the kills
+are reached.
 
-The simulation gives parts in order to workers, each part with the CPU time of its rows or images. The driver starts,
-stores and merges one part at a time, with the seconds per part that were measured here.
+The simulation gives parts in order to workers, each part with the CPU time of its rows or images.
+The driver starts, stores and merges one part at a time, with the seconds per part that were
+measured here.
 
     python lab/benchmarks/scale_out.py --loaders 256 --batch 8192 --millions 18.8
 
-makes the loaders of so many ranks in turn, each in a process of its own with all defaults, and takes the first batch of
-each. The dataset is that of `rows.py`, whose columns are decoded by the first rank that reads a file.
+makes the loaders of so many ranks in turn, each in a process of its own with all defaults, and
+takes the first batch of each. The dataset is that of `rows.py`, whose columns are decoded by the
+first rank that reads a file.
 
-    exact               the samples of all ranks together are the batch that the order names, each once
-    video_ratio         bytes of videos that all ranks have read when their first batch is there, over those that
-                        decoding its samples needs, from the key frame on; clips serve the next batches, too
-    row_mb              resident pages of the mapped columns of a rank, beside `needed_row_mb` of its samples
-    other_mb            bytes of other files that a rank has read: those of the data files that it decodes for the host
+    exact               the samples of all ranks together are the batch that the order names, each
+                        once
+    video_ratio         bytes of videos that all ranks have read when their first batch is there,
+                        over those that decoding its samples needs, from the key frame on; clips
+                        serve the next batches, too
+    row_mb              resident pages of the mapped columns of a rank, beside `needed_row_mb` of
+                        its samples
+    other_mb            bytes of other files that a rank has read: those of the data files that it
+                        decodes for the host
     first_s, cpu_s      seconds and CPU seconds from the dataset's path to the first batch
     anonymous_mb        largest of all ranks, beside the plan of each
 """
@@ -68,8 +76,12 @@ EDIT = ("edit", "{source}", "{out}", "--codec", "libx264", "--gop", "4", "--json
 def record(root: Path, episodes: int, frames: int) -> None:
     """Record moving squares from two cameras, with 14 joints."""
     rng = np.random.default_rng(0)
-    features: dict[str, dict[str, Any]] = {key: {"dtype": "video", "shape": (96, 128, 3)} for key in CAMERAS}
-    features |= {key: {"dtype": "float32", "shape": (14,)} for key in ("action", "observation.state")}
+    features: dict[str, dict[str, Any]] = {
+        key: {"dtype": "video", "shape": (96, 128, 3)} for key in CAMERAS
+    }
+    features |= {
+        key: {"dtype": "float32", "shape": (14,)} for key in ("action", "observation.state")
+    }
     with EpisodeWriter(root, fps=30, features=features, codec="libx264") as writer:
         for _ in range(episodes):
             path = np.cumsum(rng.normal(size=(frames, 14)), axis=0)
@@ -78,12 +90,17 @@ def record(root: Path, episodes: int, frames: int) -> None:
                 x, y = (int(40 + 30 * np.sin(value / 9)) for value in path[frame, :2])
                 image[y : y + 20, x : x + 20] = (200, 40, frame % 256)
                 row: dict[str, Any] = dict.fromkeys(CAMERAS, image)
-                writer.add_frame(row | {"action": path[frame], "observation.state": path[frame] - 0.1}, task="move")
+                writer.add_frame(
+                    row | {"action": path[frame], "observation.state": path[frame] - 0.1},
+                    task="move",
+                )
             writer.save_episode()
 
 
 def wait_for_others() -> int:
-    """Wait for processes that a command left to this one (`PR_SET_CHILD_SUBREAPER`); return those of 60 seconds."""
+    """Wait for processes that a command left to this one (`PR_SET_CHILD_SUBREAPER`); return those
+    of 60 seconds.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -127,9 +144,15 @@ def compare(source: Path, folder: Path, rounds: int) -> dict[str, Any]:
                 printed, used = run((*words, "--workers", str(count)), source=source, out=out)
                 seconds[count].append(used)
                 report = json.loads(printed)
-                results.append({k: v for k, v in report.items() if k != "seconds"} if name == "check" else content(out))
+                results.append(
+                    {k: v for k, v in report.items() if k != "seconds"}
+                    if name == "check"
+                    else content(out)
+                )
                 shutil.rmtree(out, ignore_errors=True)
-        ratios = {n: statistics.median(a / b for a, b in zip(seconds[n], seconds[1])) for n in (2, 5)}
+        ratios = {
+            n: statistics.median(a / b for a, b in zip(seconds[n], seconds[1])) for n in (2, 5)
+        }
         facts[name] = {
             "cpu_seconds": {n: round(statistics.median(times), 2) for n, times in seconds.items()},
             "cpu_ratio": {n: round(ratio, 3) for n, ratio in ratios.items()},
@@ -139,8 +162,12 @@ def compare(source: Path, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def processes_of(work: Path) -> list[int]:
-    """The process of a command with this folder, its fork server, and the processes that this forked."""
-    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    """The process of a command with this folder, its fork server, and the processes that this
+    forked.
+    """
+    listed = subprocess.run(
+        ["ps", "-eww", "-o", "pid=,ppid=,args="], capture_output=True, text=True
+    ).stdout
     lines = [line.split(None, 2) for line in listed.splitlines()]
     commands = [int(pid) for pid, _, words in lines if str(work) in words]
     for _ in range(2):  # children, and theirs
@@ -148,7 +175,9 @@ def processes_of(work: Path) -> list[int]:
         commands += [
             int(pid)
             for pid, parent, words in lines
-            if int(parent) in parents and int(pid) not in parents and "multiprocessing.forkserver" in words
+            if int(parent) in parents
+            and int(pid) not in parents
+            and "multiprocessing.forkserver" in words
         ]
     return commands
 
@@ -163,7 +192,12 @@ def kill(source: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
         out = folder / "out"
         work = folder / f"work-{counts['edits']}"
         words = [*EDIT, "--workers", "2", "--work", str(work)]
-        command = [sys.executable, "-m", "understudy", *(word.format(source=source, out=out) for word in words)]
+        command = [
+            sys.executable,
+            "-m",
+            "understudy",
+            *(word.format(source=source, out=out) for word in words),
+        ]
         while not out.exists():
             driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             parts = len(list(work.glob("*.part")))
@@ -199,7 +233,9 @@ class Nothing:
 
 
 def measure_driver(source: Path, folder: Path) -> dict[str, float]:
-    """CPU seconds of the driver for each part, and for the merge of a part of `row_facts.PART_ROWS` rows."""
+    """CPU seconds of the driver for each part, and for the merge of a part of `row_facts.PART_ROWS`
+    rows.
+    """
     parts: list[Part] = [(number,) for number in range(1000)]
     begin = time.process_time()
     with Workers(2, folder=folder / "nothing") as workers:
@@ -218,7 +254,9 @@ def measure_driver(source: Path, folder: Path) -> dict[str, float]:
     return {"part": each, "merge_of_an_episode": merge, "row": read}
 
 
-def simulate(episodes: int, workers: int, per_frame: float, frames_of_part: int, driver: float) -> dict[str, float]:
+def simulate(
+    episodes: int, workers: int, per_frame: float, frames_of_part: int, driver: float
+) -> dict[str, float]:
     """Hours until the last part is merged, and the share of the workers' time that is work."""
     lengths = np.random.default_rng(0).lognormal(5.5, 0.4, min(episodes, 10**6))
     frames = float(lengths.mean()) * episodes
@@ -235,10 +273,11 @@ def simulate(episodes: int, workers: int, per_frame: float, frames_of_part: int,
 
 
 def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str, Any]:
-    """Make the loader of a rank with all defaults and take its first batch: figures of this process.
+    """Make the loader of a rank with all defaults and take its first batch: figures of this
+    process.
 
-    `video` has the bytes that were read from videos until then, read-ahead included, `others` those of all other reads
-    by calls, `samples` (episode, frame) of each sample.
+    `video` has the bytes that were read from videos until then, read-ahead included, `others` those
+    of all other reads by calls, `samples` (episode, frame) of each sample.
     """
     read = Counter[str]()
     fill = LocalSource.fill
@@ -252,11 +291,22 @@ def load_first_batch(root: Path, batch: int, rank: int, world: int) -> dict[str,
     cpu = cpu_seconds()
     begun = time.perf_counter()
     place = {"rank": rank, "world_size": world}
-    with mock.patch.object(LocalSource, "fill", count), us.Loader(root, batch_size=batch, seed=0, **place) as loader:
+    with (
+        mock.patch.object(LocalSource, "fill", count),
+        us.Loader(root, batch_size=batch, seed=0, **place) as loader,
+    ):
         first = next(loader)
-        facts = {"first_s": time.perf_counter() - begun, "cpu_s": cpu_seconds() - cpu, "video": read[".mp4"]}
+        facts = {
+            "first_s": time.perf_counter() - begun,
+            "cpu_s": cpu_seconds() - cpu,
+            "video": read[".mp4"],
+        }
         facts["others"] = read_bytes() - all_before - read[".mp4"]
-        facts |= {"anonymous": anonymous_bytes() - anonymous, "planned": loader.plan.bytes, "mapped": mapped_bytes()}
+        facts |= {
+            "anonymous": anonymous_bytes() - anonymous,
+            "planned": loader.plan.bytes,
+            "mapped": mapped_bytes(),
+        }
     numbers = [first[key].tolist() for key in ("episode_index", "frame_index")]
     return facts | {"samples": list(zip(*numbers))}
 
@@ -269,11 +319,15 @@ def named_batch(root: Path, batch: int, world: int) -> list[tuple[int, int]]:
 
 
 def decoded_bytes(root: Path, samples: Sequence[tuple[int, int]]) -> int:
-    """Bytes of the packets that decoding these samples needs: for each camera, from the key frame to the sample."""
+    """Bytes of the packets that decoding these samples needs: for each camera, from the key frame
+    to the sample.
+    """
     with av.open(str(root / "video.mp4")) as video:
         packets = [packet for packet in video.demux(video=0) if packet.size]
     ends = np.cumsum([packet.size for packet in packets])
-    keys = np.maximum.accumulate([number if packet.is_keyframe else 0 for number, packet in enumerate(packets)])
+    keys = np.maximum.accumulate(
+        [number if packet.is_keyframe else 0 for number, packet in enumerate(packets)]
+    )
     begins = np.concatenate([[0], ends[:-1]])[keys]
     episode, frame = np.array(samples).T
     place = episode % rows.PER_VIDEO * rows.LENGTH + frame
@@ -338,7 +392,11 @@ def measure_loaders(options: argparse.Namespace, folder: Path) -> dict[str, Any]
     if not root.exists():
         rows.write(root, round(options.millions * 1e6), 10**9)
     size = sum(path.stat().st_size for path in (root / "data").rglob("*.parquet"))
-    facts = {"million_frames": options.millions, "row_files_mb": size / 1e6, "conditions": conditions()}
+    facts = {
+        "million_frames": options.millions,
+        "row_files_mb": size / 1e6,
+        "conditions": conditions(),
+    }
     return facts | load_in_turn(root, options.batch, options.loaders)
 
 
@@ -350,12 +408,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--loaders", type=int, default=0, help="measure the loaders of so many ranks alone")
-    parser.add_argument("--batch", type=int, default=8192, help="samples of a step of all these ranks")
+    parser.add_argument(
+        "--loaders", type=int, default=0, help="measure the loaders of so many ranks alone"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=8192, help="samples of a step of all these ranks"
+    )
     parser.add_argument("--millions", type=float, default=18.8, help="frames of their dataset")
-    parser.add_argument("--folder", default="", help="folder that keeps their dataset; a later run reads it")
+    parser.add_argument(
+        "--folder", default="", help="folder that keeps their dataset; a later run reads it"
+    )
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: fork servers outlive their command for a moment
+    # PR_SET_CHILD_SUBREAPER: fork servers outlive their command for a moment
+    ctypes.CDLL(None).prctl(36, 1)
     folder = Path(tempfile.mkdtemp(prefix="understudy-scale-"))
     try:
         if options.loaders:
@@ -366,13 +431,17 @@ def main() -> int:
         record(source, options.episodes, options.frames)
         facts = compare(source, folder, options.rounds)
         record(folder / "small", 12, 100)
-        facts["kills"] = kill(folder / "small", folder, options.kills, options.seed) if options.kills else {}
+        facts["kills"] = (
+            kill(folder / "small", folder, options.kills, options.seed) if options.kills else {}
+        )
         driver = measure_driver(source, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     frames = options.episodes * options.frames
     image = facts["check"]["cpu_seconds"][1] / (frames * len(CAMERAS))
-    facts["driver"] = {name: float(f"{value:.3g}") for name, value in driver.items()} | {"image": float(f"{image:.3g}")}
+    facts["driver"] = {name: float(f"{value:.3g}") for name, value in driver.items()} | {
+        "image": float(f"{image:.3g}")
+    }
     merge = driver["part"] + driver["merge_of_an_episode"] * row_facts.PART_ROWS / 270
     facts["simulation"] = [
         {"episodes": episodes, "workers": workers}

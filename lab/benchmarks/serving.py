@@ -2,16 +2,20 @@
 
     python lab/benchmarks/serving.py [--json] [--requests 10000] [--robots 8]
 
-A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in a process of its
-own. Robots in threads of this process send observations and compare each chunk with the local policy's. One request
-in a hundred is a fault of another robot on another connection: garbage, an oversized message, half a message and
-silence, or a request whose robot vanishes. Figures:
+A tiny policy of seven joints and two cameras of 96 x 128 pixels is served by `understudy serve` in
+a process of its own. Robots in threads of this process send observations and compare each chunk
+with the local policy's. One request in a hundred is a fault of another robot on another connection:
+garbage, an oversized message, half a message and silence, or a request whose robot vanishes.
+Figures:
 
     requests, wrong       of the sound robots; wrong is another chunk (beyond 1e-4) or an error
     leaked_fds            open files of the server after all robots left, less those before
-    grown_mb              resident memory of the server, the last tenth of the requests against the second
-    p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as `--robots`}
-    restart_*             the server is killed with SIGKILL under load and started again: requests, wrong, longest
+    grown_mb              resident memory of the server, the last tenth of the requests against the
+                          second
+    p50_ms, p99_ms        of a request, seen by the robot: {"1": one robot, "8": as many as
+                          `--robots`}
+    restart_*             the server is killed with SIGKILL under load and started again: requests,
+                          wrong, longest
 """
 
 import json
@@ -51,10 +55,24 @@ class Server:
     """`understudy serve` in a process of its own."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        words = ["serve", str(folder), "--head", "arm", "--port", str(port), "--num-threads", "1", "--contract", "off"]
+        words = [
+            "serve",
+            str(folder),
+            "--head",
+            "arm",
+            "--port",
+            str(port),
+            "--num-threads",
+            "1",
+            "--contract",
+            "off",
+        ]
         words += ["--max-message-mb", "2"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "understudy", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "understudy", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().split()[-1]
@@ -83,20 +101,31 @@ class Expected:
         robot = us.load_policy(folder, head="arm", contract="off")
         robot.reset()
         names = {"joints": "observation.state", "task": "task"}
-        names |= {f"cam_{camera}": f"observation.images.{camera}" for camera in ("front", "wrist_left")}
-        self.seen = [{names[key]: own for key, own in each.items()} for each in arm_observations(COMBINATIONS)]
+        names |= {
+            f"cam_{camera}": f"observation.images.{camera}" for camera in ("front", "wrist_left")
+        }
+        self.seen = [
+            {names[key]: own for key, own in each.items()}
+            for each in arm_observations(COMBINATIONS)
+        ]
         spec = robot.policy.random_spec("act")
         self.chunks = []
         for number, observation in enumerate(self.seen):
             draws = make_draws(spec, 0, np.array([number]), "rollout")
             with torch.no_grad():
-                self.chunks.append(robot.policy.act(robot.prepare(observation, draws=draws).batch, draws)[0].numpy())
+                self.chunks.append(
+                    robot.policy.act(robot.prepare(observation, draws=draws).batch, draws)[
+                        0
+                    ].numpy()
+                )
 
 
 class Robots:
     """Sound robots in threads, which share a number of requests."""
 
-    def __init__(self, address: str, expected: Expected, requests: int, timeout_s: float = 60) -> None:
+    def __init__(
+        self, address: str, expected: Expected, requests: int, timeout_s: float = 60
+    ) -> None:
         self.address = address
         self.expected = expected
         self.timeout_s = timeout_s
@@ -152,7 +181,8 @@ def plant(fault: str, server: Server, expected: Expected) -> None:
         with suppress(ConnectionClosed):
             connection.send(b"\0" * 2_500_000)
     elif fault == "slow":
-        connection.socket.sendall(b"\x82\xfe\xff\xff\0\0\0\0" + b"x" * 1000)  # 65,535 bytes are announced
+        # 65,535 bytes are announced
+        connection.socket.sendall(b"\x82\xfe\xff\xff\0\0\0\0" + b"x" * 1000)
         time.sleep(0.5)
     else:
         connection.send(encode(expected.seen[0]))
@@ -230,7 +260,11 @@ def main() -> None:
         expected = Expected(folder)
         found = load(folder, expected, options.requests, options.robots)
         found |= restart(folder, expected, max(200, options.requests // 10), options.robots)
-    print(json.dumps(found) if options.json else "\n".join(f"{name:22} {value}" for name, value in found.items()))
+    print(
+        json.dumps(found)
+        if options.json
+        else "\n".join(f"{name:22} {value}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

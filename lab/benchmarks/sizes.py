@@ -3,7 +3,8 @@
     python lab/benchmarks/sizes.py                               0.27, 2.7 and 18.8 million frames
     python lab/benchmarks/sizes.py --millions 0.27 2.7 --only check
 
-The datasets are those of `rows.py`. Each command runs in a process of its own with all settings at their defaults.
+The datasets are those of `rows.py`. Each command runs in a process of its own with all settings at
+their defaults.
 
     cpu_s, wall_s       of the command with its children
     peak_mb             largest resident memory of one process
@@ -26,7 +27,17 @@ import rows
 
 def commands(root: Path, out: Path) -> dict[str, list[str]]:
     """Name -> arguments of the program."""
-    run = ["train", "--data.root", str(root), "--steps", "1", "--batch-size", "8", "--val.frames", "16"]
+    run = [
+        "train",
+        "--data.root",
+        str(root),
+        "--steps",
+        "1",
+        "--batch-size",
+        "8",
+        "--val.frames",
+        "16",
+    ]
     edit = ["--task", "pick the cup", "--drop-features", *rows.CAMERAS]
     return {
         "train, first start": [*run, "--output-dir", str(out / "run")],
@@ -54,13 +65,18 @@ def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     script = (
         "import resource, subprocess, sys, time, json\n"
         "begun = time.perf_counter()\n"
-        "done = subprocess.run([sys.executable, '-m', 'understudy', *sys.argv[1:]], capture_output=True, text=True)\n"
+        "done = subprocess.run([sys.executable, '-m', 'understudy', *sys.argv[1:]], "
+        "capture_output=True, text=True)\n"
         "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-        "print(json.dumps({'wall_s': time.perf_counter() - begun, 'cpu_s': used.ru_utime + used.ru_stime,\n"
-        "    'peak_mb': used.ru_maxrss / 1024, 'code': done.returncode, 'error': done.stderr[-300:]}))"
+        "print(json.dumps({'wall_s': time.perf_counter() - begun, 'cpu_s': used.ru_utime + "
+        "used.ru_stime,\n"
+        "    'peak_mb': used.ru_maxrss / 1024, 'code': done.returncode, 'error': "
+        "done.stderr[-300:]}))"
     )
     command = [sys.executable, "-c", script, *arguments]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     result: dict[str, Any] = json.loads(said)
     if result["code"] not in (0, 1):
         common.say(arguments, result["error"])
@@ -70,7 +86,9 @@ def run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
 def main() -> None:
     parser = parsers.make_parser(__doc__, whole=True)
     parser.add_argument("--millions", type=float, nargs="+", default=[0.27, 2.7, 18.8])
-    parser.add_argument("--linked", type=float, default=50, help="million frames from which on data files are links")
+    parser.add_argument(
+        "--linked", type=float, default=50, help="million frames from which on data files are links"
+    )
     parser.add_argument("--only", default="", help="commands with this in their name")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the datasets")
     parser.add_argument("--sets", default="", help="folder with datasets by their size, as '18.8'")
@@ -81,16 +99,27 @@ def main() -> None:
             root = Path(options.sets, str(millions)) if options.sets else Path(folder, "set")
             if not options.sets:
                 rows.write(root, round(millions * 1e6), round(options.linked * 1e6))
-            environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
+            environment = {
+                **os.environ,
+                "XDG_CACHE_HOME": f"{folder}/cache",
+                "XDG_CONFIG_HOME": f"{folder}/config",
+            }
             for name, arguments in commands(root, Path(folder)).items():
                 if options.only in name:
                     found = run(arguments, environment) | {"frames": round(millions * 1e6)}
                     if before := table.setdefault(name, []):
                         growth = math.log(found["frames"] / before[-1]["frames"])
-                        found["exponent"] = round(math.log(found["cpu_s"] / before[-1]["cpu_s"]) / growth, 2)
+                        found["exponent"] = round(
+                            math.log(found["cpu_s"] / before[-1]["cpu_s"]) / growth, 2
+                        )
                     table[name].append(found)
                     common.say(name, {key: value for key, value in found.items() if key != "error"})
-    print(json.dumps({"commands": table, "conditions": common.conditions()}, indent=None if options.json else 1))
+    print(
+        json.dumps(
+            {"commands": table, "conditions": common.conditions()},
+            indent=None if options.json else 1,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python lab/benchmarks/soak_edit.py --kills 100 --json
 
-One edit merges two small sets, cuts them off key frames and transcodes them. A run without a kill gives the reference.
-Every second kill comes at a random instant of its duration, every other one just before a random rename, replacement or
-flush of a file. All runs write to the same place, so each meets the remains of the killed one before it. An output that
-is there must equal the reference, file by file.
+One edit merges two small sets, cuts them off key frames and transcodes them. A run without a kill
+gives the reference. Every second kill comes at a random instant of its duration, every other one
+just before a random rename, replacement or flush of a file. All runs write to the same place, so
+each meets the remains of the killed one before it. An output that is there must equal the
+reference, file by file.
 """
 
 import hashlib
@@ -45,7 +46,9 @@ def record(root: Path, episodes: int, seed: int) -> None:
         for episode in range(episodes):
             for _ in range(8 + episode):
                 image = rng.integers(0, 255, (64, 64, 3), np.uint8)
-                writer.add_frame({CAMERA: image, "action": rng.normal(size=2)}, task=f"task {episode % 2}")
+                writer.add_frame(
+                    {CAMERA: image, "action": rng.normal(size=2)}, task=f"task {episode % 2}"
+                )
             writer.save_episode()
 
 
@@ -59,7 +62,14 @@ def edit(sources: list[Path], out: Path) -> None:
         for number, catalog in enumerate(catalogs)
         for row, length in enumerate(catalog.episodes.lengths)
     ]
-    plan = Plan(catalogs, tuple(pieces), features, catalogs[0].fps, None, encode={CAMERA: Encoding((32, 32), gop=2)})
+    plan = Plan(
+        catalogs,
+        tuple(pieces),
+        features,
+        catalogs[0].fps,
+        None,
+        encode={CAMERA: Encoding((32, 32), gop=2)},
+    )
     write_outputs({"": plan}, out, ["soak"])
 
 
@@ -129,12 +139,17 @@ def main() -> int:
         wanted = digest(folder / "reference")
         out = folder / "out"
         while counts["kills"] < options.kills:
-            step = rng.choice([rng.randint(1, calls), rng.randint(calls - 2, calls)])  # the last ones show the output
+            # the last ones show the output
+            step = rng.choice([rng.randint(1, calls), rng.randint(calls - 2, calls)])
             at_call = step if counts["kills"] % 2 else 0
 
             def work(at: int = at_call) -> None:
                 if at:
-                    count_calls(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == at else None)
+                    count_calls(
+                        lambda number: (
+                            os.kill(os.getpid(), signal.SIGKILL) if number == at else None
+                        )
+                    )
                 edit(sources, out)
 
             child = fork(work)
@@ -159,7 +174,11 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     facts = {**counts, "folders_left_by_kills": len(left), "folders_left_at_the_end": len(remains)}
     facts |= {"file_steps": calls, "seconds_per_edit": round(seconds, 3)}
-    print(json.dumps(facts) if options.json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print(
+        json.dumps(facts)
+        if options.json
+        else "\n".join(f"{name}: {value}" for name, value in facts.items())
+    )
     return 1 if counts["wrong"] or remains else 0
 
 

@@ -1,15 +1,18 @@
-"""Soak test of the loader: memory stays flat at full rate, and kills and restarts leave the stream unchanged.
+"""Soak test of the loader: memory stays flat at full rate, and kills and restarts leave the stream
+unchanged.
 
     python lab/benchmarks/soak_loader.py [--minutes 30] [--kills 1000] [--data PATH] [--cache DIR]
 
-Prints a row of the Markdown tables of docs/reliability.md for each; exit code 1 if one fails. Without --data it uses
-the images of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the first run: all 256 episodes at full rate,
-eight of them for the kills, because an uninterrupted run must repeat all batches of the victims.
+Prints a row of the Markdown tables of docs/reliability.md for each; exit code 1 if one fails.
+Without --data it uses the images of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the
+first run: all 256 episodes at full rate, eight of them for the kills, because an uninterrupted run
+must repeat all batches of the victims.
 
-A victim is a process forked from this one, which has all imports and no open files. It opens the dataset and the saved
-order and loads from the last position reached, with another number of threads each time. SIGKILL ends it at a random
-instant, on average after some batches, often before the first. It writes a hash of each batch as the batch is used.
-`soak_trainer.py` does the same to the trainer.
+A victim is a process forked from this one, which has all imports and no open files. It opens the
+dataset and the saved order and loads from the last position reached, with another number of threads
+each time. SIGKILL ends it at a random instant, on average after some batches, often before the
+first. It writes a hash of each batch as the batch is used. `soak_trainer.py` does the same to the
+trainer.
 """
 
 import argparse
@@ -64,7 +67,9 @@ def fingerprint(batch: Batch) -> str:
 
 @dataclass(frozen=True)
 class Memory:
-    """Result of `steady`. `spread`: the largest median of ten stretches over the smallest, minus 1."""
+    """Result of `steady`. `spread`: the largest median of ten stretches over the smallest, minus
+    1.
+    """
 
     seconds: float
     samples: int
@@ -76,11 +81,15 @@ class Memory:
 
 
 def steady(setting: Setting, seconds: float, every: float) -> Memory:
-    """Load at full rate and read resident memory `every` seconds, after a tenth of the time to warm up."""
+    """Load at full rate and read resident memory `every` seconds, after a tenth of the time to warm
+    up.
+    """
     data = setting.data()
     order = setting.order(data)
     seen: list[int] = []
-    with Loader([data], order=order, num_threads=setting.threads or "auto", memory=setting.memory) as loader:
+    with Loader(
+        [data], order=order, num_threads=setting.threads or "auto", memory=setting.memory
+    ) as loader:
         start = last = time.monotonic()
         for _ in loader:
             now = time.monotonic()
@@ -108,7 +117,8 @@ class Kills:
     batches: int
     seconds: float
     differs_at: int | None
-    """Number of the first batch that differs from the uninterrupted stream; None if all are equal."""
+    """Number of the first batch that differs from the uninterrupted stream; None if all are equal.
+    """
 
 
 def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> None:
@@ -120,7 +130,11 @@ def victim(setting: Setting, log: Path, start: int, stop: int | None = None) -> 
     order = Order.from_json(saved.read_text(), [data])
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Loader(
-        [data], order=order, num_threads=setting.threads or "auto", memory=setting.memory, position=start
+        [data],
+        order=order,
+        num_threads=setting.threads or "auto",
+        memory=setting.memory,
+        position=start,
     ) as loader:
         for batch in loader:
             os.write(
@@ -150,7 +164,8 @@ def lines(log: Path) -> list[str]:
 
 
 def kill_victims(setting: Setting, folder: Path, kills: int, seed: int = 0) -> Kills:
-    """Kill victims one after the other, then let one run undisturbed to the same position, and compare.
+    """Kill victims one after the other, then let one run undisturbed to the same position, and
+    compare.
 
     It kills more than `kills` if none of them delivered a batch.
 
@@ -183,14 +198,21 @@ def kill_victims(setting: Setting, folder: Path, kills: int, seed: int = 0) -> K
     _, status = os.waitpid(fork_victim(setting, whole, 0, max(1, reached) * batch), 0)
     if status:
         raise RuntimeError(f"the undisturbed run failed with {os.waitstatus_to_exitcode(status)}")
-    return Kills(number, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole)))
+    return Kills(
+        number, in_vain, reached, time.monotonic() - begun, differs_at(lines(log), lines(whole))
+    )
 
 
 def differs_at(broken: list[str], whole: list[str]) -> int | None:
-    """Number of the first batch that differs between the interrupted and the whole stream; None if all are equal."""
+    """Number of the first batch that differs between the interrupted and the whole stream; None if
+    all are equal.
+    """
     if broken == whole[: len(broken)]:
         return None if broken else 0
-    return next((n for n, (one, two) in enumerate(zip(broken, whole, strict=False)) if one != two), len(whole))
+    return next(
+        (n for n, (one, two) in enumerate(zip(broken, whole, strict=False)) if one != two),
+        len(whole),
+    )
 
 
 def _until_first(setting: Setting, log: Path) -> float:
@@ -208,7 +230,9 @@ def _until_first(setting: Setting, log: Path) -> float:
 
 
 def dataset(options: argparse.Namespace, tiles: int) -> str:
-    """Path of the dataset: that of `--data`, or eight different episodes, repeated `tiles` times."""
+    """Path of the dataset: that of `--data`, or eight different episodes, repeated `tiles`
+    times.
+    """
     if options.data:
         return str(options.data)
     recorded = Recording(options.cache, Path(options.real) if options.real else None)
@@ -221,8 +245,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="at full rate; 0: skip")
     parser.add_argument("--kills", type=int, default=1000, help="number of kills; 0: skip")
     parser.add_argument("--data", default="", help="a dataset to load instead")
-    parser.add_argument("--memory", default="200MB", help="memory budget of the loader; less than all images")
-    parser.add_argument("--real", default=os.environ.get("UNDERSTUDY_TEST_DATA", ""), help="folder of real recordings")
+    parser.add_argument(
+        "--memory", default="200MB", help="memory budget of the loader; less than all images"
+    )
+    parser.add_argument(
+        "--real",
+        default=os.environ.get("UNDERSTUDY_TEST_DATA", ""),
+        help="folder of real recordings",
+    )
     parser.add_argument("--cache", default=CACHE, type=Path, help="for the dataset")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     options = parser.parse_args()
@@ -235,17 +265,38 @@ def main() -> None:
             setting = Setting(dataset(options, tiles=1), memory=options.memory)
             kills = kill_victims(setting, Path(folder), options.kills, options.seed)
         passed &= kills.differs_at is None
-        text = f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, {kills.seconds / 60:.0f} min"
-        verdict = "every batch as in the uninterrupted run" if passed else f"FAILED: batch {kills.differs_at} differs"
-        print(f"| {date} | loader, {kills.kills:,} × SIGKILL and restart | {text} | {verdict} | {place}", flush=True)
+        text = (
+            f"{kills.batches:,} batches, {kills.in_vain} killed before their first one, "
+            f"{kills.seconds / 60:.0f} min"
+        )
+        verdict = (
+            "every batch as in the uninterrupted run"
+            if passed
+            else f"FAILED: batch {kills.differs_at} differs"
+        )
+        print(
+            f"| {date} | loader, {kills.kills:,} × SIGKILL and restart | {text} | {verdict} | "
+            f"{place}",
+            flush=True,
+        )
     if options.minutes:
-        memory = steady(Setting(dataset(options, tiles=32), memory=options.memory), options.minutes * 60, every=1.0)
+        memory = steady(
+            Setting(dataset(options, tiles=32), memory=options.memory),
+            options.minutes * 60,
+            every=1.0,
+        )
         flat = memory.spread <= 0.02
         rate = f"{memory.samples / memory.seconds:,.0f} per second"
         text = f"{memory.samples:,} samples ({memory.epochs:.1f} epochs), {rate}"
-        verdict = f"{'' if flat else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within {memory.spread:.1%}"
+        verdict = (
+            f"{'' if flat else 'FAILED: '}{memory.megabytes:,.0f} MB, flat within "
+            f"{memory.spread:.1%}"
+        )
         print(f"MB, stretch by stretch: {', '.join(map(str, memory.medians))}", file=sys.stderr)
-        print(f"| {date} | loader, {memory.seconds / 60:.0f} min at full rate | {text} | {verdict} | {place}")
+        print(
+            f"| {date} | loader, {memory.seconds / 60:.0f} min at full rate | {text} | {verdict} | "
+            f"{place}"
+        )
         passed &= flat
     sys.exit(0 if passed else 1)
 

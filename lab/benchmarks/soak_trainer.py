@@ -1,15 +1,17 @@
-"""The trainer under SIGKILL: a hundred kills at random instants, also inside saves, also of one rank of two.
+"""The trainer under SIGKILL: a hundred kills at random instants, also inside saves, also of one
+rank of two.
 
-    python lab/benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5] [--policy flow] [--lora 0]
-        [--lora-base stored] [--seed 0] [--json] [--torn]
+    python lab/benchmarks/soak_trainer.py [--kills 100] [--per-run 4] [--kinds 1 2 3 4 5]
+        [--policy flow] [--lora 0] [--lora-base stored] [--seed 0] [--json] [--torn]
 
-Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1 -> 2 processes) are
-killed until they are done. Each must equal the uninterrupted run of its kind: series, tensors and policy bit for bit.
-Where the number of processes changes, every position is used once and losses are equal to rounding. After every kill,
-each folder with a checkpoint's name must hold that step of the uninterrupted run.
+Runs of five kinds (one process and two, sharded or not, saves in the training or beside it, 2 -> 1
+-> 2 processes) are killed until they are done. Each must equal the uninterrupted run of its kind:
+series, tensors and policy bit for bit. Where the number of processes changes, every position is
+used once and losses are equal to rounding. After every kill, each folder with a checkpoint's name
+must hold that step of the uninterrupted run.
 
-Prints lines for docs/reliability.md; exit code 1 if a check fails. `--torn` is the negative control: it writes
-checkpoints under their final name, and the checks must fail.
+Prints lines for docs/reliability.md; exit code 1 if a check fails. `--torn` is the negative
+control: it writes checkpoints under their final name, and the checks must fail.
 """
 
 import json
@@ -34,7 +36,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-run", type=int, default=4)
     parser.add_argument("--kinds", type=int, nargs="+", default=range(1, 1 + len(killed.KINDS)))
-    parser.add_argument("--policy", choices=POLICIES, default="flow", help="pi05: needs the extra pi05")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="flow", help="pi05: needs the extra pi05"
+    )
     parser.add_argument("--lora", type=int, default=0, help="rank of low-rank adapters in all runs")
     parser.add_argument("--lora-base", choices=("stored", "float32", "bfloat16"), default="stored")
     parser.add_argument("--seed", type=int, default=0)
@@ -52,11 +56,12 @@ def main() -> int:
         print(json.dumps({**tally, "conditions": where | {"seed": options.seed}}))
     else:
         print(
-            f"| trainer: SIGKILL, resume, compare | {tally['kills']} kills, {tally['in_saves']} of them inside a save; "
-            f"{tally['finished']} runs of {len(tally['kinds'])} kinds | {len(tally['wrong'])} differences; "
-            f"{tally['looked_at']} checkpoints read, none torn; a rank left alone was gone after at most "
-            f"{tally['slowest']:.1f} s | {tally['seconds'] / 60:.0f} min, {where['date']}, torch "
-            f"{where['torch']}, {where['cores']} cores, seed {options.seed} |"
+            f"| trainer: SIGKILL, resume, compare | {tally['kills']} kills, {tally['in_saves']} of "
+            f"them inside a save; {tally['finished']} runs of {len(tally['kinds'])} kinds | "
+            f"{len(tally['wrong'])} differences; {tally['looked_at']} checkpoints read, none torn; "
+            f"a rank left alone was gone after at most {tally['slowest']:.1f} s | "
+            f"{tally['seconds'] / 60:.0f} min, {where['date']}, torch {where['torch']}, "
+            f"{where['cores']} cores, seed {options.seed} |"
         )
         for line in tally["wrong"]:
             print(line, file=sys.stderr)

@@ -1,12 +1,15 @@
-"""Planted wiring faults: does `understudy contract` name each before the first action, and none in right pairings?
+"""Planted wiring faults: does `understudy contract` name each before the first action, and none in
+right pairings?
 
     python lab/benchmarks/wiring.py [--json]
 
-Each fault is a small folder as its tool writes it (LeRobot 0.6, openpi, GR00T N1.5, ours) with one change, most of
-them from public threads. It meets the dataset, robot, environment or policy that it is used with. A fault is named
-where exactly its kinds and keys are listed, each with the remedy of its kind. A right pairing has no change.
+Each fault is a small folder as its tool writes it (LeRobot 0.6, openpi, GR00T N1.5, ours) with one
+change, most of them from public threads. It meets the dataset, robot, environment or policy that it
+is used with. A fault is named where exactly its kinds and keys are listed, each with the remedy of
+its kind. A right pairing has no change.
 
-Faults that only motion shows are planted into observations of a simulated arm: the observations until each is named.
+Faults that only motion shows are planted into observations of a simulated arm: the observations
+until each is named.
 """
 
 import json
@@ -24,7 +27,13 @@ from safetensors.numpy import save_file
 
 from parsers import make_parser
 from understudy_client.contract.compare import compare_contracts
-from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts, write_contract
+from understudy_client.contract.facts import (
+    CameraFacts,
+    Contract,
+    RobotFacts,
+    VectorFacts,
+    write_contract,
+)
 from understudy_client.contract.in_motion import list_undecided
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.contract.numbers import NUMBER_KINDS
@@ -56,13 +65,20 @@ def gauss(mean: np.ndarray, std: np.ndarray) -> Stats:
     """Figures of a vector of bell curves."""
     low = mean - 2.33 * std
     high = mean + 2.33 * std
-    return {"mean": mean, "std": std, "min": mean - 3 * std, "max": mean + 3 * std, "q01": low, "q99": high}
+    return {
+        "mean": mean,
+        "std": std,
+        "min": mean - 3 * std,
+        "max": mean + 3 * std,
+        "q01": low,
+        "q99": high,
+    }
 
 
 ARM = gauss(MEAN, STD)
 
 
-# -- datasets ---------------------------------------------------------------------------------------------------------
+# -- datasets --------------------------------------------------------------------------------------
 
 
 def images(camera: str, count: int) -> np.ndarray:
@@ -73,17 +89,30 @@ def images(camera: str, count: int) -> np.ndarray:
 
 
 def recorded(
-    root: Path, *, cameras: tuple[str, ...] = (FRONT, WRIST), names: tuple[str, ...] = JOINTS, turned: bool = False
+    root: Path,
+    *,
+    cameras: tuple[str, ...] = (FRONT, WRIST),
+    names: tuple[str, ...] = JOINTS,
+    turned: bool = False,
 ) -> Path:
     """A LeRobot v3.0 dataset of two short episodes, with made-up statistics."""
     vector = {"dtype": "float32", "shape": (len(names),), "names": list(names)}
-    image = {"dtype": "video", "shape": (HEIGHT, WIDTH, 3), "names": ["height", "width", "channels"]}
+    image = {
+        "dtype": "video",
+        "shape": (HEIGHT, WIDTH, 3),
+        "names": ["height", "width", "channels"],
+    }
     features: dict[str, Any] = {**dict.fromkeys(cameras, image), STATE: vector, ACTION: vector}
-    with EpisodeWriter(root, fps=FPS, features=features, robot_type="so101", codec="libx264") as writer:
+    with EpisodeWriter(
+        root, fps=FPS, features=features, robot_type="so101", codec="libx264"
+    ) as writer:
         for task in TASKS:
             for frame in range(4):
                 shown = {camera: images(camera, 4)[frame] for camera in cameras}
-                shown = {camera: value[::-1].copy() if turned else value for camera, value in shown.items()}
+                shown = {
+                    camera: value[::-1].copy() if turned else value
+                    for camera, value in shown.items()
+                }
                 numbers = np.zeros(len(names), np.float32)
                 writer.add_frame({**shown, STATE: numbers, ACTION: numbers}, task=task)
             writer.save_episode()
@@ -97,7 +126,10 @@ def cut(stats: Stats, width: int) -> Stats:
 def with_stats(root: Path, stats: Mapping[str, Stats]) -> Path:
     path = root / "meta" / "stats.json"
     stored = json.loads(path.read_text())
-    stored |= {key: {name: values.tolist() for name, values in entry.items()} for key, entry in stats.items()}
+    stored |= {
+        key: {name: values.tolist() for name, values in entry.items()}
+        for key, entry in stats.items()
+    }
     path.write_text(json.dumps(stored))
     return root
 
@@ -113,7 +145,9 @@ class Sets:
         self._made += 1
         return self.root / f"folder-{self._made}"
 
-    def dataset(self, name: str = "plain", stats: Mapping[str, Stats] | None = None, **options: Any) -> Path:
+    def dataset(
+        self, name: str = "plain", stats: Mapping[str, Stats] | None = None, **options: Any
+    ) -> Path:
         base = self.root / f"base-{name}"
         if not base.exists():
             recorded(base, **options)
@@ -128,7 +162,7 @@ def edit(root: Path, file: str, change: Callable[[dict[str, Any]], object]) -> P
     return root
 
 
-# -- policies ---------------------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 def lerobot(
@@ -145,7 +179,9 @@ def lerobot(
     chunk: int = CHUNK,
     executed: int = CHUNK,
 ) -> Path:
-    """A folder of LeRobot 0.6 as its training writes it: config, processors, statistics and some tensors."""
+    """A folder of LeRobot 0.6 as its training writes it: config, processors, statistics and some
+    tensors.
+    """
     root.mkdir(parents=True)
     width = len(stats["mean"])
     visual = {key: {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for key in cameras}
@@ -174,7 +210,11 @@ def lerobot(
         ("unnormalizer_processor", normal | {"features": {ACTION: action}}),
         *([("absolute_actions_processor", {"enabled": True})] if absolute else []),
     ]
-    figures = {f"{key}.{name}": np.float32(values) for key in (STATE, ACTION) for name, values in stats.items()}
+    figures = {
+        f"{key}.{name}": np.float32(values)
+        for key in (STATE, ACTION)
+        for name, values in stats.items()
+    }
     for stem, steps in (("policy_preprocessor", before), ("policy_postprocessor", behind)):
         entries = [{"registry_name": name, "config": step} for name, step in steps]
         for entry in entries:
@@ -182,16 +222,24 @@ def lerobot(
                 entry["state_file"] = f"{stem}_normalizer.safetensors"
                 save_file(figures, root / entry["state_file"])
         (root / f"{stem}.json").write_text(json.dumps({"name": stem, "steps": entries}))
-    act = {"model.action_head.weight": (width, 8), "model.encoder_robot_state_input_proj.weight": (8, width)}
+    act = {
+        "model.action_head.weight": (width, 8),
+        "model.encoder_robot_state_input_proj.weight": (8, width),
+    }
     marks = {"pi05": "time_mlp", "pi0": "action_time_mlp"}
     usual: dict[str, Mapping[str, tuple[int, ...]]] = {"act": act}
     usual |= {name: {f"model.{mark}_in.weight": (8, 8)} for name, mark in marks.items()}
     shapes = usual[kind] if tensors is None else tensors
-    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, root / "model.safetensors")
+    save_file(
+        {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
+        root / "model.safetensors",
+    )
     return root
 
 
-def change_statistics(root: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Path:
+def change_statistics(
+    root: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+) -> Path:
     """Change the statistics of both processors."""
     from safetensors.numpy import load_file
 
@@ -215,7 +263,10 @@ def without_map(root: Path) -> Path:
 def openpi(root: Path, stats: Stats = ARM, pad: int = 32, **config: Any) -> Path:
     """A checkpoint of openpi in PyTorch: statistics padded to the width of the model."""
     width = len(stats["mean"])
-    entry = {name: np.pad(stats[name], (0, pad - width)).tolist() for name in ("mean", "std", "q01", "q99")}
+    entry = {
+        name: np.pad(stats[name], (0, pad - width)).tolist()
+        for name in ("mean", "std", "q01", "q99")
+    }
     (root / "assets" / "so101").mkdir(parents=True)
     content = {"norm_stats": {"state": entry, "actions": entry}}
     (root / "assets" / "so101" / "norm_stats.json").write_text(json.dumps(content))
@@ -228,17 +279,32 @@ def groot(root: Path, fps: float = FPS) -> Path:
     """A checkpoint of GR00T N1.5."""
     (root / "experiment_cfg").mkdir(parents=True)
     parts = {"single_arm": slice(0, 5), "gripper": slice(5, 6)}
-    groups = {name: {"absolute": True, "rotation_type": None, "shape": [part.stop - part.start], "continuous": True}
-              for name, part in parts.items()}  # fmt: skip
-    figures = {name: {figure: values[part].tolist() for figure, values in ARM.items()} for name, part in parts.items()}
-    videos = {name: {"resolution": [WIDTH, HEIGHT], "channels": 3, "fps": fps} for name in ("front", "wrist")}
+    groups = {
+        name: {
+            "absolute": True,
+            "rotation_type": None,
+            "shape": [part.stop - part.start],
+            "continuous": True,
+        }
+        for name, part in parts.items()
+    }
+    figures = {
+        name: {figure: values[part].tolist() for figure, values in ARM.items()}
+        for name, part in parts.items()
+    }
+    videos = {
+        name: {"resolution": [WIDTH, HEIGHT], "channels": 3, "fps": fps}
+        for name in ("front", "wrist")
+    }
     entry = {
         "statistics": {"state": figures, "action": figures},
         "modalities": {"video": videos, "state": groups, "action": groups},
         "embodiment_tag": "new_embodiment",
     }
     (root / "experiment_cfg" / "metadata.json").write_text(json.dumps({"new_embodiment": entry}))
-    (root / "config.json").write_text(json.dumps({"action_horizon": CHUNK, "architectures": ["GR00T_N1_5"]}))
+    (root / "config.json").write_text(
+        json.dumps({"action_horizon": CHUNK, "architectures": ["GR00T_N1_5"]})
+    )
     save_file({"action_head.weight": np.zeros((2, 2), np.float32)}, root / "model.safetensors")
     return root
 
@@ -247,19 +313,37 @@ def groot_processor(root: Path, rep: str = "ABSOLUTE", relative: bool = True) ->
     """A checkpoint of GR00T N1.7: the processor's files."""
     root.mkdir(parents=True)
     parts = {"single_arm": slice(0, 5), "gripper": slice(5, 6)}
-    figures = {name: {figure: values[part].tolist() for figure, values in ARM.items()} for name, part in parts.items()}
-    kinds = [{"rep": kind, "type": "NON_EEF", "format": "DEFAULT", "state_key": None} for kind in (rep, "ABSOLUTE")]
+    figures = {
+        name: {figure: values[part].tolist() for figure, values in ARM.items()}
+        for name, part in parts.items()
+    }
+    kinds = [
+        {"rep": kind, "type": "NON_EEF", "format": "DEFAULT", "state_key": None}
+        for kind in (rep, "ABSOLUTE")
+    ]
     configs = {
         "video": {"delta_indices": [0], "modality_keys": ["front", "wrist"]},
         "state": {"delta_indices": [0], "modality_keys": list(parts)},
-        "action": {"delta_indices": list(range(CHUNK)), "modality_keys": list(parts), "action_configs": kinds},
+        "action": {
+            "delta_indices": list(range(CHUNK)),
+            "modality_keys": list(parts),
+            "action_configs": kinds,
+        },
     }
-    settings = {"modality_configs": {"new_embodiment": configs}, "use_percentiles": True, "use_relative_action": True}
+    settings = {
+        "modality_configs": {"new_embodiment": configs},
+        "use_percentiles": True,
+        "use_relative_action": True,
+    }
     content = {"processor_class": "Gr00tN1d7Processor", "processor_kwargs": settings}
     (root / "processor_config.json").write_text(json.dumps(content))
-    statistics = {"state": figures, "action": figures} | ({"relative_action": figures} if relative else {})
+    statistics = {"state": figures, "action": figures} | (
+        {"relative_action": figures} if relative else {}
+    )
     (root / "statistics.json").write_text(json.dumps({"new_embodiment": statistics}))
-    (root / "config.json").write_text(json.dumps({"action_horizon": 50, "architectures": ["Gr00tN1d7"]}))
+    (root / "config.json").write_text(
+        json.dumps({"action_horizon": 50, "architectures": ["Gr00tN1d7"]})
+    )
     save_file({"action_head.weight": np.zeros((2, 2), np.float32)}, root / "model.safetensors")
     return root
 
@@ -284,10 +368,20 @@ def facts(**changes: Any) -> RobotFacts:
     about: dict[str, Any] = {"units": units, "frame": "base", "gripper": {"gripper": (0.0, 1.0)}}
     state = VectorFacts(STATE, JOINTS, ARM, **about)
     action = VectorFacts(ACTION, JOINTS, ARM, references=("absolute",) * 6, **about)
-    known: dict[str, Any] = {"orientation": "upright", "color": "RGB", "layout": "HWC", "dtype": "uint8"}
-    cameras = {key: CameraFacts(key, (HEIGHT, WIDTH), role=key.rpartition(".")[2], **known) for key in (FRONT, WRIST)}
-    robot = RobotFacts(FPS, CHUNK, "so101", "joint", state, action, cameras, TASKS, episodes=50, replan=8,
-                       prompt="state", tokenizer="a" * 64)  # fmt: skip
+    known: dict[str, Any] = {
+        "orientation": "upright",
+        "color": "RGB",
+        "layout": "HWC",
+        "dtype": "uint8",
+    }
+    cameras = {
+        key: CameraFacts(key, (HEIGHT, WIDTH), role=key.rpartition(".")[2], **known)
+        for key in (FRONT, WRIST)
+    }
+    robot = RobotFacts(
+        FPS, CHUNK, "so101", "joint", state, action, cameras, TASKS, episodes=50, replan=8,
+        prompt="state", tokenizer="a" * 64,
+    )  # fmt: skip
     return replace(robot, **changes)
 
 
@@ -302,7 +396,9 @@ def ours(root: Path, robot: RobotFacts | None = None, seed: int = 0) -> Path:
 
 def robot(path: Path, **changes: Any) -> Path:
     """The contract of a robot, as a file."""
-    stated = facts(**{"chunk": 0, "tasks": (), "prompt": "", "tokenizer": "", "episodes": 0, **changes})
+    stated = facts(
+        **{"chunk": 0, "tasks": (), "prompt": "", "tokenizer": "", "episodes": 0, **changes}
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_contract(path, Contract({"": stated}, {}, "robot"))
     return path
@@ -318,8 +414,12 @@ def environment(path: Path, **changes: Any) -> Path:
         fps=FPS,
         tasks=TASKS,
         conditions={},
-        features={**dict.fromkeys((FRONT, WRIST), image), **dict.fromkeys((STATE, ACTION), vector | {"names": JOINTS})},
-        meanings={FRONT: {"orientation": "upright"}, ACTION: {"gripper": {"gripper": (0.0, 1.0)}}} | changes,
+        features={
+            **dict.fromkeys((FRONT, WRIST), image),
+            **dict.fromkeys((STATE, ACTION), vector | {"names": JOINTS}),
+        },
+        meanings={FRONT: {"orientation": "upright"}, ACTION: {"gripper": {"gripper": (0.0, 1.0)}}}
+        | changes,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_contract(path, env_contract(arm, replan=8))
@@ -331,7 +431,9 @@ def each_camera(robot: RobotFacts, **changes: Any) -> dict[str, CameraFacts]:
 
 
 def cameras_as(**roles: str) -> dict[str, CameraFacts]:
-    return {key: replace(camera, role=roles[camera.role]) for key, camera in facts().cameras.items()}
+    return {
+        key: replace(camera, role=roles[camera.role]) for key, camera in facts().cameras.items()
+    }
 
 
 def joined(vector: VectorFacts, **changes: Any) -> VectorFacts:
@@ -344,7 +446,9 @@ assert STATE_FACTS is not None
 HANDS = tuple(f"observation.images.{name}" for name in ("left", "right", "hand"))
 SLOTS = tuple(f"observation.images.camera{number}" for number in (1, 2, 3))
 STORED_MAP = dict(zip(HANDS, SLOTS, strict=True))
-EXCHANGED = {SLOTS[number]: CameraFacts(HANDS[source], (0, 0)) for number, source in enumerate((0, 2, 1))}
+EXCHANGED = {
+    SLOTS[number]: CameraFacts(HANDS[source], (0, 0)) for number, source in enumerate((0, 2, 1))
+}
 DOTTED = tuple(f"{joint}.pos" for joint in JOINTS)
 IN_RADIANS = {name: np.append(np.deg2rad(values[:5]), values[5]) for name, values in ARM.items()}
 NOTHING = VectorFacts.unmeasured("", ())
@@ -359,7 +463,10 @@ def prefixed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def scalars(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values.reshape(()) if values.shape == (1,) else values for name, values in tensors.items()}
+    return {
+        name: values.reshape(()) if values.shape == (1,) else values
+        for name, values in tensors.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -383,7 +490,10 @@ def fault(thread: str, make: Callable[[Sets], Pairing], *named: tuple[str, str])
 
 def policy_and(change: Callable[[Path], Path], **trained: Any) -> Callable[[Sets], Pairing]:
     """Our policy against a file that `change` writes."""
-    return lambda sets: (ours(sets.folder(), facts(**trained)), change(sets.folder() / "robot.json"))
+    return lambda sets: (
+        ours(sets.folder(), facts(**trained)),
+        change(sets.folder() / "robot.json"),
+    )
 
 
 def alone(make: Callable[[Path], Path]) -> Callable[[Sets], Pairing]:
@@ -419,7 +529,9 @@ FAULTS: dict[str, Fault] = {
         alone(lambda root: lerobot(root, tensors={"model.action_head.weight": (14, 8)})),
         ("weights", ""),
     ),
-    "weights that are not whole": fault("lerobot #4577", alone(lambda root: shortened(lerobot(root))), ("weights", "")),
+    "weights that are not whole": fault(
+        "lerobot #4577", alone(lambda root: shortened(lerobot(root))), ("weights", "")
+    ),
     "singleton dimension lost": fault(
         "lerobot #4846",
         alone(lambda root: change_statistics(lerobot(root, stats=cut(ARM, 1)), scalars)),
@@ -428,7 +540,10 @@ FAULTS: dict[str, Fault] = {
     ),
     "statistics cut to float32": fault(
         "lerobot #4846",
-        lambda sets: (lerobot(sets.folder(), stats=LARGE), sets.dataset(stats={STATE: LARGE, ACTION: LARGE})),
+        lambda sets: (
+            lerobot(sets.folder(), stats=LARGE),
+            sets.dataset(stats={STATE: LARGE, ACTION: LARGE}),
+        ),
         ("statistics cut", STATE),
         ("statistics cut", ACTION),
     ),
@@ -444,7 +559,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "camera map to no input": fault(
         "lerobot #4578",
-        alone(lambda root: lerobot(root, cameras=SLOTS, renamed=STORED_MAP | {HANDS[0]: "observation.images.top"})),
+        alone(
+            lambda root: lerobot(
+                root, cameras=SLOTS, renamed=STORED_MAP | {HANDS[0]: "observation.images.top"}
+            )
+        ),
         ("camera map", "observation.images.top"),
     ),
     "two cameras of the map exchanged": fault(
@@ -470,12 +589,18 @@ FAULTS: dict[str, Fault] = {
     ),
     "differences by absolute statistics": fault(
         "openpi #454",
-        lambda sets: (lerobot(sets.folder(), relative=True, absolute=True), sets.dataset("dotted", names=DOTTED)),
+        lambda sets: (
+            lerobot(sets.folder(), relative=True, absolute=True),
+            sets.dataset("dotted", names=DOTTED),
+        ),
         ("statistics", ACTION),
     ),
     "degrees against radians": fault(
         "leisaac #136",
-        lambda sets: (lerobot(sets.folder()), sets.dataset(stats={STATE: IN_RADIANS, ACTION: IN_RADIANS})),
+        lambda sets: (
+            lerobot(sets.folder()),
+            sets.dataset(stats={STATE: IN_RADIANS, ACTION: IN_RADIANS}),
+        ),
         ("radians", STATE),
         ("radians", ACTION),
     ),
@@ -487,7 +612,10 @@ FAULTS: dict[str, Fault] = {
     ),
     "gripper first in modality.json": fault(
         "Isaac-GR00T #414",
-        lambda sets: (groot(sets.folder()), with_modality(sets.dataset(), ("gripper", "single_arm"))),
+        lambda sets: (
+            groot(sets.folder()),
+            with_modality(sets.dataset(), ("gripper", "single_arm")),
+        ),
         ("dimension order", STATE),
         ("dimension order", ACTION),
     ),
@@ -503,7 +631,10 @@ FAULTS: dict[str, Fault] = {
     ),
     "recordings upside down": fault(
         "openvla #295",
-        lambda sets: (ours(sets.folder(), facts(cameras=looking(sets))), sets.dataset("turned", turned=True)),
+        lambda sets: (
+            ours(sets.folder(), facts(cameras=looking(sets))),
+            sets.dataset("turned", turned=True),
+        ),
         ("orientation", FRONT),
         ("orientation", WRIST),
     ),
@@ -519,19 +650,27 @@ FAULTS: dict[str, Fault] = {
         ("swapped cameras", FRONT),
         ("swapped cameras", WRIST),
     ),
-    "control rate": fault("lerobot #4615, OpenTau #312", policy_and(lambda path: robot(path, fps=10.0)), ("rate", "")),
+    "control rate": fault(
+        "lerobot #4615, OpenTau #312", policy_and(lambda path: robot(path, fps=10.0)), ("rate", "")
+    ),
     "action horizon": fault(
         "Isaac-GR00T #424", policy_and(lambda path: robot(path, replan=50)), ("action horizon", "")
     ),
-    "replanning": fault("lerobot #4614", policy_and(lambda path: robot(path, replan=16)), ("replanning", "")),
+    "replanning": fault(
+        "lerobot #4614", policy_and(lambda path: robot(path, replan=16)), ("replanning", "")
+    ),
     "gripper sign": fault(
         "openpi #912, #1012 (symptom), positronic #456",
-        policy_and(lambda path: robot(path, action=joined(ACTION_FACTS, gripper={"gripper": (1.0, -1.0)}))),
+        policy_and(
+            lambda path: robot(path, action=joined(ACTION_FACTS, gripper={"gripper": (1.0, -1.0)}))
+        ),
         ("gripper", ACTION),
     ),
     "delta against absolute": fault(
         "lerobot #2559",
-        policy_and(lambda path: robot(path, action=joined(ACTION_FACTS, references=("state",) * 6))),
+        policy_and(
+            lambda path: robot(path, action=joined(ACTION_FACTS, references=("state",) * 6))
+        ),
         ("delta", ACTION),
     ),
     "centimetres against degrees": fault(
@@ -546,7 +685,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "keys of another client": fault(
         "openpi #1046, vllm-omni #6069",
-        policy_and(lambda path: robot(path, state=joined(STATE_FACTS, key="observation/joint_position"))),
+        policy_and(
+            lambda path: robot(path, state=joined(STATE_FACTS, key="observation/joint_position"))
+        ),
         ("missing key", STATE),
     ),
     "instruction that training lacks": fault(
@@ -556,12 +697,17 @@ FAULTS: dict[str, Fault] = {
     ),
     "prompt and tokenizer of another policy": fault(
         "openvla #104",
-        lambda sets: (ours(sets.folder()), ours(sets.folder(), facts(prompt="plain", tokenizer="b" * 64))),
+        lambda sets: (
+            ours(sets.folder()),
+            ours(sets.folder(), facts(prompt="plain", tokenizer="b" * 64)),
+        ),
         ("prompt", "task"),
         ("tokenizer", "task"),
     ),
     "server of other weights": fault(
-        "moveit_pro_example_ws #979", lambda sets: (ours(sets.folder()), ours(sets.folder(), seed=1)), ("weights", "")
+        "moveit_pro_example_ws #979",
+        lambda sets: (ours(sets.folder()), ours(sets.folder(), seed=1)),
+        ("weights", ""),
     ),
 }
 
@@ -586,10 +732,18 @@ RIGHT: dict[str, Callable[[Sets], Pairing]] = {
     ),
     "openpi and its dataset": lambda sets: (openpi(sets.folder()), sets.dataset()),
     "GR00T and its dataset": lambda sets: (groot(sets.folder()), with_modality(sets.dataset())),
-    "GR00T N1.7 and its dataset": lambda sets: (groot_processor(sets.folder()), with_modality(sets.dataset())),
-    "ours and its dataset": lambda sets: (ours(sets.folder(), facts(cameras=looking(sets))), sets.dataset()),
+    "GR00T N1.7 and its dataset": lambda sets: (
+        groot_processor(sets.folder()),
+        with_modality(sets.dataset()),
+    ),
+    "ours and its dataset": lambda sets: (
+        ours(sets.folder(), facts(cameras=looking(sets))),
+        sets.dataset(),
+    ),
     "ours and its robot": policy_and(robot),
-    "ours and a robot that states nothing": policy_and(lambda path: robot(path, **UNSTATED, cameras={})),
+    "ours and a robot that states nothing": policy_and(
+        lambda path: robot(path, **UNSTATED, cameras={})
+    ),
     "ours and its environment": policy_and(environment),
     "ours and its server": lambda sets: (ours(sets.folder()), ours(sets.folder())),
     "ours and a dataset of other cameras, too": lambda sets: (
@@ -600,10 +754,15 @@ RIGHT: dict[str, Callable[[Sets], Pairing]] = {
 
 
 def looking(sets: Sets) -> dict[str, CameraFacts]:
-    """Cameras of the contract with the appearance of the recordings; their orientation is unstated."""
+    """Cameras of the contract with the appearance of the recordings; their orientation is
+    unstated.
+    """
     contract = read_any(str(sets.dataset()), ContractConfig(paths=("", "")))
     looks = {key: camera.look for key, camera in contract.robots[""].cameras.items()}
-    return {key: replace(camera, orientation="", look=looks[key]) for key, camera in facts().cameras.items()}
+    return {
+        key: replace(camera, orientation="", look=looks[key])
+        for key, camera in facts().cameras.items()
+    }
 
 
 def transpose(info: dict[str, Any]) -> None:
@@ -624,7 +783,7 @@ def listed(pairing: Pairing) -> list[Mismatch]:
     return compare_contracts(*contracts) if len(contracts) == 2 else list(contracts[0].faults)
 
 
-# -- faults that only motion shows ------------------------------------------------------------------------------------
+# -- faults that only motion shows -----------------------------------------------------------------
 
 Observation = dict[str, Any]
 ARM_CONTRACT = arm_contract()
@@ -640,7 +799,10 @@ def front(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Observation],
 
 
 IN_MOTION: dict[str, tuple[Callable[[Observation], Observation], str]] = {
-    "degrees for radians": (joints(lambda x: x * np.where(np.arange(7) < 6, 180 / np.pi, 1.0)), "degrees"),
+    "degrees for radians": (
+        joints(lambda x: x * np.where(np.arange(7) < 6, 180 / np.pi, 1.0)),
+        "degrees",
+    ),
     "millimetres for metres": (joints(lambda x: x * 1000), "scale"),
     "normalized state": (joints(lambda x: (x - CENTER) / DEVIATION), "normalized"),
     "joints in reverse": (joints(lambda x: x[::-1]), "dimension order"),
@@ -654,12 +816,22 @@ IN_MOTION: dict[str, tuple[Callable[[Observation], Observation], str]] = {
 KINDS_IN_MOTION = (*NUMBER_KINDS, "color order", "orientation", "unlike training")
 
 
-def first_named(change: Callable[[Observation], Observation], kind: str, seed: int) -> tuple[int, str] | None:
-    """Observations of a robot until a fault is named, and its first kind; None: not in `MOST_SEEN`."""
+def first_named(
+    change: Callable[[Observation], Observation], kind: str, seed: int
+) -> tuple[int, str] | None:
+    """Observations of a robot until a fault is named, and its first kind; None: not in
+    `MOST_SEEN`.
+    """
     check = ObservationCheck(ARM_CONTRACT, "arm")
     numbers = [{"joints": pose} for pose in states(MOST_SEEN, seed)]
-    for number, seen in enumerate(arm_observations(8, seed) if kind in ("color order", "orientation") else numbers):
-        kinds = [mismatch.kind for mismatch in check.look(change(seen)) if mismatch.kind in KINDS_IN_MOTION]
+    for number, seen in enumerate(
+        arm_observations(8, seed) if kind in ("color order", "orientation") else numbers
+    ):
+        kinds = [
+            mismatch.kind
+            for mismatch in check.look(change(seen))
+            if mismatch.kind in KINDS_IN_MOTION
+        ]
         if kinds:
             return number + 1, kinds[0]
     return None
@@ -672,7 +844,12 @@ def in_motion() -> dict[str, dict[str, Any]]:
         found = [row for row in needed if row is not None]
         right = sum(named == kind for _, named in found)
         most = max((number for number, _ in found), default=None)
-        rows[name] = {"named": len(found), "by its kind": right, "of": len(needed), "observations": most}
+        rows[name] = {
+            "named": len(found),
+            "by its kind": right,
+            "of": len(needed),
+            "observations": most,
+        }
     return rows
 
 
@@ -685,7 +862,11 @@ def main() -> int:
         for name, planted in FAULTS.items():
             found = {(mismatch.kind, mismatch.key) for mismatch in listed(planted.make(sets))}
             remedies = sorted({REMEDIES[kind] for kind, _ in planted.named})
-            row = {"fault": name, "thread": planted.thread, "kinds": sorted({kind for kind, _ in planted.named})}
+            row = {
+                "fault": name,
+                "thread": planted.thread,
+                "kinds": sorted({kind for kind, _ in planted.named}),
+            }
             rows.append({**row, "remedies": remedies, "named": found == planted.named})
         for name, make in RIGHT.items():
             alarms += [{"pairing": name, **vars(mismatch)} for mismatch in listed(make(sets))]
@@ -696,16 +877,26 @@ def main() -> int:
         "pairings": len(RIGHT),
         "alarms": alarms,
         "in_motion": in_motion(),
-        "power": {f"{fact.key}: {fact.fact}": fact.power for fact in undecided if fact.observations},
+        "power": {
+            f"{fact.key}: {fact.fact}": fact.power for fact in undecided if fact.observations
+        },
     }
     if options.json:
         print(json.dumps(report))
     else:
         print("| fault | thread | kind | remedy | named |\n|---|---|---|---|---|")
         for row in rows:
-            cells = [row["fault"], row["thread"], ", ".join(row["kinds"]), ", ".join(row["remedies"])]
+            cells = [
+                row["fault"],
+                row["thread"],
+                ", ".join(row["kinds"]),
+                ", ".join(row["remedies"]),
+            ]
             print(f"| {' | '.join(map(str, cells))} | {'yes' if row['named'] else 'NO'} |")
-        print(f"\n{report['named']} of {len(rows)} named; {len(alarms)} false alarms on {len(RIGHT)} right pairings")
+        print(
+            f"\n{report['named']} of {len(rows)} named; {len(alarms)} false alarms on {len(RIGHT)} "
+            "right pairings"
+        )
         for name, row in report["in_motion"].items():  # type: ignore[attr-defined]
             counts = f"{row['named']} of {row['of']} named, {row['by its kind']} by its kind"
             print(f"| {name} | {counts} | {row['observations']} |")

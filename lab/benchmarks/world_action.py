@@ -1,24 +1,29 @@
-"""World-action models on the simulated table: the cost of a future to the policy, and the gradients of each loss.
+"""World-action models on the simulated table: the cost of a future to the policy, and the gradients
+of each loss.
 
-    python lab/benchmarks/world_action.py [--json] [--out runs/world-action] [--arms policy joint ...]
+    python lab/benchmarks/world_action.py [--json] [--out runs/world-action]
+        [--arms policy joint ...]
     python lab/benchmarks/world_action.py --gradients RUN
 
-All arms have the same recordings of one task, seeds, steps and batches, and start from the same weights: those of
-`--first-steps` steps in mode `policy`, in the place of released ones. With 0 they are fresh.
+All arms have the same recordings of one task, seeds, steps and batches, and start from the same
+weights: those of `--first-steps` steps in mode `policy`, in the place of released ones. With 0 they
+are fresh.
     policy     mode `policy`: pi0.5
     joint      mode `joint` with the default weights of the losses
     images 4   `joint` with weight 4 for the images
     future .1  `joint` with weight 0.1 for states and images
-    shares     `joint`, where a sample trains the policy in mode `policy` alone: in a third of the samples
+    shares     `joint`, where a sample trains the policy in mode `policy` alone: in a third of the
+               samples
     stored     `joint` in the order of the files, without a shuffle
 
-Of each arm: `flow`, the loss of the actions in mode `policy` on validation episodes; `success` in scenes without
-recordings; `psnr` of the images 8 frames ahead, over all pixels and over those that change: `model` imagines them from
-the recorded actions, `copy` is the present, `nearest` the training frame with the nearest state to the true future
-one; `course`, medians of the gradient norm and of the actions' training loss over each tenth of the steps; CPU minutes.
-`--gradients` takes a run, and computes the norm of each loss's gradient on validation frames and its cosine with that
-of the policy, by part of the network; runs of mode `joint` have the same in the results. `--out` keeps finished runs; a
-call with it continues.
+Of each arm: `flow`, the loss of the actions in mode `policy` on validation episodes; `success` in
+scenes without recordings; `psnr` of the images 8 frames ahead, over all pixels and over those that
+change: `model` imagines them from the recorded actions, `copy` is the present, `nearest` the
+training frame with the nearest state to the true future one; `course`, medians of the gradient norm
+and of the actions' training loss over each tenth of the steps; CPU minutes. `--gradients` takes a
+run, and computes the norm of each loss's gradient on validation frames and its cosine with that of
+the policy, by part of the network; runs of mode `joint` have the same in the results. `--out` keeps
+finished runs; a call with it continues.
 """
 
 import argparse
@@ -93,7 +98,9 @@ def understudy(*words: object) -> None:
 
 @contextmanager
 def samples_of_mode_policy_alone() -> Iterator[None]:
-    """Train the policy on the samples of mode `policy` alone, as if the run had no such mode for the others."""
+    """Train the policy on the samples of mode `policy` alone, as if the run had no such mode for
+    the others.
+    """
     plain = RunData.policy_config
 
     def changed(data: RunData, config: TrainConfig) -> Any:
@@ -139,8 +146,21 @@ def first_weights(args: argparse.Namespace) -> Path:
 
 def play(args: argparse.Namespace, run: Path, seed: int) -> dict[str, Any]:
     """Play a run's policy in scenes of the recorded task; returns its success."""
-    understudy("rollout", run, "--tasks", "red", "--episodes", args.rollouts, "--seed", seed, "--image-size", 32)
-    success: dict[str, Any] = json.loads((run / "rollouts" / f"tabletop-seed{seed}.json").read_text())["success"]
+    understudy(
+        "rollout",
+        run,
+        "--tasks",
+        "red",
+        "--episodes",
+        args.rollouts,
+        "--seed",
+        seed,
+        "--image-size",
+        32,
+    )
+    success: dict[str, Any] = json.loads(
+        (run / "rollouts" / f"tabletop-seed{seed}.json").read_text()
+    )["success"]
     return success
 
 
@@ -171,12 +191,16 @@ def settings_of(args: argparse.Namespace, run: Path, steps: int, seed: int) -> d
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
     """The words of a command line with these settings."""
-    return [str(word) for name, value in settings.items() for word in (f"--{name}", *as_tuple(value))]
+    return [
+        str(word) for name, value in settings.items() for word in (f"--{name}", *as_tuple(value))
+    ]
 
 
 @torch.no_grad()
 def psnr_ahead(run: Path) -> dict[str, dict[str, float | None]]:
-    """PSNR in dB of images at the ends of the chunks inside the validation episodes: pixels -> kind -> figure."""
+    """PSNR in dB of images at the ends of the chunks inside the validation episodes: pixels -> kind
+    -> figure.
+    """
     policy = load(run / "policy").eval()
     settings = load_settings(TrainConfig, run / "config.yaml")
     data = open_data(settings)
@@ -192,7 +216,11 @@ def psnr_ahead(run: Path) -> dict[str, dict[str, float | None]]:
         imagined = policy.imagine(policy.preprocess(batch), draws)
         assert imagined.images is not None
         nearest = torch.cdist(batch[STATE][:, -1], states).argmin(dim=1)
-        kinds = {"model": imagined.images[:, -1, 0], "copy": batch[CAMERA][:, 0], "nearest": images[nearest]}
+        kinds = {
+            "model": imagined.images[:, -1, 0],
+            "copy": batch[CAMERA][:, 0],
+            "nearest": images[nearest],
+        }
         for kind, predicted in {**kinds, "recorded": batch[CAMERA][:, -1]}.items():
             parts.setdefault(kind, []).append(resize(predicted, size)[whole])
     joined = {kind: torch.cat(pieces) for kind, pieces in parts.items()}
@@ -206,7 +234,9 @@ def psnr_ahead(run: Path) -> dict[str, dict[str, float | None]]:
 
 
 def batches(data: EpisodeDataset, size: int = 128) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Yield all samples in stored order, and a mark of those whose chunk lies inside the episode."""
+    """Yield all samples in stored order, and a mark of those whose chunk lies inside the
+    episode.
+    """
     for first in range(0, len(data), size):
         batch = data.batch(*data.locate(np.arange(first, min(first + size, len(data)))))
         yield batch, ~batch[f"{CAMERA}_is_pad"].any(dim=1)
@@ -218,14 +248,18 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def course(rows: Sequence[Mapping[str, Any]], parts: int = 10) -> list[dict[str, float]]:
-    """Medians of the gradient norm and of the actions' training loss over each part of the steps."""
+    """Medians of the gradient norm and of the actions' training loss over each part of the
+    steps.
+    """
     bounds = [round(i * len(rows) / parts) for i in range(parts + 1)]
     pieces = [rows[first:stop] for first, stop in pairwise(bounds) if first < stop]
     return [
         {
             "step": piece[-1]["step"],
             "grad_norm": median(row["grad_norm"] for row in piece),
-            "flow": median(row["terms"]["flow"]["loss"] if "terms" in row else row["loss"] for row in piece),
+            "flow": median(
+                row["terms"]["flow"]["loss"] if "terms" in row else row["loss"] for row in piece
+            ),
         }
         for piece in pieces
     ]
@@ -237,7 +271,9 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float]]]:
-    """Norm of the gradient of each loss, and its cosine with the policy's: part of the network -> loss -> figures."""
+    """Norm of the gradient of each loss, and its cosine with the policy's: part of the network ->
+    loss -> figures.
+    """
     policy = load(run / "policy").eval()
     settings = load_settings(TrainConfig, run / "config.yaml")
     held = read_validation_data(settings, open_data(settings))
@@ -245,22 +281,32 @@ def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float
     part = slice(0, min(count, len(held)))
     batch = policy.preprocess(held.batch(part))
     draws = make_draws(policy.random_spec("validation"), 0, torch.arange(part.stop))
-    shared = {name: parameter for name, parameter in policy.named_parameters() if not name.startswith("future.")}
+    shared = {
+        name: parameter
+        for name, parameter in policy.named_parameters()
+        if not name.startswith("future.")
+    }
     found: dict[str, dict[str, Tensor]] = {}
     for objective, mode, term in OBJECTIVES:
         modes = torch.full((part.stop,), MODES.index(mode))
         losses: Mapping[str, Any] = policy.losses({**batch, MODE: modes}, draws, terms=[term])
         computed = torch.autograd.grad(scalar(losses), list(shared.values()), allow_unused=True)
-        found[objective] = {name: g.flatten() for name, g in zip(shared, computed, strict=True) if g is not None}
+        found[objective] = {
+            name: g.flatten() for name, g in zip(shared, computed, strict=True) if g is not None
+        }
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for of_part, firsts in {
         "vision": ("vision.",),
         "vlm": ("vlm", "projector", "embedding"),
         "expert": ("expert", "action", "time"),
     }.items():
-        inside = [name for name in shared if name.startswith(firsts) or name.split(".")[2:3] == [of_part]]
+        inside = [
+            name for name in shared if name.startswith(firsts) or name.split(".")[2:3] == [of_part]
+        ]
         names = [name for name in inside if all(name in own for own in found.values())]
-        joined = {objective: torch.cat([own[name] for name in names]) for objective, own in found.items()}
+        joined = {
+            objective: torch.cat([own[name] for name in names]) for objective, own in found.items()
+        }
         figures[of_part] = {
             objective: {
                 "norm": float(vector.norm()),
@@ -273,23 +319,36 @@ def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, default=Path("runs/world-action"))
-    parser.add_argument("--gradients", type=Path, metavar="RUN", help="a run that trains a future; nothing is trained")
+    parser.add_argument(
+        "--gradients",
+        type=Path,
+        metavar="RUN",
+        help="a run that trains a future; nothing is trained",
+    )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--episodes", type=int, default=1000, help="to record")
-    parser.add_argument("--first-steps", type=int, default=3000, help="of the policy that all start from; 0: none")
+    parser.add_argument(
+        "--first-steps", type=int, default=3000, help="of the policy that all start from; 0: none"
+    )
     parser.add_argument("--steps", type=int, default=800, help="of each training")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--noise-samples", type=int, default=2)
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of trainings and scenes")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of trainings and scenes"
+    )
     parser.add_argument("--rollouts", type=int, default=30, help="per policy; 0: none")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
-        result: dict[str, Any] = {"gradients": gradients(args.gradients)} if args.gradients else {"arms": measure(args)}
+        result: dict[str, Any] = (
+            {"gradients": gradients(args.gradients)} if args.gradients else {"arms": measure(args)}
+        )
         if not args.gradients and args.first_steps and args.rollouts:
             result["first"] = play(args, first_weights(args).parent, 0)
     result["conditions"] = {key: str(value) for key, value in vars(args).items()}
@@ -302,9 +361,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     args.out.mkdir(parents=True, exist_ok=True)
     if not (args.out / "dataset/meta/info.json").exists():
         small = ("--image-size", 32, "--codec", "libx264", "--tasks", "red")
-        understudy("record", "--output-dir", args.out / "dataset", "--episodes", args.episodes, *small)
+        understudy(
+            "record", "--output-dir", args.out / "dataset", "--episodes", args.episodes, *small
+        )
     if not (args.out / "tokenizer").exists():
-        kind = ("--policy.type", "world_action", "--policy.size", "tiny", "--data.root", args.out / "dataset")
+        kind = (
+            "--policy.type",
+            "world_action",
+            "--policy.size",
+            "tiny",
+            "--data.root",
+            args.out / "dataset",
+        )
         understudy("tokenizer", "fit", *kind, "--output-dir", args.out / "tokenizer")
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in args.arms}
     for seed in args.seeds:
@@ -313,9 +381,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for arm, made in runs.items():
         entry: dict[str, Any] = {"runs": made}
-        entry |= {name: sum(own[name] for own in made) / len(made) for name in ("flow", "cpu_minutes")}
+        entry |= {
+            name: sum(own[name] for own in made) / len(made) for name in ("flow", "cpu_minutes")
+        }
         if args.rollouts:
-            entry["success"] = [sum(own["success"][name] for own in made) for name in ("successes", "episodes")]
+            entry["success"] = [
+                sum(own["success"][name] for own in made) for name in ("successes", "episodes")
+            ]
             entry["interval"] = wilson_interval(*entry["success"])
         result[arm] = entry
     return result
@@ -329,14 +401,22 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
         played = ""
         if "success" in entry:
             low, high = entry["interval"]
-            played = f", success {entry['success'][0]}/{entry['success'][1]} ({low:.0%} to {high:.0%})"
+            played = (
+                f", success {entry['success'][0]}/{entry['success'][1]} ({low:.0%} to {high:.0%})"
+            )
         yield f"{arm:<10} flow {entry['flow']:.4f}{played}, {entry['cpu_minutes']:.1f} CPU minutes"
     found = [
-        run["gradients"] for entry in result.get("arms", {}).values() for run in entry["runs"] if "gradients" in run
+        run["gradients"]
+        for entry in result.get("arms", {}).values()
+        for run in entry["runs"]
+        if "gradients" in run
     ]
     for parts in [result["gradients"]] if "gradients" in result else found[:1]:
         for part, losses in parts.items():
-            shown = (f"{name} {own['norm']:.3g} (cosine {own['cosine']:+.2f})" for name, own in losses.items())
+            shown = (
+                f"{name} {own['norm']:.3g} (cosine {own['cosine']:+.2f})"
+                for name, own in losses.items()
+            )
             yield f"{part:<10} {', '.join(shown)}"
 
 

@@ -1,8 +1,10 @@
-"""Patients of lerobot-doctor's own tests, examined by `understudy check`: recall and false alarms in both directions.
+"""Patients of lerobot-doctor's own tests, examined by `understudy check`: recall and false alarms
+in both directions.
 
-The tests of lerobot-doctor make datasets with one planted fault each. Release 0.6.1 of LeRobot refuses their healthy
-dataset: template of paths, task list and statistics differ. So a healthy one of its format is laid out first, and their
-tests plant the same faults in it. The comparison is published; no test fails for it.
+The tests of lerobot-doctor make datasets with one planted fault each. Release 0.6.1 of LeRobot
+refuses their healthy dataset: template of paths, task list and statistics differ. So a healthy one
+of its format is laid out first, and their tests plant the same faults in it. The comparison is
+published; no test fails for it.
 """
 
 import json
@@ -31,7 +33,9 @@ RESULTS: list[Any] = []
 
 
 def lay_out(create: Callable[..., Path]) -> Callable[..., Path]:
-    """Wrap their maker of datasets: paths, tasks, episode tables and statistics as LeRobot 0.6.1 writes them."""
+    """Wrap their maker of datasets: paths, tasks, episode tables and statistics as LeRobot 0.6.1
+    writes them.
+    """
 
     def create_dataset(root: Path, *args: Any, **options: Any) -> Path:
         create(root, *args, **options)
@@ -46,18 +50,24 @@ def lay_out(create: Callable[..., Path]) -> Callable[..., Path]:
         numbers = list(range(len(table)))
         table = table.append_column("data/chunk_index", pa.array([0] * len(table), pa.int64()))
         table = table.append_column("data/file_index", pa.array(numbers, pa.int64()))
-        pq.write_table(table.append_column("tasks", pa.array([["pick and place"]] * len(table))), path)
+        pq.write_table(
+            table.append_column("tasks", pa.array([["pick and place"]] * len(table))), path
+        )
         files = sorted((root / "data").rglob("*.parquet"))
         for file in files:
             rows = pq.read_table(file)
             for key in ("action", "observation.state"):
-                values = np.cumsum(np.array(rows[key].to_pylist(), np.float32), axis=0, dtype=np.float32)
+                values = np.cumsum(
+                    np.array(rows[key].to_pylist(), np.float32), axis=0, dtype=np.float32
+                )
                 column = pa.array(values.tolist(), pa.list_(pa.float32(), values.shape[1]))
                 rows = rows.set_column(rows.column_names.index(key), key, column)
             pq.write_table(rows, file)
         if (root / "meta/stats.json").exists():
             rows = pa.concat_tables([pq.read_table(file) for file in files])
-            (root / "meta/stats.json").write_text(json.dumps(statistics(rows, list(info["features"]))))
+            (root / "meta/stats.json").write_text(
+                json.dumps(statistics(rows, list(info["features"])))
+            )
         return root
 
     return create_dataset
@@ -115,7 +125,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     results = [entry for entry in RESULTS if not isinstance(entry, Path)]
     if not roots or not results:
         return
-    theirs = max((["PASS", "WARN", "FAIL"].index(result.severity.value) for result in results), default=0)
+    theirs = max(
+        (["PASS", "WARN", "FAIL"].index(result.severity.value) for result in results), default=0
+    )
     try:
         findings = check_dataset(roots[-1]).findings
     except DatasetError:
@@ -126,13 +138,19 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     VERDICTS[f"lerobot-doctor {words[theirs]}, understudy {words[ours]}"] += 1
     if bool(ours) != bool(theirs):
         rules = ", ".join(sorted({finding.rule for finding in findings})) or "none"
-        messages = [m.message for result in results for m in result.messages if m.severity.value != "PASS"]
+        messages = [
+            m.message for result in results for m in result.messages if m.severity.value != "PASS"
+        ]
         LINES.append(
-            f"{item.nodeid.rpartition('/')[2]}: theirs {words[theirs]} ({'; '.join(messages)[:160]}); ours {rules}"
+            f"{item.nodeid.rpartition('/')[2]}: theirs {words[theirs]} "
+            f"({'; '.join(messages)[:160]}); ours {rules}"
         )
 
 
-OTHER_WORDS = "the tests are those of release 0.1.0; the installed 0.2.0 has another text for the same finding"
+OTHER_WORDS = (
+    "the tests are those of release 0.1.0; the installed 0.2.0 has another text for the "
+    "same finding"
+)
 FAILURES = dict.fromkeys(("test_missing_tasks_parquet", "test_non_v3_version_warns"), OTHER_WORDS)
 
 
@@ -141,4 +159,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    publish([*(f"{count} patients: {verdict}." for verdict, count in VERDICTS.most_common()), *LINES])
+    publish(
+        [*(f"{count} patients: {verdict}." for verdict, count in VERDICTS.most_common()), *LINES]
+    )

@@ -16,7 +16,12 @@ POLICIES = sorted(gate.POLICY_CONFIGS)
 @pytest.mark.parametrize("name", NAMES)
 def test_lerobot_doctor_finds_nothing(outputs: Path, name: str, check: str) -> None:
     report = runner.run_checks(dataset_loader.load_local(outputs / name), checks=[check])
-    found = [m.message for result in report.results for m in result.messages if m.severity.value != "PASS"]
+    found = [
+        m.message
+        for result in report.results
+        for m in result.messages
+        if m.severity.value != "PASS"
+    ]
     assert not found, "\n".join(found)
 
 
@@ -32,5 +37,7 @@ def test_lerobot_lance_doctor_finds_nothing(
     outputs: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     doctor = pytest.importorskip("lerobot_lancedb.doctor")
-    monkeypatch.setattr(sys, "argv", ["doctor", "--root", str(outputs / name), "--repo-id", "exam/output"])
+    monkeypatch.setattr(
+        sys, "argv", ["doctor", "--root", str(outputs / name), "--repo-id", "exam/output"]
+    )
     assert doctor.main() == 0, capsys.readouterr().out

@@ -1,7 +1,8 @@
 """Tests of Grain with our orders underneath: its shuffle, mixtures, samplers and elastic iterator.
 
-Grain itself is installed. `index_shuffle` is answered by a uniform `Order`, the places of a mixture by `Order.streams`,
-the records of a sampler by `Order.locate`, and the batches of the elastic iterator by `batch_positions`.
+Grain itself is installed. `index_shuffle` is answered by a uniform `Order`, the places of a mixture
+by `Order.streams`, the records of a sampler by `Order.locate`, and the batches of the elastic
+iterator by `batch_positions`.
 """
 
 import sys
@@ -23,7 +24,9 @@ from understudy_data.order import SampleRng, batch_positions
 
 
 @lru_cache(maxsize=64)
-def order_of(lengths: tuple[int, ...], seed: int, mode: str, weights: tuple[float, ...] | None = None) -> Order:
+def order_of(
+    lengths: tuple[int, ...], seed: int, mode: str, weights: tuple[float, ...] | None = None
+) -> Order:
     """Order of datasets of these lengths."""
     sources = [
         SimpleNamespace(name=str(number), segments=np.array([[0, 0, length]]), gop=1, reach=(0, 0))
@@ -36,11 +39,14 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
     if not 0 <= index <= max_index:
         raise ValueError("index must be in [0, max_index]")
     return int(
-        permutation(max_index + 1, seed)[index] if max_index < _KEPT else locate(max_index + 1, seed, [index])[0]
+        permutation(max_index + 1, seed)[index]
+        if max_index < _KEPT
+        else locate(max_index + 1, seed, [index])[0]
     )
 
 
-_KEPT = 1 << 17  # length of a permutation that is computed in one go, because the tests ask one index at a time
+# length of a permutation that is computed in one go, because the tests ask one index at a time
+_KEPT = 1 << 17
 
 
 @lru_cache(maxsize=16)
@@ -108,7 +114,10 @@ class IndexSampler:
 
 class SequentialSampler(IndexSampler):
     def __init__(
-        self, num_records: int, shard_options: sharding.ShardOptions | None = None, seed: int | None = None
+        self,
+        num_records: int,
+        shard_options: sharding.ShardOptions | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(num_records, shard_options, num_epochs=1, seed=seed)
 
@@ -116,7 +125,9 @@ class SequentialSampler(IndexSampler):
 class ElasticIterator:
     """Batches of one shard; the state is a position in the order of all samples."""
 
-    def __init__(self, ds: Any, global_batch_size: int, shard_options: sharding.ShardOptions, **readers: Any) -> None:
+    def __init__(
+        self, ds: Any, global_batch_size: int, shard_options: sharding.ShardOptions, **readers: Any
+    ) -> None:
         self._data = ds
         self._batch = global_batch_size
         self._shard = shard_options
@@ -128,7 +139,9 @@ class ElasticIterator:
     def __next__(self) -> np.ndarray:
         if self._position + self._batch > len(self._data):
             raise StopIteration
-        positions = batch_positions(self._position, self._batch, self._shard.shard_index, self._shard.shard_count)
+        positions = batch_positions(
+            self._position, self._batch, self._shard.shard_index, self._shard.shard_count
+        )
         self._position += self._batch
         return np.array(self._data._getitems(positions.tolist()))
 
@@ -140,13 +153,18 @@ class ElasticIterator:
 
 
 shuffle.index_shuffle = SimpleNamespace(index_shuffle=index_shuffle)
-sys.modules["grain._src.python.experimental.index_shuffle.python.index_shuffle_module"].index_shuffle = index_shuffle
+sys.modules[
+    "grain._src.python.experimental.index_shuffle.python.index_shuffle_module"
+].index_shuffle = index_shuffle
 mix.SelectionWithProportionsMap = SelectionMap
 samplers.IndexSampler = IndexSampler
 samplers.SequentialSampler = SequentialSampler
 elastic_iterator.ElasticIterator = ElasticIterator
 
-SHARDS = "a shard of theirs has records of its own; here all ranks share one order, and a rank has every n-th position"
+SHARDS = (
+    "a shard of theirs has records of its own; here all ranks share one order, and a rank has "
+    "every n-th position"
+)
 LITERAL = "the numbers of their shuffle, literally; the order here is another permutation"
 FAILURES = {
     **dict.fromkeys(
@@ -170,16 +188,23 @@ FAILURES = {
         LITERAL,
     ),
     **dict.fromkeys(
-        ("test_getitems_mixing_integer_proportions", "MixedMapDatasetTest::test_mixing_with_integer_proportions"),
-        "the same shares, spread as evenly; of weights 1 and 2 the heavier source comes first here, the lighter there",
+        (
+            "test_getitems_mixing_integer_proportions",
+            "MixedMapDatasetTest::test_mixing_with_integer_proportions",
+        ),
+        "the same shares, spread as evenly; of weights 1 and 2 the heavier source comes first "
+        "here, the lighter there",
     ),
-    "test_produces_correct_elements2": "a rank's part of a batch is contiguous: (5, 6) of eight, not (3, 7)",
+    "test_produces_correct_elements2": "a rank's part of a batch is contiguous: (5, 6) of eight, "
+    "not (3, 7)",
 }
 SKIPS = {
     **dict.fromkeys(
-        ("test_index_shuffle_invalid_rounds", "test_index_shuffle_rounds_too_large"), "the rounds are no parameter"
+        ("test_index_shuffle_invalid_rounds", "test_index_shuffle_rounds_too_large"),
+        "the rounds are no parameter",
     ),
-    "test_filter_raises_error": "no samples are filtered while they are read, so nothing is refused",
+    "test_filter_raises_error": "no samples are filtered while they are read, so nothing is "
+    "refused",
 }
 
 

@@ -1,4 +1,6 @@
-"""LeRobot's tests of dataset tools, statistics, samplers and time windows, answered by understudy."""
+"""LeRobot's tests of dataset tools, statistics, samplers and time windows, answered by
+understudy.
+"""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +30,14 @@ accept_our_refusals()
 
 
 def edit(
-    sources: Sequence[Path], out: Path, change: Callable[[Plan], Plan] = lambda plan: plan, **settings: Any
+    sources: Sequence[Path],
+    out: Path,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+    **settings: Any,
 ) -> None:
-    """Run `understudy edit`, with a change of its plan for arrays and functions, which no flag takes."""
+    """Run `understudy edit`, with a change of its plan for arrays and functions, which no flag
+    takes.
+    """
     config = EditConfig(paths=(*map(str, sources), str(out)), **settings)
     if errors := config.problems():
         raise ConfigError(errors)
@@ -39,14 +46,22 @@ def edit(
 
 
 def delete_episodes(
-    dataset: LeRobotDataset, episode_indices: Sequence[int], output_dir: Path, repo_id: str = "exam/edited"
+    dataset: LeRobotDataset,
+    episode_indices: Sequence[int],
+    output_dir: Path,
+    repo_id: str = "exam/edited",
 ) -> LeRobotDataset:
     edit([dataset.root], output_dir, exclude_episodes=tuple(map(str, episode_indices)) or ("none",))
     return LeRobotDataset(repo_id, root=output_dir)
 
 
-def split_dataset(dataset: LeRobotDataset, splits: Mapping[str, Any], output_dir: Path) -> dict[str, LeRobotDataset]:
-    parts = [f"{name}={part if isinstance(part, float) else ','.join(map(str, part))}" for name, part in splits.items()]
+def split_dataset(
+    dataset: LeRobotDataset, splits: Mapping[str, Any], output_dir: Path
+) -> dict[str, LeRobotDataset]:
+    parts = [
+        f"{name}={part if isinstance(part, float) else ','.join(map(str, part))}"
+        for name, part in splits.items()
+    ]
     whole = Path(output_dir, "parts")
     edit([dataset.root], whole, split=tuple(parts) or ("",))
     for name in splits:
@@ -71,7 +86,9 @@ def modify_features(
     """Drop features with the flag of `understudy edit`, and add columns of numbers to its plan."""
     if not add_features and not remove_features:
         raise DatasetError("nothing to modify")
-    dropped = (remove_features,) if isinstance(remove_features, str) else tuple(remove_features or ())
+    dropped = (
+        (remove_features,) if isinstance(remove_features, str) else tuple(remove_features or ())
+    )
     starts = np.concatenate([[0], np.cumsum(Catalog.open(dataset.root).episodes.lengths)])
 
     def change(plan: Plan) -> Plan:
@@ -89,23 +106,35 @@ def modify_features(
                     rows = values[starts[piece.row] + piece.start : starts[piece.row] + piece.stop]
                 return np.asarray(rows, feature.dtype).reshape(piece.length, *feature.shape)
 
-            plan = replace(plan, features={**plan.features, key: feature}, columns={**plan.columns, key: column})
+            plan = replace(
+                plan,
+                features={**plan.features, key: feature},
+                columns={**plan.columns, key: column},
+            )
         return plan
 
     edit([dataset.root], output_dir, change, drop_features=dropped)
     return LeRobotDataset(repo_id, root=output_dir)
 
 
-def add_features(dataset: LeRobotDataset, features: Mapping[str, Any], output_dir: Path) -> LeRobotDataset:
+def add_features(
+    dataset: LeRobotDataset, features: Mapping[str, Any], output_dir: Path
+) -> LeRobotDataset:
     return modify_features(dataset, add_features=features, output_dir=output_dir)
 
 
-def remove_feature(dataset: LeRobotDataset, feature_names: str | Sequence[str], output_dir: Path) -> LeRobotDataset:
+def remove_feature(
+    dataset: LeRobotDataset, feature_names: str | Sequence[str], output_dir: Path
+) -> LeRobotDataset:
     return modify_features(dataset, remove_features=feature_names, output_dir=output_dir)
 
 
-def edit_in_place(dataset: LeRobotDataset, change: Callable[[Plan], Plan] = lambda plan: plan, **settings: Any) -> None:
-    """Edit into a new folder, which then takes the place of the old one: LeRobot edits in place, understudy never."""
+def edit_in_place(
+    dataset: LeRobotDataset, change: Callable[[Plan], Plan] = lambda plan: plan, **settings: Any
+) -> None:
+    """Edit into a new folder, which then takes the place of the old one: LeRobot edits in place,
+    understudy never.
+    """
     root = Path(dataset.root)
     draft = root.with_name(f"{root.name}-edited")
     edit([root], draft, change, **settings)
@@ -126,7 +155,9 @@ def modify_tasks(
     changes = task_replacements or {}
     if unknown := [text for text in changes if text not in texts]:
         raise DatasetError(f"unknown tasks {unknown}")
-    if beyond := [episode for episode in episode_tasks or {} if episode >= dataset.meta.total_episodes]:
+    if beyond := [
+        episode for episode in episode_tasks or {} if episode >= dataset.meta.total_episodes
+    ]:
         raise DatasetError(f"unknown episodes {beyond}")
 
     def task_of(piece: Piece, text: str) -> str:
@@ -137,7 +168,9 @@ def modify_tasks(
     return dataset
 
 
-def reencode_dataset(dataset: LeRobotDataset, rgb_encoder: Any = None, num_workers: int = 0) -> LeRobotDataset:
+def reencode_dataset(
+    dataset: LeRobotDataset, rgb_encoder: Any = None, num_workers: int = 0
+) -> LeRobotDataset:
     codec = {"h264": "libx264", "hevc": "libx265"}.get(rgb_encoder.vcodec, rgb_encoder.vcodec)
     edit_in_place(dataset, codec=codec, gop=rgb_encoder.g, crf=rgb_encoder.crf)
     return dataset
@@ -149,7 +182,13 @@ class RunningQuantileStats(RowStatistics):
 
 def get_feature_stats(array: np.ndarray, axis: Any, keepdims: bool) -> dict[str, np.ndarray]:
     """Statistics over `axis`, in the shape that numpy gives a reduction over it."""
-    axes = tuple(range(array.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = (
+        tuple(range(array.ndim))
+        if axis is None
+        else (axis,)
+        if isinstance(axis, int)
+        else tuple(axis)
+    )
     if axes not in ((0,), (1,), (0, 1), (0, 2, 3)):
         raise DatasetError(f"axis {axis}")
     if not array.size:
@@ -160,7 +199,10 @@ def get_feature_stats(array: np.ndarray, axis: Any, keepdims: bool) -> dict[str,
         images = ImageStatistics(array.shape[1])
         for image in array:
             images.add(image.transpose(1, 2, 0))
-        result = {name: figure * (1 if name == "count" else 255) for name, figure in images.result().items()}
+        result = {
+            name: figure * (1 if name == "count" else 255)
+            for name, figure in images.result().items()
+        }
     else:
         rows = array.transpose(*axes, *rest).reshape(-1, *(array.shape[number] for number in rest))
         statistics = RunningStatistics(rows.shape[1:])
@@ -170,7 +212,9 @@ def get_feature_stats(array: np.ndarray, axis: Any, keepdims: bool) -> dict[str,
     return shaped | {"count": np.array([len(array) if axes != (1,) else array.shape[1]])}
 
 
-def compute_episode_stats(data: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+def compute_episode_stats(
+    data: Mapping[str, Any], features: Mapping[str, Any]
+) -> dict[str, dict[str, np.ndarray]]:
     """Statistics of an episode, with RGB images through `ImageStatistics`."""
     result = {}
     for key, values in data.items():
@@ -205,7 +249,9 @@ class EpisodeAwareSampler(us.EpisodeSampler):
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        segments = np.array([[k, 0, int(b) - int(a)] for k, (a, b) in enumerate(zip(starts, stops))])
+        segments = np.array(
+            [[k, 0, int(b) - int(a)] for k, (a, b) in enumerate(zip(starts, stops))]
+        )
 
         class Data(SimpleNamespace):
             def __len__(self) -> int:
@@ -222,7 +268,10 @@ class EpisodeAwareSampler(us.EpisodeSampler):
 
 
 def check_delta_timestamps(
-    delta_timestamps: Mapping[str, Sequence[float]], fps: int, tolerance_s: float, raise_value_error: bool = True
+    delta_timestamps: Mapping[str, Sequence[float]],
+    fps: int,
+    tolerance_s: float,
+    raise_value_error: bool = True,
 ) -> bool:
     try:
         frame_offsets(delta_timestamps, fps, list(delta_timestamps), tolerance_s=tolerance_s)
@@ -233,7 +282,9 @@ def check_delta_timestamps(
     return True
 
 
-def get_delta_indices(delta_timestamps: Mapping[str, Sequence[float]], fps: int) -> dict[str, list[int]]:
+def get_delta_indices(
+    delta_timestamps: Mapping[str, Sequence[float]], fps: int
+) -> dict[str, list[int]]:
     offsets = frame_offsets(delta_timestamps, fps, list(delta_timestamps))
     return {key: frames.tolist() for key, frames in offsets.items()}
 
@@ -277,15 +328,22 @@ FAILURES = {
         ("test_aggregate_feature_stats_with_quantiles", "test_aggregate_stats_mixed_quantiles"),
         "quantiles do not follow from quantiles of parts, so they are left out",
     ),
-    "test_partial_episode_drop_warns": "a Python warning names the episode; it is no record of logging",
+    "test_partial_episode_drop_warns": "a Python warning names the episode; it is no record of "
+    "logging",
 }
 SKIPS_OF_TOOLS = {
     **dict.fromkeys(
-        ("test_convert_image_to_video_dataset", "test_convert_image_to_video_dataset_subset_episodes"),
+        (
+            "test_convert_image_to_video_dataset",
+            "test_convert_image_to_video_dataset_subset_episodes",
+        ),
         "needs a dataset from the network",
     ),
     **dict.fromkeys(
-        ("test_convert_image_to_video_dataset_depth", "test_reencode_dataset_depth_uses_depth_encoder"),
+        (
+            "test_convert_image_to_video_dataset_depth",
+            "test_reencode_dataset_depth_uses_depth_encoder",
+        ),
         "`understudy edit` refuses depth",
     ),
 }
@@ -308,7 +366,9 @@ SKIPS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put our functions under the names that the test modules imported; LeRobot itself keeps its own."""
+    """Put our functions under the names that the test modules imported; LeRobot itself keeps its
+    own.
+    """
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         for ours in OURS:
             if hasattr(module, ours.__name__):

@@ -1,4 +1,5 @@
-"""Datasets that the tests of LeRobot write: every item of each, as `LeRobotDataset` and as `EpisodeDataset` deliver it.
+"""Datasets that the tests of LeRobot write: every item of each, as `LeRobotDataset` and as
+`EpisodeDataset` deliver it.
 
 The tests of LeRobot run first and leave their folders. Their own results do not count.
 """
@@ -37,15 +38,29 @@ VERDICTS: Counter[str] = Counter()
 
 
 def folders() -> list[Path]:
-    """Folders of datasets below the temporary folders of LeRobot's tests, which run now if there are none."""
+    """Folders of datasets below the temporary folders of LeRobot's tests, which run now if there
+    are none.
+    """
     if not WRITTEN.exists():
         files = [f"tests/datasets/test_{name}.py" for name in WRITERS]
-        command = [sys.executable, "-m", "pytest", "-q", *files, f"--basetemp={WRITTEN}", "--timeout=300"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            *files,
+            f"--basetemp={WRITTEN}",
+            "--timeout=300",
+        ]
         command += ["-o", "tmp_path_retention_policy=all"]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")
+        }
         with Path("written.log").open("w") as log:
             subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
-    return sorted({path.parents[1].relative_to(WRITTEN) for path in WRITTEN.rglob("meta/info.json")})
+    return sorted(
+        {path.parents[1].relative_to(WRITTEN) for path in WRITTEN.rglob("meta/info.json")}
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,7 +78,9 @@ def open_theirs(root: Path) -> LeRobotDataset | None:
 
 
 def open_ours(root: Path) -> us.EpisodeDataset:
-    """Open a folder with depth in LeRobot's unit, or as stored where it is none; the first item is read."""
+    """Open a folder with depth in LeRobot's unit, or as stored where it is none; the first item is
+    read.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,6 @@
-"""Comparison of all items of a dataset between `EpisodeDataset` and LeRobot, or a reader with its interface."""
+"""Comparison of all items of a dataset between `EpisodeDataset` and LeRobot, or a reader with its
+interface.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,9 @@ def differences(root: Path, theirs: Any, ours: us.EpisodeDataset) -> list[str]:
 
 
 def equal(ours: Any, theirs: Any, feature: dict[str, Any]) -> bool:
-    """Compare one value; images of 8 bits as integers, quantized depth to a millimeter (theirs is float32)."""
+    """Compare one value; images of 8 bits as integers, quantized depth to a millimeter (theirs is
+    float32).
+    """
     if not isinstance(theirs, torch.Tensor):
         return bool(ours == theirs)
     if not isinstance(ours, torch.Tensor) or ours.shape != theirs.shape:

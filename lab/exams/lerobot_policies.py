@@ -1,7 +1,9 @@
-"""LeRobot's tests of real-time chunking, normalization, memory and moving averages, on the arithmetic of understudy.
+"""LeRobot's tests of real-time chunking, normalization, memory and moving averages, on the
+arithmetic of understudy.
 
-Their classes around it stay: `RTCProcessor` and the steps of a processor. Weights of their small vision towers are
-copied into `VisionEncoder`. Names that the installed release lacks are those of their main branch.
+Their classes around it stay: `RTCProcessor` and the steps of a processor. Weights of their small
+vision towers are copied into `VisionEncoder`. Names that the installed release lacks are those of
+their main branch.
 """
 
 import sys
@@ -65,14 +67,18 @@ class RTCProcessor(modeling_rtc.RTCProcessor):
         t = float(time)
         most = self.rtc_config.max_guidance_weight
         factor = most if t == 1 else min(most, t / (1 - t) * (t**2 + (1 - t) ** 2) / t**2)
-        velocity = guided_velocity(lambda x, _: original_denoise_step_partial(x), noisy, t, chunk, weights, factor)
+        velocity = guided_velocity(
+            lambda x, _: original_denoise_step_partial(x), noisy, t, chunk, weights, factor
+        )
         return velocity if x_t.ndim == 3 else velocity[0]
 
 
 def apply_transform(
     self: Any, values: torch.Tensor, key: str, feature_type: Any, *, inverse: bool = False
 ) -> torch.Tensor:
-    """Normalize by the offset and spread that a processor file of LeRobot with this step would give."""
+    """Normalize by the offset and spread that a processor file of LeRobot with this step would
+    give.
+    """
     mode = self.norm_map.get(feature_type)
     if feature_type.value == "VISUAL" or mode is None or mode.value == "IDENTITY":
         return original_transform(self, values, key, feature_type, inverse=inverse)
@@ -114,7 +120,11 @@ def encode_video_with_mem(
     names = {"embeddings.patch_embedding": "patch", "embeddings.position_embedding": "position"}
     weights = {}
     for name, value in tower.state_dict().items():
-        for theirs, ours in (*names.items(), ("encoder.layers", "layers"), ("post_layernorm", "norm")):
+        for theirs, ours in (
+            *names.items(),
+            ("encoder.layers", "layers"),
+            ("post_layernorm", "norm"),
+        ):
             if name.startswith(theirs):
                 weights[ours + name.removeprefix(theirs)] = value
     try:
@@ -174,7 +184,11 @@ class PI05Policy(nn.Module):
             self._histories = self._remember({**batch, "task": [""] * len(batch["camera"])}, None)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return {"camera": torch.from_numpy(np.stack([row.windows()["camera"] for row in self._histories]))}
+        return {
+            "camera": torch.from_numpy(
+                np.stack([row.windows()["camera"] for row in self._histories])
+            )
+        }
 
 
 # -- training with given actions
@@ -185,16 +199,26 @@ def _build_flow_matching_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     width = actions.shape[-1]
     chunk = actions.shape[1]
-    identity = Normalizer({ACTION: {"offset": [0.0] * width, "spread": [1.0] * width}}, {ACTION: width})
+    identity = Normalizer(
+        {ACTION: {"offset": [0.0] * width, "spread": [1.0] * width}}, {ACTION: width}
+    )
     batch = {ACTION: actions, f"{ACTION}_is_pad": torch.zeros(actions.shape[:2], dtype=torch.bool)}
-    draws = {"flow noise": noise[:, None], "flow time": time[:, None], "flow delay": prefix_mask.sum(1)}
+    draws = {
+        "flow noise": noise[:, None],
+        "flow time": time[:, None],
+        "flow delay": prefix_mask.sum(1),
+    }
     config: Any = SimpleNamespace(chunk=chunk, action_dim=width)
     noisy, times, _ = noisy_chunks(batch, draws, config, identity, width)
     return noisy[:, 0], times[:, 0]
 
 
-def _reduce_training_rtc_loss(losses: torch.Tensor, prefix_mask: torch.Tensor, reduction: str) -> torch.Tensor:
-    loss = masked_squared_error(losses.sqrt()[:, None], torch.zeros_like(losses)[:, None], prefix_mask)
+def _reduce_training_rtc_loss(
+    losses: torch.Tensor, prefix_mask: torch.Tensor, reduction: str
+) -> torch.Tensor:
+    loss = masked_squared_error(
+        losses.sqrt()[:, None], torch.zeros_like(losses)[:, None], prefix_mask
+    )
     return loss.sum.sum() / loss.count.sum()
 
 
@@ -230,13 +254,18 @@ modeling_pi05._build_flow_matching_inputs = _build_flow_matching_inputs
 modeling_pi05._reduce_training_rtc_loss = _reduce_training_rtc_loss
 default.EMAConfig = EMAConfig
 
-CONFIG = "settings of their policy, and the keys of its datasets; here ages are in seconds (`history`)"
+CONFIG = (
+    "settings of their policy, and the keys of its datasets; here ages are in seconds (`history`)"
+)
 NETWORK = "layers of their network, or of transformers; ours has none of them"
 TRACKER = "their trace of each step, or a helper of theirs; nothing is traced here"
 JACOBIAN = (
-    "the guidance goes through the Jacobian of the network, as in its paper; in theirs the velocity is a constant"
+    "the guidance goes through the Jacobian of the network, as in its paper; in theirs the "
+    "velocity is a constant"
 )
-OWN = "their file formats, containers and conversions, or images, which no statistics normalize here"
+OWN = (
+    "their file formats, containers and conversions, or images, which no statistics normalize here"
+)
 BFLOAT16 = "normalized values are float32 for any input; theirs take its dtype"
 SETTING = "a setting of their average that ours lacks"
 TRAINING = "their training script"
@@ -247,9 +276,14 @@ FAILURES = {
             "guidance decays exponentially or linearly, and has no other schedule",
         ),
         **dict.fromkeys(
-            ("test_denoise_step_with_prev_chunk", "test_denoise_step_uses_custom_execution_horizon"), JACOBIAN
+            (
+                "test_denoise_step_with_prev_chunk",
+                "test_denoise_step_uses_custom_execution_horizon",
+            ),
+            JACOBIAN,
         ),
-        "test_quantile_with_missing_stats": "a normalization without statistics is refused; theirs changes nothing",
+        "test_quantile_with_missing_stats": "a normalization without statistics is refused; theirs "
+        "changes nothing",
         **dict.fromkeys(
             (
                 "test_dtype_adaptation_bfloat16_input_float32_normalizer",
@@ -259,22 +293,28 @@ FAILURES = {
         ),
     },
     "lerobot-main": {
-        "test_inference_history_order_and_padding": "padding repeats the first observation; theirs is in the queue",
-        "test_inference_history_rejects_a_too_short_queue": "before the start of an episode all is padding, no error",
-        "test_mem_rejects_temporal_interval_larger_than_vision_depth": "then the last layer attends to past frames",
-        "test_proprioceptive_memory_removes_the_state_from_the_prompt": "a prompt without state is openpi's `plain`",
+        "test_inference_history_order_and_padding": "padding repeats the first observation; theirs "
+        "is in the queue",
+        "test_inference_history_rejects_a_too_short_queue": "before the start of an episode all is "
+        "padding, no error",
+        "test_mem_rejects_temporal_interval_larger_than_vision_depth": "then the last layer "
+        "attends to past frames",
+        "test_proprioceptive_memory_removes_the_state_from_the_prompt": "a prompt without state is "
+        "openpi's `plain`",
     },
 }
 SKIPS = {
     "lerobot-policies": {
         **dict.fromkeys(
             ("test_action_interpolator.py", "test_action_queue.py", "test_latency_tracker.py"),
-            "their queue of actions; `AsyncChunks` asks the policy itself, and takes no chunks of others",
+            "their queue of actions; `AsyncChunks` asks the policy itself, and takes no chunks of "
+            "others",
         ),
         "test_configuration_rtc.py": "their settings",
         "test_debug_tracker.py": TRACKER,
         "test_rtc_relative_actions.py": "their processors, loaded from their source",
-        "test_denoise_step_guidance_weight_at_time_zero": "sampling ends with a step to time 0, and takes none from it",
+        "test_denoise_step_guidance_weight_at_time_zero": "sampling ends with a step to time 0, "
+        "and takes none from it",
         **dict.fromkeys(
             (
                 "test_rtc_processor_initialization_with_debug",
@@ -360,7 +400,10 @@ SKIPS = {
         **dict.fromkeys(
             (
                 "test_ema_config_defaults_match_the_reference",
-                *(f"test_ema_config_rejects_invalid_values[kwargs{number}]" for number in (0, 1, 2, 3, 5, 8, 9)),
+                *(
+                    f"test_ema_config_rejects_invalid_values[kwargs{number}]"
+                    for number in (0, 1, 2, 3, 5, 8, 9)
+                ),
                 "test_ema_constant_decay_pins_the_schedule",
             ),
             SETTING,
@@ -382,5 +425,7 @@ SKIPS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    exam = "lerobot-main" if any("test_ema" in item.nodeid for item in items) else "lerobot-policies"
+    exam = (
+        "lerobot-main" if any("test_ema" in item.nodeid for item in items) else "lerobot-policies"
+    )
     explain(items, FAILURES[exam], SKIPS[exam])

@@ -1,6 +1,8 @@
-"""LeRobot's tests of asynchronous inference against the service: its client, its queue of observations, its messages.
+"""LeRobot's tests of asynchronous inference against the service: its client, its queue of
+observations, its messages.
 
-In the test of the whole loop, a server of understudy with a policy of the robot's joints is in place of theirs.
+In the test of the whole loop, a server of understudy with a policy of the robot's joints is in
+place of theirs.
 """
 
 import asyncio
@@ -24,7 +26,12 @@ from shared import explain
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy_lerobot_service import service
-from understudy_lerobot_service.messages import MODULES, Instructions, read_observation, write_actions
+from understudy_lerobot_service.messages import (
+    MODULES,
+    Instructions,
+    read_observation,
+    write_actions,
+)
 from understudy_lerobot_service.robots import SIMILAR, Robot, read_inputs
 from understudy_robot.serve.config import ServeConfig
 from understudy_robot.serve.server import running_server
@@ -38,7 +45,9 @@ def received(observation: Any) -> Any:
     return read_observation(pickle.dumps(observation))
 
 
-def skipped(observation: Any, previous: Any, predicted: Any, features: Any, atol: float = 1.0) -> str:
+def skipped(
+    observation: Any, previous: Any, predicted: Any, features: Any, atol: float = 1.0
+) -> str:
     """Why the service skips an observation after the one that was computed last, or ""."""
     inputs = read_inputs(Instructions("test", "test", features, 20))
     width = sum(map(len, inputs.vectors.values()))
@@ -60,7 +69,9 @@ class PolicyServer(policy_server.PolicyServer):
     """Their server with the decisions and the messages of the service."""
 
     def _enqueue_observation(self, observation: Any) -> bool:
-        if skipped(observation, self.last_processed_obs, self._predicted_timesteps, self.lerobot_features):
+        if skipped(
+            observation, self.last_processed_obs, self._predicted_timesteps, self.lerobot_features
+        ):
             return False
         self.observation_queue.put(observation)
         return True
@@ -70,11 +81,15 @@ class PolicyServer(policy_server.PolicyServer):
 
     def _time_action_chunk(self, start: float, actions: list[torch.Tensor], step: int) -> list[Any]:
         rows = torch.stack(actions).numpy()
-        return list(pickle.loads(write_actions(rows, start, step, self.config.environment_dt, MODULES[0])))
+        return list(
+            pickle.loads(write_actions(rows, start, step, self.config.environment_dt, MODULES[0]))
+        )
 
 
 class Server:
-    """A server of understudy with the interface of `grpc.server`, on the address that the test gives."""
+    """A server of understudy with the interface of `grpc.server`, on the address that the test
+    gives.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.running = ExitStack()
@@ -84,10 +99,15 @@ class Server:
 
     def start(self) -> None:
         folder = Path(tempfile.mkdtemp(), "policy")
-        config = FlowPolicyConfig(action_dim=3, state_dim=3, cameras=(), chunk=20, width=32, layers=2)
+        config = FlowPolicyConfig(
+            action_dim=3, state_dim=3, cameras=(), chunk=20, width=32, layers=2
+        )
         affine = {"offset": [0.0] * 3, "spread": [1.0] * 3}
         policy = FlowPolicy(config, {"action": affine, "observation.state": affine})
-        policy.save(folder, metadata={"action_names": JOINTS, "state_names": JOINTS, "cameras": [], "fps": 30})
+        policy.save(
+            folder,
+            metadata={"action_names": JOINTS, "state_names": JOINTS, "cameras": [], "fps": 30},
+        )
         options = ServeConfig(policy=str(folder), port=0, lerobot_port=self.port, warm_up=0)
         self.running.enter_context(running_server(us.load_policy(folder), options))
 
@@ -126,7 +146,10 @@ policy_server.PolicyServer = PolicyServer
 services_pb2_grpc.add_AsyncInferenceServicer_to_server = serve
 
 ALONE = "their client without a server; the test of the whole loop has it against the service"
-OWN = "a function of their server; here the policy takes the robot's observation, and resizes its images"
+OWN = (
+    "a function of their server; here the policy takes the robot's observation, and resizes its "
+    "images"
+)
 SKIPS = {
     "test_robot_client.py": ALONE,
     **dict.fromkeys(

@@ -1,7 +1,8 @@
-"""Tests of MosaicML Streaming on `Order`: partitions over nodes, ranks and workers, shuffles, mixtures and samplings.
+"""Tests of MosaicML Streaming on `Order`: partitions over nodes, ranks and workers, shuffles,
+mixtures and samplings.
 
-The package `streaming` is not needed: the names that the tests import are these. Of it only `World` is theirs, which
-counts nodes, ranks and workers.
+The package `streaming` is not needed: the names that the tests import are these. Of it only `World`
+is theirs, which counts nodes, ranks and workers.
 """
 
 import importlib.util
@@ -40,12 +41,15 @@ def get_partitions(
     drop_first: int = 0,
     initial_physical_nodes: int | None = None,
 ) -> np.ndarray:
-    """Samples of an epoch from number `drop_first` on, as int64 [nodes, ranks, workers, batches, batch_size].
+    """Samples of an epoch from number `drop_first` on, as int64 [nodes, ranks, workers, batches,
+    batch_size].
 
-    Worker w of W makes the batches w, w + W, ... of its rank. -1 fills the batches behind the epoch's last whole one.
+    Worker w of W makes the batches w, w + W, ... of its rank. -1 fills the batches behind the
+    epoch's last whole one.
     """
     nodes = (num_canonical_nodes, num_physical_nodes)
-    if algo == "orig" and max(nodes) % min(nodes):  # the tests want this algorithm to have its limit; ours has none
+    # the tests want this algorithm to have its limit; ours has none
+    if algo == "orig" and max(nodes) % min(nodes):
         raise ValueError("Either canonical or physical nodes must be divisible by the other")
     world = num_physical_nodes * ranks_per_node
     order = order_of((num_samples,), mode="sequential")
@@ -60,7 +64,9 @@ def get_partitions(
     return parts.transpose(2, 3, 1, 0, 4)
 
 
-def get_shuffle(sizes: np.ndarray, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> np.ndarray:
+def get_shuffle(
+    sizes: np.ndarray, num_canonical_nodes: int, seed: int, epoch: int, block_size: int
+) -> np.ndarray:
     order = order_of(tuple(sizes.tolist()), seed)
     total = int(sizes.sum())
     return order.lines(np.arange(epoch * total, (epoch + 1) * total))[2]
@@ -95,7 +101,11 @@ class MDSWriter:
 
 class Stream:
     def __init__(
-        self, local: str, proportion: float | None = None, repeat: float | None = None, choose: int | None = None
+        self,
+        local: str,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
     ) -> None:
         self.values = json.loads(Path(local, "values.json").read_text())
         self.proportion = proportion
@@ -104,9 +114,11 @@ class Stream:
 
 
 class StreamingDataset:
-    """A mixture of streams; each pass is the next epoch of as many samples as the streams choose together.
+    """A mixture of streams; each pass is the next epoch of as many samples as the streams choose
+    together.
 
-    Their unshuffled epoch is one stream after the other, so the samples of an epoch are put into that sequence.
+    Their unshuffled epoch is one stream after the other, so the samples of an epoch are put into
+    that sequence.
     """
 
     def __init__(
@@ -130,15 +142,21 @@ class StreamingDataset:
             stream.repeat = int(stream.choose or 0) / len(stream.values)
         self._present = [stream for stream in streams if stream.choose]
         sources = [
-            SimpleNamespace(name=str(k), segments=np.array([[0, 0, len(stream.values)]]), gop=1, reach=(0, 0))
+            SimpleNamespace(
+                name=str(k), segments=np.array([[0, 0, len(stream.values)]]), gop=1, reach=(0, 0)
+            )
             for k, stream in enumerate(self._present)
         ]
         weights = [float(stream.choose or 0) for stream in self._present]
-        self._order = Order.from_datasets(sources, weights=weights, batch_size=batch_size, mode="sequential")
+        self._order = Order.from_datasets(
+            sources, weights=weights, batch_size=batch_size, mode="sequential"
+        )
         self._position = 0
 
     def __iter__(self) -> Iterator[dict[str, int]]:
-        source, _, frame = self._order.locate(np.arange(self._position, self._position + self._epoch))
+        source, _, frame = self._order.locate(
+            np.arange(self._position, self._position + self._epoch)
+        )
         self._position += self._epoch
         for number in np.argsort(source, kind="stable"):
             yield {"value": self._present[source[number]].values[frame[number]]}
@@ -166,19 +184,29 @@ assert spec.loader is not None
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[spec.name])
 
-ENDLESS = "the stream of samples has no end: behind an epoch comes the next one, so no position is too far"
-CANONICAL = "there are no canonical nodes, so nothing depends on their number and there is nothing to warn of"
-FEW = "ranks without a sample of their own take part in the step with samples of the next epoch, without a warning"
+ENDLESS = (
+    "the stream of samples has no end: behind an epoch comes the next one, so no position is "
+    "too far"
+)
+CANONICAL = (
+    "there are no canonical nodes, so nothing depends on their number and there is nothing "
+    "to warn of"
+)
+FEW = (
+    "ranks without a sample of their own take part in the step with samples of the next epoch, "
+    "without a warning"
+)
 GLOBAL = "an epoch is one permutation of all samples; no node keeps the same samples in every epoch"
+UNWARNED = "test_partition_samples_per_node_less_than_ranks_warning"
 SMALL = ("4-5", "4-15", "4-25", "8-5", "8-15", "8-25", "8-55")
 FAILURES = {
     "test_partition_invalid_drop_first": ENDLESS,
     "test_partition_samples_less_than_ncn": CANONICAL,
-    **{
-        f"test_partition_samples_per_node_less_than_ranks_warning[4-8-8-{nodes.replace('-', '-4-')}]": FEW
-        for nodes in SMALL
-    },
-    **dict.fromkeys(("test_shuffle_py1br", "test_shuffle_py1e", "test_shuffle_py1s", "test_shuffle_py2s"), GLOBAL),
+    **{f"{UNWARNED}[4-8-8-{nodes.replace('-', '-4-')}]": FEW for nodes in SMALL},
+    **dict.fromkeys(
+        ("test_shuffle_py1br", "test_shuffle_py1e", "test_shuffle_py1s", "test_shuffle_py2s"),
+        GLOBAL,
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""Tests of openpi and of its client on understudy: statistics, relative actions, the loader, LoRA, messages, images.
+"""Tests of openpi and of its client on understudy: statistics, relative actions, the loader, LoRA,
+messages, images.
 
 The packages `openpi`, `jax` and `flax` are not needed: the names that the tests import are these.
 """
@@ -45,15 +46,25 @@ class RunningStats:
 
 def serialize_json(statistics: Mapping[str, SimpleNamespace]) -> str:
     """Write statistics as meta/stats.json has them."""
-    return json.dumps({key: {name: f.tolist() for name, f in vars(entry).items()} for key, entry in statistics.items()})
+    return json.dumps(
+        {
+            key: {name: f.tolist() for name, f in vars(entry).items()}
+            for key, entry in statistics.items()
+        }
+    )
 
 
 def deserialize_json(text: str) -> dict[str, SimpleNamespace]:
-    return {key: SimpleNamespace(**entry) for key, entry in parse_stats(json.loads(text), "stats.json").items()}
+    return {
+        key: SimpleNamespace(**entry)
+        for key, entry in parse_stats(json.loads(text), "stats.json").items()
+    }
 
 
 def as_batch(item: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    state, actions = (torch.as_tensor(item[key], dtype=torch.float32)[None] for key in ("state", "actions"))
+    state, actions = (
+        torch.as_tensor(item[key], dtype=torch.float32)[None] for key in ("state", "actions")
+    )
     return {"observation.state": state, "action": actions}
 
 
@@ -116,7 +127,9 @@ class FakeDataset:
         features = {"action": {"dtype": "float32", "shape": (config.action_dim,)}}
         with us.EpisodeWriter(self.root, fps=10, features=features) as writer:
             for frame in range(num_samples):
-                writer.add_frame({"action": np.full(config.action_dim, frame, np.float32)}, task="exam")
+                writer.add_frame(
+                    {"action": np.full(config.action_dim, frame, np.float32)}, task="exam"
+                )
             writer.save_episode()
         times = [step / 10 for step in range(config.action_horizon)]
         self.data = us.EpisodeDataset(self.root, {"action": times})
@@ -124,9 +137,15 @@ class FakeDataset:
 
 class TorchDataLoader:
     def __init__(
-        self, dataset: FakeDataset, local_batch_size: int, num_batches: int | None = None, num_workers: int = 0
+        self,
+        dataset: FakeDataset,
+        local_batch_size: int,
+        num_batches: int | None = None,
+        num_workers: int = 0,
     ) -> None:
-        self._loader = us.Loader(dataset.data, batch_size=local_batch_size, seed=0, num_threads=num_workers or 1)
+        self._loader = us.Loader(
+            dataset.data, batch_size=local_batch_size, seed=0, num_threads=num_workers or 1
+        )
         self._batches = num_batches
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -178,17 +197,27 @@ module("openpi.training.data_loader", FakeDataset=FakeDataset, TorchDataLoader=T
 module("openpi_client.msgpack_numpy", packb=encode, unpackb=decode)
 module("openpi_client.image_tools", resize_with_pad=resize_with_pad)
 
-DICTIONARIES = "samples are flat dictionaries of LeRobot's keys; there are no transforms of nested ones"
+DICTIONARIES = (
+    "samples are flat dictionaries of LeRobot's keys; there are no transforms of nested ones"
+)
 TOKENIZER = "needs the tokenizer of PaliGemma from the network"
 SKIPS = {
-    **dict.fromkeys(("test_repack_transform", "test_transform_dict", "test_make_bool_mask"), DICTIONARIES),
-    **dict.fromkeys(("test_delta_actions_noop", "test_absolute_actions_noop"), "a policy without actions is refused"),
+    **dict.fromkeys(
+        ("test_repack_transform", "test_transform_dict", "test_make_bool_mask"), DICTIONARIES
+    ),
+    **dict.fromkeys(
+        ("test_delta_actions_noop", "test_absolute_actions_noop"),
+        "a policy without actions is refused",
+    ),
     **dict.fromkeys(("test_tokenize_prompt", "test_tokenize_no_prompt"), TOKENIZER),
     "test_extract_prompt_from_task": "a sample has its task as text; nothing maps numbers to texts",
     "test_with_fake_dataset": "needs a training configuration of openpi",
     "test_with_real_dataset": "needs a dataset from the network",
 }
-SHAPES = "parameters of an einsum in flax; an adapter here is [rank, in] and [out, rank] of a linear layer"
+SHAPES = (
+    "parameters of an einsum in flax; an adapter here is [rank, in] and [out, rank] of a "
+    "linear layer"
+)
 FAILURES = {
     **dict.fromkeys(("test_lora_einsum_params_shape", "test_lora_ffn_params_shape"), SHAPES),
     "test_resize_with_pad_shapes": "images are resized to squares alone; the last case is 60 x 80",

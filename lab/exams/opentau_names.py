@@ -1,4 +1,5 @@
-"""Tests of OpenTau on understudy: statistics of differences, norm heads, mixtures, segments, past observations.
+"""Tests of OpenTau on understudy: statistics of differences, norm heads, mixtures, segments, past
+observations.
 
 The package `opentau` is not needed: the names that the tests import are these.
 """
@@ -47,13 +48,17 @@ def compute_delta_action_stats(
     max_workers: int,
     **caps: Any,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Record the rows as a dataset, and compute its statistics with the dimensions of `delta_map` as differences."""
+    """Record the rows as a dataset, and compute its statistics with the dimensions of `delta_map`
+    as differences.
+    """
     if not np.array_equal(chunk_offsets, np.arange(len(chunk_offsets))) or strategy != "nearest":
         raise DatasetError("windows have whole frames")
     if not Path(parquet_paths[0]).exists():
         raise DatasetError("no file")
     table = pq.read_table(parquet_paths[0])
-    state, action = (np.array(table[key].to_pylist(), np.float64) for key in (state_col, action_col))
+    state, action = (
+        np.array(table[key].to_pylist(), np.float64) for key in (state_col, action_col)
+    )
     state = state if state_index is None else state[:, list(state_index)]
     action = action if action_index is None else action[:, list(action_index)]
     state = state[:, [delta_map.get(dim, dim) for dim in range(state.shape[1])]]
@@ -73,23 +78,33 @@ def compute_delta_action_stats(
     return {name: {**f, "count": np.array([f["count"]])} for name, f in figures.items()}
 
 
-def compute_norm_key(robot_type: str | None, control_mode: str | None, fallback: str) -> tuple[str, bool]:
+def compute_norm_key(
+    robot_type: str | None, control_mode: str | None, fallback: str
+) -> tuple[str, bool]:
     head = head_name(robot_type, control_mode, fallback)
     return head, head == fallback
 
 
 class DatasetMixtureMetadata:
-    """Statistics of the heads of a mixture, pooled by `aggregate` with the frames of each dataset as its count."""
+    """Statistics of the heads of a mixture, pooled by `aggregate` with the frames of each dataset
+    as its count.
+    """
 
-    def __init__(self, cfg: Any, metadatas: Sequence[Any], dataset_weights: Any, dataset_names: Sequence[str]) -> None:
+    def __init__(
+        self, cfg: Any, metadatas: Sequence[Any], dataset_weights: Any, dataset_names: Sequence[str]
+    ) -> None:
         heads = defaultdict(list)
         names = defaultdict(list)
         for metadata, name in zip(metadatas, dataset_names):
-            head = head_name(metadata.info.get("robot_type"), metadata.info.get("control_mode"), name)
+            head = head_name(
+                metadata.info.get("robot_type"), metadata.info.get("control_mode"), name
+            )
             heads[head].append(metadata)
             names[head].append(name)
         self.norm_keys, self.norm_key_to_dataset_names = sorted(heads), dict(names)
-        self.dataset_to_norm_index = {name: self.norm_keys.index(head) for head in names for name in names[head]}
+        self.dataset_to_norm_index = {
+            name: self.norm_keys.index(head) for head in names for name in names[head]
+        }
         self.dataset_names = dataset_names
         self.per_dataset_stats = [metadata.stats for metadata in metadatas]
         self.per_norm_key_stats = [self._pool(heads[head]) for head in self.norm_keys]
@@ -99,10 +114,16 @@ class DatasetMixtureMetadata:
         frames = [np.array([metadata.info["total_frames"]]) for metadata in metadatas]
         try:
             return {
-                key: aggregate([{**metadata.stats[key], "count": count} for metadata, count in zip(metadatas, frames)])
+                key: aggregate(
+                    [
+                        {**metadata.stats[key], "count": count}
+                        for metadata, count in zip(metadatas, frames)
+                    ]
+                )
                 for key in ("state", "actions")
             }
-        except ValueError as error:  # of NumPy; the training compares widths first (`norm_heads.compute_statistics`)
+        # of NumPy; the training compares widths first (`norm_heads.compute_statistics`)
+        except ValueError as error:
             raise DatasetError(str(error)) from error
 
 
@@ -117,12 +138,18 @@ class HierarchicalSampler:
         generator: Any = None,
         seed: int | None = None,
     ) -> None:
-        chosen = seed if seed is not None else generator.initial_seed() if generator is not None else 0
+        chosen = (
+            seed if seed is not None else generator.initial_seed() if generator is not None else 0
+        )
         sources = [
-            SimpleNamespace(name=str(number), segments=np.array([[0, 0, length]]), gop=1, reach=(0, 0))
+            SimpleNamespace(
+                name=str(number), segments=np.array([[0, 0, length]]), gop=1, reach=(0, 0)
+            )
             for number, length in enumerate(dataset_lengths)
         ]
-        order = us.Order.from_datasets(sources, weights=list(dataset_probs), batch_size=1, seed=chosen, mode="uniform")
+        order = us.Order.from_datasets(
+            sources, weights=list(dataset_probs), batch_size=1, seed=chosen, mode="uniform"
+        )
         source, _, frame = order.locate(np.arange(num_samples))
         self._indices = (np.concatenate([[0], np.cumsum(dataset_lengths)])[source] + frame).tolist()
 
@@ -145,14 +172,20 @@ class Recorder:
 
 
 def segment_dataset(
-    input_root: Path, output_root: Path, segments_by_episode: Path | Mapping[int, Sequence[tuple[int, int]]]
+    input_root: Path,
+    output_root: Path,
+    segments_by_episode: Path | Mapping[int, Sequence[tuple[int, int]]],
 ) -> None:
     """Run `understudy segment`."""
     times = input_root.with_name("segments.json")
     times.write_text(
-        segments_by_episode.read_text() if isinstance(segments_by_episode, Path) else json.dumps(segments_by_episode)
+        segments_by_episode.read_text()
+        if isinstance(segments_by_episode, Path)
+        else json.dumps(segments_by_episode)
     )
-    segment(SegmentConfig(paths=(str(input_root), str(output_root)), times=str(times), unit="frames"))
+    segment(
+        SegmentConfig(paths=(str(input_root), str(output_root)), times=str(times), unit="frames")
+    )
 
 
 def load_info(root: Path) -> dict[str, Any]:
@@ -161,7 +194,10 @@ def load_info(root: Path) -> dict[str, Any]:
 
 
 def load_episodes(root: Path) -> dict[int, dict[str, int]]:
-    return {row: {"length": length} for row, length in enumerate(Catalog.open(root).episodes.lengths.tolist())}
+    return {
+        row: {"length": length}
+        for row, length in enumerate(Catalog.open(root).episodes.lengths.tolist())
+    }
 
 
 class Metadata:
@@ -185,13 +221,19 @@ class PI05MemPolicy:
         """Window of each key, from an `ObservationHistory` per row."""
         config = self.config
         keys = ["state", *getattr(config, "image_features", getattr(config, "input_features", {}))]
-        steps = range((config.n_obs_steps - 1) * config.history_interval, -1, -config.history_interval)
+        steps = range(
+            (config.n_obs_steps - 1) * config.history_interval, -1, -config.history_interval
+        )
         times = dict.fromkeys(keys, tuple(-float(step) for step in steps))
-        rows = self.__dict__.setdefault("_rows", [ObservationHistory(times, fps=1) for _ in batch["state"]])
+        rows = self.__dict__.setdefault(
+            "_rows", [ObservationHistory(times, fps=1) for _ in batch["state"]]
+        )
         for number, row in enumerate(rows):
             row.add({key: batch[key][number].numpy() for key in keys})
         windows = [row.windows() for row in rows]
-        seen = {key: torch.from_numpy(np.stack([window[key] for window in windows])) for key in keys}
+        seen = {
+            key: torch.from_numpy(np.stack([window[key] for window in windows])) for key in keys
+        }
         padded = torch.from_numpy(np.stack([window["state_is_pad"] for window in windows]))
         return {**batch, **seen, "obs_history_is_pad": padded}
 
@@ -213,7 +255,9 @@ def resize_with_pad(images: torch.Tensor, width: int, height: int) -> torch.Tens
     return letterbox(images.to(torch.uint8), width)
 
 
-def pad_discrete_tokens(tokens: Sequence[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_discrete_tokens(
+    tokens: Sequence[Sequence[int]], max_length: int
+) -> tuple[np.ndarray, np.ndarray]:
     rows = TextTokenizer(None, 0).pad(tokens, max_length)
     return rows.tokens, ~rows.is_pad
 
@@ -287,14 +331,21 @@ module(
     pad_discrete_tokens=pad_discrete_tokens,
     resize_with_pad=resize_with_pad,
 )
-module("opentau.configs.types", FeatureType=SimpleNamespace(VISUAL="VISUAL"), PolicyFeature=SimpleNamespace)
+module(
+    "opentau.configs.types",
+    FeatureType=SimpleNamespace(VISUAL="VISUAL"),
+    PolicyFeature=SimpleNamespace,
+)
 module("tests.fixtures.constants", DUMMY_REPO_ID="")
 module("tests.utils", retry_on_hf_flakiness=lambda *args, **options: lambda function: function)
 
 CAP = "a cap on rows; ours reads all rows, and samples only the quantiles of more than 4 million"
 CLASSES = "a class or function of OpenTau's own configuration or loader"
 NETWORK = "their network's inputs and positions (M-RoPE); ours has others"
-FFMPEG = "processes of ffmpeg, and image files; here videos are cut in this process, and images lie in the tables"
+FFMPEG = (
+    "processes of ffmpeg, and image files; here videos are cut in this process, and images "
+    "lie in the tables"
+)
 SKIPS = {
     **dict.fromkeys(
         (
@@ -330,7 +381,8 @@ SKIPS = {
     "test_segment_lerobot_v20_input_outputs_v21": "makes its folder one of v2.0; ours records v3.0",
     **dict.fromkeys(("TestRowCap", "TestRowBudgetAllocation"), CAP),
     **dict.fromkeys(
-        ("TestCacheKey", "TestFactoryWiring", "TestLoadOrCompute"), "the keys and files of OpenTau's cache"
+        ("TestCacheKey", "TestFactoryWiring", "TestLoadOrCompute"),
+        "the keys and files of OpenTau's cache",
     ),
     **dict.fromkeys(
         (
@@ -347,15 +399,20 @@ SKIPS = {
         CLASSES,
     ),
 }
-PAIRS = "steps behind the end of an episode are padding in a window and do not count; theirs repeats the last frame"
+PAIRS = (
+    "steps behind the end of an episode are padding in a window and do not count; theirs "
+    "repeats the last frame"
+)
 HISTOGRAM = "looks into the histogram of their quantiles; ours are exact here"
 GENERATOR = "a seed is a number; there is no generator of torch to share or to reseed"
 LOGS = "text of their log; ours prints the heads at the start of a run"
 FIRST = "before its start an episode has its first observation as padding; theirs has zeros"
 FAILURES = {
     "test_segment_lerobot_v21_dataset": "the output is of v3.0, theirs of v2.1",
-    "test_segment_lerobot_non_consecutive_and_overlapping_ranges": "segments that overlap are refused",
-    "test_sinusoidal_embedding_odd_dimension_raises": "an odd width is a mistake of the code, and is not checked",
+    "test_segment_lerobot_non_consecutive_and_overlapping_ranges": "segments that overlap are "
+    "refused",
+    "test_sinusoidal_embedding_odd_dimension_raises": "an odd width is a mistake of the code, and "
+    "is not checked",
     "test_sinusoidal_embedding_wrong_ndim_raises": "times of any shape have features",
     "test_first_call_zero_pads": FIRST,
     "test_state_and_camera_padding_match_emitted_mask": FIRST,
@@ -373,7 +430,8 @@ FAILURES = {
         ("test_action_count_is_frames_times_horizon", "test_episode_selection_is_honored"),
         "the count is that of frames, not of pairs of a frame and a step",
     ),
-    "test_linear_and_nearest_strategies_both_run": "windows have whole frames; nothing is interpolated",
+    "test_linear_and_nearest_strategies_both_run": "windows have whole frames; nothing is "
+    "interpolated",
     "test_partial_quantile_coverage_in_a_head_warns_and_keeps_building": LOGS,
     "test_missing_robot_type_falls_back_with_single_warning": LOGS,
     "test_norm_head_summary_logged": LOGS,

@@ -24,7 +24,9 @@ def decode(packets: list[bytes]) -> list[np.ndarray]:
         packet.pts, packet.time_base = number, Fraction(1, 30)
         frames += codec.decode(packet)
     frames += codec.decode(None)
-    return [frame.to_ndarray(format="rgb24") for frame in sorted(frames, key=lambda frame: frame.pts)]
+    return [
+        frame.to_ndarray(format="rgb24") for frame in sorted(frames, key=lambda frame: frame.pts)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,8 +40,12 @@ def test_daft_reads_the_same(outputs: Path, name: str) -> None:
     for row in range(60):
         sample = ours[row]
         for key in (*ROWS, "timestamp", "episode_index", "frame_index", "task_index"):
-            np.testing.assert_array_equal(np.asarray(table[key][row], np.float64), sample[key].double().numpy())
-        np.testing.assert_array_equal(np.asarray(table[CAMERA][row]), sample[CAMERA].permute(1, 2, 0).numpy())
+            np.testing.assert_array_equal(
+                np.asarray(table[key][row], np.float64), sample[key].double().numpy()
+            )
+        np.testing.assert_array_equal(
+            np.asarray(table[CAMERA][row]), sample[CAMERA].permute(1, 2, 0).numpy()
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,12 +60,18 @@ def test_rerun_reads_the_same(outputs: Path, name: str) -> None:
         for chunk in reader.stream(episode).to_chunks():
             batch = chunk.to_record_batch()
             for column in batch.schema.names:
-                columns.setdefault((chunk.entity_path, column), []).extend(batch.column(column).to_pylist())
+                columns.setdefault((chunk.entity_path, column), []).extend(
+                    batch.column(column).to_pylist()
+                )
         batch = ours.batch(np.full(lengths[episode], episode), np.arange(lengths[episode]))
         for key in ROWS:
-            np.testing.assert_array_equal(np.array(columns[f"/{key}", "Scalars:scalars"]), batch[key].double().numpy())
+            np.testing.assert_array_equal(
+                np.array(columns[f"/{key}", "Scalars:scalars"]), batch[key].double().numpy()
+            )
         assert [texts[0] for texts in columns["/task", "TextDocument:text"]] == batch["task"]
-        images = decode([bytes(sample[0]) for sample in columns[f"/{CAMERA}", "VideoStream:sample"]])
+        images = decode(
+            [bytes(sample[0]) for sample in columns[f"/{CAMERA}", "VideoStream:sample"]]
+        )
         np.testing.assert_array_equal(np.stack(images), batch[CAMERA].permute(0, 2, 3, 1).numpy())
 
 
@@ -73,7 +85,9 @@ def test_lerobot_reads_the_same(outputs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lance_reads_the_same_after_its_conversion(outputs: Path, name: str, tmp_path: Path) -> None:
+def test_lance_reads_the_same_after_its_conversion(
+    outputs: Path, name: str, tmp_path: Path
+) -> None:
     lance = pytest.importorskip("lerobot_lancedb")
     from lerobot_lancedb.convert import convert
 

@@ -1,4 +1,5 @@
-"""Rules for foreign tests that fail: each is explained in one line, and an explained failure that passes is an error.
+"""Rules for foreign tests that fail: each is explained in one line, and an explained failure that
+passes is an error.
 
 A shim calls `explain` from its hook `pytest_collection_modifyitems`.
 """
@@ -17,12 +18,17 @@ from understudy_base.errors import DatasetError, UnderstudyError
 from understudy_data.datasets.stats.running import RunningStatistics
 
 
-def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Mapping[str, str] | None = None) -> None:
+def explain(
+    items: Iterable[pytest.Item],
+    failures: Mapping[str, str],
+    skips: Mapping[str, str] | None = None,
+) -> None:
     """Mark tests that are known to fail, and tests of code that understudy has no counterpart of.
 
     Args:
         items: collected tests.
-        failures: name of a test (`test_a`, `test_a[b]`, `Class::test_a`) or class -> reason in one line.
+        failures: name of a test (`test_a`, `test_a[b]`, `Class::test_a`) or class -> reason in one
+            line.
         skips: the same for tests that are not run.
 
     Raises:
@@ -32,7 +38,12 @@ def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Ma
     for item in items:
         short = item.nodeid.partition("::")[2]
         file = item.nodeid.partition("::")[0].rpartition("/")[2]
-        names = (short, short.partition("[")[0], short.rpartition("::")[2], short.rpartition("::")[2].partition("[")[0])
+        names = (
+            short,
+            short.partition("[")[0],
+            short.rpartition("::")[2],
+            short.rpartition("::")[2].partition("[")[0],
+        )
         for name in (*names, short.partition("::")[0], file):
             if name in failures:
                 item.add_marker(pytest.mark.xfail(reason=failures[name], strict=True))
@@ -47,11 +58,16 @@ def explain(items: Iterable[pytest.Item], failures: Mapping[str, str], skips: Ma
 
 
 def accept_our_refusals() -> None:
-    """Let `pytest.raises` accept our errors: where a foreign test expects a refusal, type and text are ours."""
+    """Let `pytest.raises` accept our errors: where a foreign test expects a refusal, type and text
+    are ours.
+    """
     original = pytest.raises
 
     def raises(
-        expected: Any = BaseException, *args: Any, match: str | re.Pattern[str] | None = None, **kwargs: Any
+        expected: Any = BaseException,
+        *args: Any,
+        match: str | re.Pattern[str] | None = None,
+        **kwargs: Any,
     ) -> Any:
         if args:
             return original((*_types(expected), UnderstudyError), *args, **kwargs)
@@ -70,7 +86,9 @@ def _types(expected: Any) -> tuple[type[BaseException], ...]:
 
 
 class RowStatistics:
-    """`RunningStatistics` of rows of the last axis, at least two, with the interface of LeRobot's and OpenTau's."""
+    """`RunningStatistics` of rows of the last axis, at least two, with the interface of LeRobot's
+    and OpenTau's.
+    """
 
     def __init__(self, *settings: Any, **named: Any) -> None:
         self._statistics: RunningStatistics | None = None

@@ -1,4 +1,6 @@
-"""Tests of torchdata's `StatefulDataLoader`, with `EpisodeSampler` for its samplers and torch's RandomSampler."""
+"""Tests of torchdata's `StatefulDataLoader`, with `EpisodeSampler` for its samplers and torch's
+RandomSampler.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -31,7 +33,9 @@ def indices(dataset: Any) -> Indices:
 class RandomSampler(us.EpisodeSampler):
     """Their constructor; the seed of the generator is that of the order."""
 
-    def __init__(self, data_source: Any, generator: torch.Generator | None = None, **options: Any) -> None:
+    def __init__(
+        self, data_source: Any, generator: torch.Generator | None = None, **options: Any
+    ) -> None:
         seed = 0 if generator is None else generator.initial_seed()
         super().__init__(indices(data_source), seed=seed)
 
@@ -50,7 +54,12 @@ class StatefulDistributedSampler(us.EpisodeSampler):
     ) -> None:
         replicas = num_replicas or 1
         super().__init__(
-            indices(dataset), shuffle=shuffle, seed=seed, batch_size=replicas, rank=rank or 0, world_size=replicas
+            indices(dataset),
+            shuffle=shuffle,
+            seed=seed,
+            batch_size=replicas,
+            rank=rank or 0,
+            world_size=replicas,
         )
 
 
@@ -77,8 +86,10 @@ FAILURES = {
         ),
         STATE,
     ),
-    "test_data_order_with_shuffle": "the next pass is the next epoch, in another order; theirs needs `set_epoch`",
-    "test_drop_last_effect": "a pass ends on a whole batch, filled from the next epoch; nothing is dropped",
+    "test_data_order_with_shuffle": "the next pass is the next epoch, in another order; theirs "
+    "needs `set_epoch`",
+    "test_drop_last_effect": "a pass ends on a whole batch, filled from the next epoch; nothing is "
+    "dropped",
 }
 
 

@@ -1,4 +1,6 @@
-"""Write the datasets of the wheel: `python generate.py [FOLDER]`. Needs pyarrow and PyAV; the wheel needs neither."""
+"""Write the datasets of the wheel: `python generate.py [FOLDER]`. Needs pyarrow and PyAV; the wheel
+needs neither.
+"""
 
 import json
 import sys
@@ -44,9 +46,15 @@ def encode_png(image: np.ndarray) -> bytes:
 
 def feature_table(demo: DemoSet) -> dict[str, Any]:
     """`features` of info.json."""
-    features: dict[str, Any] = {key: {"dtype": d, "shape": list(s), "names": None} for key, (d, s) in FEATURES.items()}
+    features: dict[str, Any] = {
+        key: {"dtype": d, "shape": list(s), "names": None} for key, (d, s) in FEATURES.items()
+    }
     for key in demo.cameras:
-        kind = {"dtype": "image"} if key in demo.images else {"dtype": "video", "info": video_info(demo)}
+        kind = (
+            {"dtype": "image"}
+            if key in demo.images
+            else {"dtype": "video", "info": video_info(demo)}
+        )
         features[key] = {"shape": [SIDE, SIDE, 3], "names": ["height", "width", "channels"], **kind}
     features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
     return features | {key: {"dtype": "int64", "shape": [1], "names": None} for key in INDEX}
@@ -73,19 +81,28 @@ def episode_table(demo: DemoSet, episode: int) -> pa.Table:
     for key, (dtype, shape) in FEATURES.items():
         rows = [values(episode, frame)[key].tolist() for frame in frames]
         kind = pa.from_numpy_dtype(np.dtype(dtype))
-        columns[key] = pa.array([r[0] for r in rows], kind) if shape == (1,) else pa.array(rows, pa.list_(kind))
+        columns[key] = (
+            pa.array([r[0] for r in rows], kind)
+            if shape == (1,)
+            else pa.array(rows, pa.list_(kind))
+        )
     for key in demo.images:
         camera = demo.cameras.index(key)
         cells = [
-            {"bytes": encode_png(paint(camera, episode, frame)), "path": f"frame-{frame:06d}.png"} for frame in frames
+            {"bytes": encode_png(paint(camera, episode, frame)), "path": f"frame-{frame:06d}.png"}
+            for frame in frames
         ]
         columns[key] = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     first = sum(demo.lengths[:episode])
-    columns["timestamp"] = pa.array([demo.timestamp(episode, frame) for frame in frames], pa.float32())
+    columns["timestamp"] = pa.array(
+        [demo.timestamp(episode, frame) for frame in frames], pa.float32()
+    )
     columns["frame_index"] = pa.array(frames, pa.int64())
     columns["episode_index"] = pa.array([episode] * len(frames), pa.int64())
     columns["index"] = pa.array([first + frame for frame in frames], pa.int64())
-    columns["task_index"] = pa.array([demo.task_index(episode, frame) for frame in frames], pa.int64())
+    columns["task_index"] = pa.array(
+        [demo.task_index(episode, frame) for frame in frames], pa.int64()
+    )
     return pa.table(columns)
 
 
@@ -98,17 +115,27 @@ def statistics(demo: DemoSet, episodes: range) -> dict[str, Any]:
         out[key] = describe(rows, 0, len(frames))
     for camera, key in enumerate(demo.cameras):
         images = np.array([paint(camera, *place) for place in frames]) / 255
-        shaped = {name: np.reshape(value, (3, 1, 1)).tolist() for name, value in moments(images, (0, 1, 2)).items()}
+        shaped = {
+            name: np.reshape(value, (3, 1, 1)).tolist()
+            for name, value in moments(images, (0, 1, 2)).items()
+        }
         out[key] = shaped | {"count": [len(frames)]}
     return out
 
 
 def moments(rows: np.ndarray, axis: Any) -> dict[str, np.ndarray]:
-    return {"min": rows.min(axis), "max": rows.max(axis), "mean": rows.mean(axis), "std": rows.std(axis)}
+    return {
+        "min": rows.min(axis),
+        "max": rows.max(axis),
+        "mean": rows.mean(axis),
+        "std": rows.std(axis),
+    }
 
 
 def describe(rows: np.ndarray, axis: Any, count: int) -> dict[str, Any]:
-    return {name: value.tolist() for name, value in moments(rows, axis).items()} | {"count": [count]}
+    return {name: value.tolist() for name, value in moments(rows, axis).items()} | {
+        "count": [count]
+    }
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -129,7 +156,8 @@ def write_v2(root: Path, demo: DemoSet, info: dict[str, Any]) -> None:
     """One data file and one video per episode."""
     info |= {
         "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/"
+        "episode_{episode_index:06d}.mp4",
         "total_chunks": 1,
         "total_videos": len(demo.lengths) * (len(demo.cameras) - len(demo.images)),
     }
@@ -139,11 +167,18 @@ def write_v2(root: Path, demo: DemoSet, info: dict[str, Any]) -> None:
         for camera, key in enumerate(demo.cameras):
             if key not in demo.images:
                 images = [paint(camera, episode, frame) for frame in range(length)]
-                encode_video(root / info["video_path"].format(video_key=key, **names), images, demo.fps)
+                encode_video(
+                    root / info["video_path"].format(video_key=key, **names), images, demo.fps
+                )
     ids = range(len(demo.lengths))
-    episodes = [{"episode_index": e, "tasks": episode_tasks(demo, e), "length": demo.lengths[e]} for e in ids]
+    episodes = [
+        {"episode_index": e, "tasks": episode_tasks(demo, e), "length": demo.lengths[e]}
+        for e in ids
+    ]
     write_lines(root / "meta/episodes.jsonl", episodes)
-    write_lines(root / "meta/tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(TASKS)])
+    write_lines(
+        root / "meta/tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(TASKS)]
+    )
     if demo is V20:
         (root / "meta/stats.json").write_text(json.dumps(statistics(demo, ids)))
     else:
@@ -163,7 +198,11 @@ def write_v3(root: Path, demo: DemoSet, info: dict[str, Any]) -> None:
     rows: list[dict[str, Any]] = []
     for episode in ids:
         first = sum(demo.lengths[:episode])
-        row = {"episode_index": episode, "tasks": episode_tasks(demo, episode), "length": demo.lengths[episode]}
+        row = {
+            "episode_index": episode,
+            "tasks": episode_tasks(demo, episode),
+            "length": demo.lengths[episode],
+        }
         row |= {"data/chunk_index": 0, "data/file_index": episode // DATA_FILE}
         row |= {"dataset_from_index": first, "dataset_to_index": first + demo.lengths[episode]}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -190,11 +229,19 @@ def write_v3(root: Path, demo: DemoSet, info: dict[str, Any]) -> None:
     tasks = pa.table({"task_index": pa.array(range(len(TASKS)), pa.int64()), "task": list(TASKS)})
     kinds = (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": kind,
+            "numpy_type": stored,
+            "metadata": None,
+        }
         for name, kind, stored in kinds
     ]
     pandas = {"index_columns": ["task"], "columns": columns, "column_indexes": []}
-    write_parquet(root / "meta/tasks.parquet", tasks.replace_schema_metadata({"pandas": json.dumps(pandas)}))
+    write_parquet(
+        root / "meta/tasks.parquet", tasks.replace_schema_metadata({"pandas": json.dumps(pandas)})
+    )
 
 
 def write_set(root: Path, demo: DemoSet) -> None:
@@ -220,7 +267,11 @@ def pack(root: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):
             if file.is_file():
-                archive.writestr(zipfile.ZipInfo(str(file.relative_to(root))), file.read_bytes(), zipfile.ZIP_DEFLATED)
+                archive.writestr(
+                    zipfile.ZipInfo(str(file.relative_to(root))),
+                    file.read_bytes(),
+                    zipfile.ZIP_DEFLATED,
+                )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Compile `src/understudy_data/video/native/loops.c` while this package is installed.
 
-Without a working C compiler the installation succeeds anyway: the loops then run in Python, with the same images and
-slower for small ones. The variable `CC` names another compiler, also one for another machine: the tag of the wheel
-follows the compiled file. With `UNDERSTUDY_NATIVE=0`, and on other systems than Linux, nothing is compiled and the
-wheel is for any platform.
+Without a working C compiler the installation succeeds anyway: the loops then run in Python, with
+the same images and slower for small ones. The variable `CC` names another compiler, also one for
+another machine: the tag of the wheel follows the compiled file. With `UNDERSTUDY_NATIVE=0`, and on
+other systems than Linux, nothing is compiled and the wheel is for any platform.
 """
 
 import os
@@ -27,15 +27,18 @@ class Loops(BuildHookInterface):
     """Build hook for wheels, also editable ones. Source distributions contain the C file."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel" or not sys.platform.startswith("linux"):  # loops.py reads /proc
+        # loops.py reads /proc
+        if self.target_name != "wheel" or not sys.platform.startswith("linux"):
             return
         source = Path(self.root, "src/understudy_data/video/native/loops.c")
         made = source.with_name("_loops.so")
         if os.environ.get("UNDERSTUDY_NATIVE") == "0":
             return
-        fresh = made.with_suffix(f".{os.getpid()}.tmp")  # renamed when complete: the old file may be in use
+        # renamed when complete: the old file may be in use
+        fresh = made.with_suffix(f".{os.getpid()}.tmp")
         named = os.environ.get("CC")
-        compilers = [named] if named else [sysconfig.get_config_var("CC") or "cc", "cc"]  # Python's may not exist
+        # Python's may not exist
+        compilers = [named] if named else [sysconfig.get_config_var("CC") or "cc", "cc"]
         failed = []
         for one in compilers:
             if not (error := _compile(shlex.split(one), source, fresh)):
@@ -50,7 +53,8 @@ class Loops(BuildHookInterface):
         fresh.replace(made)
         build_data["artifacts"].append("src/understudy_data/video/native/_loops.so")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"  # it is independent of the version of Python
+        # it is independent of the version of Python
+        build_data["tag"] = f"py3-none-{_platform(made.read_bytes())}"
 
 
 _MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF file
@@ -59,15 +63,17 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF file
 def _platform(library: bytes) -> str:
     """Platform tag of a compiled file, whose header names its machine.
 
-    It is manylinux where the file needs no library but glibc, and no function of glibc newer than 2.17. Otherwise it is
-    the tag of the build machine, or `linux_` and the other machine.
+    It is manylinux where the file needs no library but glibc, and no function of glibc newer than
+    2.17. Otherwise it is the tag of the build machine, or `linux_` and the other machine.
     """
-    number = int.from_bytes(library[18:20], "little") if library[4:6] == b"\x02\x01" else 0  # 64 bits, little-endian
+    # 64 bits, little-endian
+    number = int.from_bytes(library[18:20], "little") if library[4:6] == b"\x02\x01" else 0
     machine = _MACHINES.get(number, platform.machine())
     needed = {tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)}
     others = set(re.findall(rb"\blib[\w+-]+\.[\w.-]*so[.\d]*", library)) - {b"libc.so.6"}
     old = not others and max(needed, default=(0,)) <= (2, 17)
-    if old and number in _MACHINES and platform.libc_ver()[0] == "glibc":  # musl's pip refuses manylinux
+    # musl's pip refuses manylinux
+    if old and number in _MACHINES and platform.libc_ver()[0] == "glibc":
         return f"manylinux2014_{machine}.manylinux_2_17_{machine}"  # sorted, as installers expect
     if machine != platform.machine():
         return f"linux_{machine}"
@@ -82,4 +88,6 @@ def _compile(compiler: list[str], source: Path, target: Path) -> str:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{compiler[0]}: {getattr(error, 'stderr', None) or error}"
-    return "" if target.read_bytes()[:4] == b"\x7fELF" else f"{compiler[0]}: its code is not for Linux"
+    return (
+        "" if target.read_bytes()[:4] == b"\x7fELF" else f"{compiler[0]}: its code is not for Linux"
+    )

@@ -2,8 +2,9 @@
 
     python recipes/ray/train.py RUN CONFIG.yaml --workers 32 [--min-workers 8] [--setting value ...]
 
-Ray places one worker per GPU and joins them in a process group, which the run takes as its own. RUN is in a folder
-that all hosts share. Exit codes: 0 complete, 75 stopped with a checkpoint, 2 wrong settings or data, 1 a failure.
+Ray places one worker per GPU and joins them in a process group, which the run takes as its own. RUN
+is in a folder that all hosts share. Exit codes: 0 complete, 75 stopped with a checkpoint, 2 wrong
+settings or data, 1 a failure.
 """
 
 import argparse
@@ -35,10 +36,12 @@ STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 def train_worker(content: dict[str, Any]) -> tuple[int, str]:
     """Run on each worker: train, or resume if RUN exists. Returns the exit code and a message.
 
-    The settings come as plain values: their class may be of a policy's file, which a worker imports for itself.
+    The settings come as plain values: their class may be of a policy's file, which a worker imports
+    for itself.
 
     Raises:
-        RankError: another worker disappeared. Ray then restarts all workers, as after any other error.
+        RankError: another worker disappeared. Ray then restarts all workers, as after any other
+            error.
         Preempted: a host will be taken away, and the run has saved a checkpoint.
     """
     show_log()
@@ -68,7 +71,8 @@ class Preempted(UnderstudyError, OSError):
 class StopBeforePreemption:
     """Stop the run with a checkpoint as soon as Ray drains one of its hosts.
 
-    Signals do not reach the training, since Ray runs it beside the main thread of a worker. The file RUN/STOP does.
+    Signals do not reach the training, since Ray runs it beside the main thread of a worker. The
+    file RUN/STOP does.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -95,33 +99,53 @@ class StopBeforePreemption:
 def main() -> int:
     """Check the settings, start the workers and wait for the run; returns the exit code."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="folder of the run, on storage that all hosts share")
     parser.add_argument("config", help="settings file")
-    parser.add_argument("--workers", type=int, required=True, help="number of processes, one per GPU")
-    parser.add_argument("--min-workers", type=int, help="continue with fewer, down to this, if hosts are missing")
-    parser.add_argument("--max-failures", type=int, default=100, help="restarts before the run is given up")
+    parser.add_argument(
+        "--workers", type=int, required=True, help="number of processes, one per GPU"
+    )
+    parser.add_argument(
+        "--min-workers", type=int, help="continue with fewer, down to this, if hosts are missing"
+    )
+    parser.add_argument(
+        "--max-failures", type=int, default=100, help="restarts before the run is given up"
+    )
     ours, settings = parser.parse_known_args()
     if not Path(ours.config).is_file():
-        parser.error(f"{ours.config}: no settings file; it is the second argument, after the folder of the run")
+        parser.error(
+            f"{ours.config}: no settings file; it is the second argument, after the folder of the "
+            "run"
+        )
     run = ours.run.absolute()
     try:
         # Workers have another working directory.
-        config = resolve_paths(read_settings("train", [ours.config, "--output-dir", str(run), *settings]))
+        config = resolve_paths(
+            read_settings("train", [ours.config, "--output-dir", str(run), *settings])
+        )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_INPUT
-    # Code of a policy of your own is imported only where it is named by hand: the workers get these names, too.
+    # Code of a policy of your own is imported only where it is named by hand: the workers get these
+    # names, too.
     named = {name: os.environ[name] for name in (NAMED, GIVEN) if name in os.environ}
     content = plain(config)
     ray.init(ignore_reinit_error=True, runtime_env={"env_vars": named})
-    use_gpu = config.device == "cuda" or (config.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    use_gpu = config.device == "cuda" or (
+        config.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+    )
     trainer = TorchTrainer(
-        lambda: train_worker(content),  # no `train_loop_config`: Ray would publish the settings in its dashboard
-        torch_config=TorchConfig("cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(config.parallel.timeout)),
+        # no `train_loop_config`: Ray would publish the settings in its dashboard
+        lambda: train_worker(content),
+        torch_config=TorchConfig(
+            "cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=int(config.parallel.timeout)
+        ),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=(ours.min_workers, ours.workers) if ours.min_workers else ours.workers, use_gpu=use_gpu
+            num_workers=(ours.min_workers, ours.workers) if ours.min_workers else ours.workers,
+            use_gpu=use_gpu,
         ),
         run_config=ray.train.RunConfig(
             name=run.name,

@@ -1,4 +1,6 @@
-"""lab/benchmarks/audit.py: the account of an eventful run equals its record, and the rates are measured."""
+"""lab/benchmarks/audit.py: the account of an eventful run equals its record, and the rates are
+measured.
+"""
 
 from pathlib import Path
 

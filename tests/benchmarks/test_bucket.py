@@ -18,7 +18,10 @@ def test_bucket_gives_the_bytes_of_a_folder_and_counts_them(tmp_path: Path) -> N
     try:
         options = {"endpoint_url": bucket.url, "key": "reader", "secret": "reader"}
         for _ in range(2):  # the first process of a host, and the second
-            files = Files("s3://data/set", RemoteOptions(storage_options=options, cache=str(tmp_path / "cache")))
+            files = Files(
+                "s3://data/set",
+                RemoteOptions(storage_options=options, cache=str(tmp_path / "cache")),
+            )
             assert files.entries("") == [("info.json", False), ("videos", True)]
             assert files.source("videos/a.mp4").read(100_000, 150_000) == data[100_000:250_000]
             assert not files.exists("videos/b.mp4")

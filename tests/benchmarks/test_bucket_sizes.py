@@ -1,4 +1,6 @@
-"""lab/benchmarks/bucket_sizes.py: readings from a bucket beside the disk, with bytes over bytes needed."""
+"""lab/benchmarks/bucket_sizes.py: readings from a bucket beside the disk, with bytes over bytes
+needed.
+"""
 
 import json
 import sys
@@ -22,7 +24,9 @@ def test_bytes_needed_are_those_of_groups_of_pictures_and_row_groups(
 
     data = EpisodeDataset(tmp_path / "set")
     order = Order.from_datasets([data], batch_size=8, seed=0)
-    some, all_of = (bucket_sizes.needed(tmp_path / "set", order.to_json(), 0, count) for count in (8, 320))
+    some, all_of = (
+        bucket_sizes.needed(tmp_path / "set", order.to_json(), 0, count) for count in (8, 320)
+    )
     videos = sum(path.stat().st_size for path in (tmp_path / "set/videos").rglob("*.mp4"))
     tables = sum(path.stat().st_size for path in (tmp_path / "set/data").rglob("*.parquet"))
     assert all_of["videos"] == videos
@@ -37,11 +41,26 @@ def test_a_round_compares_the_bucket_with_the_disk(
     monkeypatch.setattr(bucket_sizes, "PER_VIDEO", 4)
     monkeypatch.setattr(bucket_sizes, "LATENCY", 0.001)
     monkeypatch.setattr(
-        bucket_sizes, "make_video", lambda recorded, encoding, path, frames: rows.draw_video(path, frames)
+        bucket_sizes,
+        "make_video",
+        lambda recorded, encoding, path, frames: rows.draw_video(path, frames),
     )
     out = tmp_path / "out.json"
-    arguments = ["--millions", "0.002", "--only", "h264", "--seconds", "0.2", "--warm", "0", "--real", ""]
-    monkeypatch.setattr(sys, "argv", ["", *arguments, "--folder", str(tmp_path), "--out", str(out), "--json"])
+    arguments = [
+        "--millions",
+        "0.002",
+        "--only",
+        "h264",
+        "--seconds",
+        "0.2",
+        "--warm",
+        "0",
+        "--real",
+        "",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["", *arguments, "--folder", str(tmp_path), "--out", str(out), "--json"]
+    )
     bucket_sizes.main()
     table = json.loads(capsys.readouterr().out)["rows"]
     assert [row["place"] for row in table] == ["disk", "first", "second", "middle"]

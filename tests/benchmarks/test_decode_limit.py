@@ -1,4 +1,6 @@
-"""`lab/benchmarks/decode_limit.py` and `loader_trial.py`: limits of the codec, and rounds of the loader."""
+"""`lab/benchmarks/decode_limit.py` and `loader_trial.py`: limits of the codec, and rounds of the
+loader.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,7 +39,9 @@ def test_limits_without_video_are_none(root: Path) -> None:
         assert limit.share(5.0) is None
 
 
-def test_limits_decode_the_stream_that_the_loader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_decode_the_stream_that_the_loader_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first stream of the file is another one, of smaller and of fewer images."""
     spec = Spec(lengths=(12,), foreign=False)
     write_dataset(tmp_path / "set", spec)
@@ -45,10 +49,17 @@ def test_limits_decode_the_stream_that_the_loader_reads(tmp_path: Path, monkeypa
     images = episode_pictures(spec, 0, 0)
     with av.open(str(path), "w") as out:
         sides = (32, images[0].shape[0])
-        streams = [out.add_stream("libx264", rate=10, width=side, height=side, pix_fmt="yuv420p") for side in sides]
+        streams = [
+            out.add_stream("libx264", rate=10, width=side, height=side, pix_fmt="yuv420p")
+            for side in sides
+        ]
         for stream, shown in zip(streams, ([image[:32, :32] for image in images[:5]], images)):
             for image in shown:
-                out.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")))
+                out.mux(
+                    stream.encode(
+                        av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+                    )
+                )
             out.mux(stream.encode(None))
     widths = []
 
@@ -66,10 +77,14 @@ def test_limits_decode_the_stream_that_the_loader_reads(tmp_path: Path, monkeypa
         widths.clear()
 
 
-def test_limits_of_remote_videos_are_those_of_the_codec(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_remote_videos_are_those_of_the_codec(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A library would read them at the speed of the network."""
     found = bench_limit.stretches(Setting(str(root)).data(), 2)
-    monkeypatch.setattr(bench_limit, "stretches", lambda data, count: [replace(one, local=False) for one in found])
+    monkeypatch.setattr(
+        bench_limit, "stretches", lambda data, count: [replace(one, local=False) for one in found]
+    )
     library, codec = limits(Setting(str(root)).data())
     for limit in (library, codec):
         limit.measure(0.05)
@@ -82,11 +97,13 @@ def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     """Every way decodes the files in a loop; the limit is the way with the best median."""
     data = Setting(str(root)).data()
     stretches = bench_limit.stretches(data, 4)
-    assert len({(one.path, one.packets[0]) for one in stretches}) == 4  # different cameras, files or places
+    # different cameras, files or places
+    assert len({(one.path, one.packets[0]) for one in stretches}) == 4
     for way in (bench_limit.bare, bench_limit.pyav):
         pictures = way(stretches[0])
         seen = 0
-        while seen < 2 * len(stretches[0].packets):  # beyond the end it continues from the beginning
+        # beyond the end it continues from the beginning
+        while seen < 2 * len(stretches[0].packets):
             seen += next(pictures)
     counted = {"bare codec": 0, "container": 0}
 
@@ -104,17 +121,23 @@ def test_limit_decodes_the_frames_of_the_dataset(root: Path) -> None:
     first = dict(counted)
     for _ in range(2):
         limit.measure(0.1)
-    assert all(counted[name] > first[name] > 0 for name in counted)  # each has its turn in every round
-    rounds = limit.rounds = {"a": [Round(9, 1, 1)] + 2 * [Round(2, 1, 1)], "b": 3 * [Round(4, 1, 2)]}
+    # each has its turn in every round
+    assert all(counted[name] > first[name] > 0 for name in counted)
+    rounds = limit.rounds = {
+        "a": [Round(9, 1, 1)] + 2 * [Round(2, 1, 1)],
+        "b": 3 * [Round(4, 1, 2)],
+    }
     found = limit.figures()
     assert found is not None
-    assert (found["by"], found["samples_per_s"]) == ("b", 4 / limit.cameras)  # one lucky round makes no limit
+    # one lucky round makes no limit
+    assert (found["by"], found["samples_per_s"]) == ("b", 4 / limit.cameras)
     assert found["cpu_ms_per_sample"] == 500 * limit.cameras
     one_camera = limits(Setting(str(root), cameras=(TOP,)).data())[1]
     one_camera.rounds = rounds
     halved = one_camera.figures()
     assert halved is not None
-    assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])  # a sample of two cameras is two
+    # a sample of two cameras is two
+    assert halved["samples_per_s"] == pytest.approx(2 * found["samples_per_s"])
 
 
 def test_limit_raises_an_error_of_the_decoder(root: Path) -> None:
@@ -128,7 +151,9 @@ def test_limit_raises_an_error_of_the_decoder(root: Path) -> None:
         limit.measure(0.05)
 
 
-@pytest.mark.parametrize(("frames", "seconds"), [(1, 1.0), (236, 1.0), (4_000, 2.0), (10_000, 5.0), (10**7, 5.0)])
+@pytest.mark.parametrize(
+    ("frames", "seconds"), [(1, 1.0), (236, 1.0), (4_000, 2.0), (10_000, 5.0), (10**7, 5.0)]
+)
 def test_tiny_datasets_are_measured_for_less_time(frames: int, seconds: float) -> None:
     assert default_seconds(frames) == seconds
 
@@ -146,7 +171,8 @@ def test_trial_measures_its_setting(root: Path) -> None:
         lanes = trial.order.spec.sources[0].lanes
         ahead = trial.loader.plan.policies[0].run_length
         assert lanes * ahead > 4 * bench_measure.WARM_BATCHES
-        for thrown_away in (-(-lanes * ahead // 4), bench_measure.WARM_BATCHES):  # before the first round a whole turn
+        # before the first round a whole turn
+        for thrown_away in (-(-lanes * ahead // 4), bench_measure.WARM_BATCHES):
             before = trial.loader.position
             found = trial.measure(0.05)
             made = trial.loader.position - before

@@ -33,14 +33,31 @@ def test_rows_have_the_promised_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results.json"
-    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--only", "g30", "--out", str(out)]
+    words = [
+        "--json",
+        "--quick",
+        "--real",
+        "",
+        "--cache",
+        str(tmp_path),
+        "--only",
+        "g30",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", ["defaults.py", *words])
     monkeypatch.setattr(defaults, "WAITING", ((30, 1, 10),))
     defaults.main()
     results = json.loads(capsys.readouterr().out)
     assert results == json.loads(out.read_text())
     (row,), (uniform,) = results["measured"], results["verified"]
-    assert (row["codec"], row["gop"], row["height"], row["memory_gb"], row["frames"]) == ("libx264", 30, 64, 1, 192)
+    assert (row["codec"], row["gop"], row["height"], row["memory_gb"], row["frames"]) == (
+        "libx264",
+        30,
+        64,
+        1,
+        192,
+    )
     assert row["resident"]
     assert row["advice"] == ""
     assert row["ratio"] == row["cpu_ms"] / row["in_a_row_ms"]

@@ -1,4 +1,6 @@
-"""`lab/benchmarks/gpu_pi05.py` in its tiny size on a CPU: the same code as on a GPU, its results and its failures."""
+"""`lab/benchmarks/gpu_pi05.py` in its tiny size on a CPU: the same code as on a GPU, its results
+and its failures.
+"""
 
 import json
 import os
@@ -21,7 +23,14 @@ from understudy.policies.pi05.network import Pi0Network
 pytestmark = pytest.mark.long
 
 BENCHMARKS = Path(__file__).parents[2] / "lab/benchmarks"
-STEP = {"size": "tiny", "device": "cpu", "batch": 2, "precision": "bf16-split", "checkpoint": "full", "steps": 2}
+STEP = {
+    "size": "tiny",
+    "device": "cpu",
+    "batch": 2,
+    "precision": "bf16-split",
+    "checkpoint": "full",
+    "steps": 2,
+}
 MISSING = "raise ModuleNotFoundError(f'no {__name__} on this image', name=__name__)"
 
 
@@ -29,10 +38,25 @@ def test_gpu_pi05_runs_without_readers_of_files_and_lists_skipped_rows(tmp_path:
     for package in ("pyarrow", "av"):
         (tmp_path / f"{package}.py").write_text(MISSING)
     out = tmp_path / "out"
-    arguments = ["--size", "tiny", "--device", "cpu", "--rows", "3", "--only", "train", "memory", "--out", str(out)]
+    arguments = [
+        "--size",
+        "tiny",
+        "--device",
+        "cpu",
+        "--rows",
+        "3",
+        "--only",
+        "train",
+        "memory",
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu_pi05.py"), *arguments], env=environment, check=True, capture_output=True
+        [sys.executable, str(BENCHMARKS / "gpu_pi05.py"), *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
     )
     found = json.loads((out / "gpu-pi05.json").read_text())
     assert [(row["kind"], *set(row) & set(script.NOTES)) for row in found["rows"]] == [
@@ -42,12 +66,19 @@ def test_gpu_pi05_runs_without_readers_of_files_and_lists_skipped_rows(tmp_path:
     ]
     for row in found["rows"]:
         assert row["samples_per_s"] > 0
-        assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * (3 * 64 + 16 + 8), rel=1e-3)
+        assert row["tokens_per_s"] == pytest.approx(
+            row["samples_per_s"] * (3 * 64 + 16 + 8), rel=1e-3
+        )
         assert (row["skipped"], row["mfu"]) == (0, None)  # the peak of this CPU is not known
     assert found["conditions"]["torch"] == torch.__version__
     assert {row["kind"] for row in found["skipped"]} == {"train", "memory"}
-    table = [line for line in (out / "gpu-pi05.md").read_text().splitlines() if line.startswith("| bf16")]
-    assert [f"| {row['samples_per_s']} |" in line for row, line in zip(found["rows"], table, strict=True)] == [True] * 3
+    table = [
+        line for line in (out / "gpu-pi05.md").read_text().splitlines() if line.startswith("| bf16")
+    ]
+    assert [
+        f"| {row['samples_per_s']} |" in line
+        for row, line in zip(found["rows"], table, strict=True)
+    ] == [True] * 3
 
 
 def test_gpu_pi05_measures_nothing_after_its_time(tmp_path: Path) -> None:
@@ -76,20 +107,32 @@ def test_gpu_pi05_rows_hold_the_whole_table_once() -> None:
         (ValueError("no kernel for this card"), "ValueError: no kernel for this card"),
     ],
 )
-def test_gpu_pi05_failure_is_a_result(monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str) -> None:
+def test_gpu_pi05_failure_is_a_result(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+) -> None:
     def fail(row: Any) -> None:
         raise error
 
     monkeypatch.setitem(kinds.KINDS, "train", fail)
     row = kinds.measure({**STEP, "kind": "train", "compile": False})
     assert row["error"] == expected
-    page = script.page({"conditions": {}, "rows": [script.with_rates(row, "NVIDIA H200")], "skipped": [], "minutes": 9})
+    page = script.page(
+        {
+            "conditions": {},
+            "rows": [script.with_rates(row, "NVIDIA H200")],
+            "skipped": [],
+            "minutes": 9,
+        }
+    )
     assert f"| {expected} |" in page
 
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [("import os; os.abort()", "ended with -6"), ("import time; time.sleep(600)", "not done after 1 seconds")],
+    [
+        ("import os; os.abort()", "ended with -6"),
+        ("import time; time.sleep(600)", "not done after 1 seconds"),
+    ],
 )
 def test_gpu_pi05_row_that_dies_or_hangs_is_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, expected: str
@@ -111,7 +154,9 @@ def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet() -> None:
         words = torch.zeros(1, tokens["text"]).long()
         actions = torch.empty(1, sizes.chunk, sizes.dim)
     with FlopCounterMode(display=False) as counter:
-        loss = network.flow_loss(images, None, words, None, actions[:, 0], actions, actions, actions[:, 0, 0])
+        loss = network.flow_loss(
+            images, None, words, None, actions[:, 0], actions, actions, actions[:, 0, 0]
+        )
         loss.sum(dtype=torch.float32).backward()
     assert 3 * forward_flops(sizes, **tokens) == pytest.approx(counter.get_total_flops(), rel=0.01)
     row = {"kind": "train", "size": "base", "precision": "bf16", "samples_per_s": 28.0}
@@ -126,7 +171,8 @@ def test_gpu_pi05_rates_are_those_of_the_formula_and_the_data_sheet() -> None:
 def test_gpu_pi05_fills_a_network_built_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {**STEP, "kind": "train"}
     small = kinds.measure(row)
-    monkeypatch.setattr(weight_files, "LARGE", 64)  # all but the smallest tensors, as in the base size
+    # all but the smallest tensors, as in the base size
+    monkeypatch.setattr(weight_files, "LARGE", 64)
     large = kinds.measure(row)
     assert "error" not in small
     assert large["loss"] == small["loss"]
@@ -155,11 +201,15 @@ def test_gpu_pi05_reports_attention_sampling_and_memory() -> None:
     calls = {name: call["back_ends"] for name, call in attention["calls"].items()}
     assert all(taken == {"flash": 1} for taken in calls.values())
     assert len(calls) == 5
-    sampling = kinds.measure({"kind": "sampling", "size": "tiny", "device": "cpu", "stored": "bfloat16", "repeats": 2})
+    sampling = kinds.measure(
+        {"kind": "sampling", "size": "tiny", "device": "cpu", "stored": "bfloat16", "repeats": 2}
+    )
     times = {name: sampling[name]["plain"] for name in ("prefill", "step", "ten steps", "all")}
     assert all(0 < each["p50"] <= each["p99"] for each in times.values())
     memory = kinds.measure({**STEP, "kind": "memory"})
     assert 0 < memory["parameters_gib"] + memory["optimizer_state_gib"] < memory["peak_gib"]
-    page = script.page({"conditions": {}, "rows": [attention, sampling], "skipped": [], "minutes": 9})
+    page = script.page(
+        {"conditions": {}, "rows": [attention, sampling], "skipped": [], "minutes": 9}
+    )
     assert "| prefix, dense mask | flash 1 |" in page
     assert f"| ten steps | {times['ten steps']['p50']} |" in page

@@ -1,4 +1,6 @@
-"""`lab/benchmarks/gradient_norm.py` in a tiny size: the orders, their deviations and the picture."""
+"""`lab/benchmarks/gradient_norm.py` in a tiny size: the orders, their deviations and the
+picture.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,9 @@ def test_fit_finds_the_correlations_that_made_the_values() -> None:
 
 def test_weights_of_samples_are_1_on_average() -> None:
     lengths = np.array([5, 40, 16])
-    data = gradient_norm.Recordings(lengths, np.zeros((61, 13), np.float32), np.zeros((61, 4), np.float32))
+    data = gradient_norm.Recordings(
+        lengths, np.zeros((61, 13), np.float32), np.zeros((61, 4), np.float32)
+    )
     every = np.concatenate([data.weights(np.arange(length, 0, -1)) for length in lengths])
     assert every.mean() == pytest.approx(1)
     assert every.max() == pytest.approx(16 * every.min())
@@ -33,20 +37,52 @@ def test_stored_order_on_every_rank_has_a_larger_norm_at_fixed_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "norm.json"
-    sizes = ["--episodes", "80", "--batch-size", "256", "--batches", "8", "--singles", "20", "--seeds", "0"]
-    command = ["--cache", str(tmp_path), *sizes, "--ages", "0", "60", "--jobs", "1", "--out", str(out)]
+    sizes = [
+        "--episodes",
+        "80",
+        "--batch-size",
+        "256",
+        "--batches",
+        "8",
+        "--singles",
+        "20",
+        "--seeds",
+        "0",
+    ]
+    command = [
+        "--cache",
+        str(tmp_path),
+        *sizes,
+        "--ages",
+        "0",
+        "60",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
     gradient_norm.main([*command, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert [(age["trained"], age["course"]) for age in found["ages"]] == [(0, 0), (20, 60), (60, 60)]
+    assert [(age["trained"], age["course"]) for age in found["ages"]] == [
+        (0, 0),
+        (20, 60),
+        (60, 60),
+    ]
     trained = found["ages"][-1]["orders"]
     assert trained["stored"]["ratio"] > 2
     assert trained["stored, same noise"]["ratio"] > 2
     assert 0.7 < trained["clips"]["ratio"] < 1.4
     assert trained["uniform"]["ratio"] == 1
-    assert trained["stored"]["episodes"] < 3 < trained["episode stream"]["episodes"] < trained["clips"]["episodes"]
+    assert (
+        trained["stored"]["episodes"]
+        < 3
+        < trained["episode stream"]["episodes"]
+        < trained["clips"]["episodes"]
+    )
     for row in trained.values():
         assert row["interval"][0] <= row["norm"] <= row["interval"][1]
-        assert row["deff"]["fitted"] < row["deff"]["model"]  # DROID's frames are assumed to be more alike
+        # DROID's frames are assumed to be more alike
+        assert row["deff"]["fitted"] < row["deff"]["model"]
     # Finished seeds are not measured again.
     picture = tmp_path / "norm.png"
     gradient_norm.main([*command, "--draw", str(picture)])

@@ -40,7 +40,9 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
     fed = 0
     (stretch,) = bench_limit.stretches(Setting(str(root), cameras=(TOP,)).data(), 1)
     context = bench_limit.create_context(stretch)
-    decoded = [frame for data in stretch.packets for frame in context.decode(bench_limit.make_packet(data))]
+    decoded = [
+        frame for data in stretch.packets for frame in context.decode(bench_limit.make_packet(data))
+    ]
     decoded += context.decode(None)
     assert len(decoded) == len(stretch.packets)
     plain = [rgb(frame).transpose(2, 0, 1) for frame in decoded]
@@ -64,7 +66,8 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
     made = 0
     for pictures in benchmark.shuffled(stretch, held, ring):
         assert pictures == benchmark.FRAMES_TOGETHER
-        for number in range(made, made + pictures):  # beyond the end of the stretch it starts over, as plain reading
+        # beyond the end of the stretch it starts over, as plain reading
+        for number in range(made, made + pictures):
             assert np.array_equal(ring[number % len(ring)], plain[number % len(plain)])
         made += pictures
         assert fed - made >= held
@@ -75,7 +78,9 @@ def test_shuffled_writes_every_frame_later(root: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_trial_peak_is_its_own(root: Path) -> None:
-    """Memory used before it and between its rounds is not counted; memory used within a batch is."""
+    """Memory used before it and between its rounds is not counted; memory used within a batch
+    is.
+    """
     megabyte = 1 << 20
     if peak_memory.start_peak() != pytest.approx(resident_bytes(), abs=4 * megabyte):
         pytest.skip("this system has no peak that can be reset")
@@ -91,7 +96,8 @@ def test_trial_peak_is_its_own(root: Path) -> None:
 
         def much() -> None:
             take()
-            with mmap.mmap(-1, 150 * megabyte) as for_a_moment:  # not from malloc, which may have as much to spare
+            # not from malloc, which may have as much to spare
+            with mmap.mmap(-1, 150 * megabyte) as for_a_moment:
                 for _ in range(150):
                     for_a_moment.write(b"x" * megabyte)
 
@@ -138,7 +144,8 @@ def test_other_loader_measures_in_its_own_process(tmp_path: Path) -> None:
 
 def test_lerobot_reports_a_missing_package(tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
+    # an interpreter without any package
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     with Rival("lerobot-torchcodec", str(bare)) as rival:
         assert "No module named" in rival.missing
@@ -149,7 +156,9 @@ def test_lerobot_measures_the_same_files(tmp_path: Path) -> None:
     if importlib.util.find_spec("lerobot") is None:
         pytest.skip("LeRobot is not installed")
     # Without foreign files: it takes every parquet file below data/ and meta/episodes/ for its own.
-    write_dataset(tmp_path, Spec(lengths=(80, 61, 52, 94, 60, 75), cameras=(TOP, WRIST), gop=4, foreign=False))
+    write_dataset(
+        tmp_path, Spec(lengths=(80, 61, 52, 94, 60, 75), cameras=(TOP, WRIST), gop=4, foreign=False)
+    )
     with Rival("lerobot-torchcodec", sys.executable) as rival:
         answer = rival.ask(root=str(tmp_path), batch=8, chunk=4, workers=2, seconds=0.2)
     assert answer["samples"] >= 32
@@ -165,7 +174,18 @@ def test_loader_benchmark_has_its_keys(
 ) -> None:
     """Without LeRobot. A later run with the same file measures the missing rows only."""
     out = tmp_path / "found.json"
-    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path), "--lerobot", "false", "--out", str(out)]
+    words = [
+        "--json",
+        "--quick",
+        "--real",
+        "",
+        "--cache",
+        str(tmp_path),
+        "--lerobot",
+        "false",
+        "--out",
+        str(out),
+    ]
 
     def run(only: str) -> dict[str, Any]:
         monkeypatch.setattr(sys, "argv", ["loader.py", *words, "--only", only])
@@ -181,10 +201,20 @@ def test_loader_benchmark_has_its_keys(
     assert len(set(names)) == len(names) == 5
     for row in found["rows"]:
         assert row["lerobot_cpu_ms_per_sample"] is None
-        assert min(row[key] for key in ("samples_per_s", "cpu_ms_per_sample", "planned_mb", "first_batch_s")) > 0
+        assert (
+            min(
+                row[key]
+                for key in ("samples_per_s", "cpu_ms_per_sample", "planned_mb", "first_batch_s")
+            )
+            > 0
+        )
         for name in LIMITS:
-            figures = [row[key] for key in (f"{name}_per_s", f"over_{name}", f"{name}_cpu_ms_per_sample")]
-            assert all(figure > 0 for figure in figures) if row["cameras"] else figures == [None] * 3
+            figures = [
+                row[key] for key in (f"{name}_per_s", f"over_{name}", f"{name}_cpu_ms_per_sample")
+            ]
+            assert (
+                all(figure > 0 for figure in figures) if row["cameras"] else figures == [None] * 3
+            )
         assert row["deff1"] > 0.9 * row["deff1_uniform"]
     assert all(name in benchmark.render(found) for name, _ in names)
     written = out.read_text()

@@ -1,4 +1,6 @@
-"""lab/benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised keys."""
+"""lab/benchmarks/loader_rivals.py: its figures by hand, and a row of ours alone with the promised
+keys.
+"""
 
 import json
 import signal
@@ -29,7 +31,10 @@ class Named:
 
 
 def test_figures_are_medians_over_rounds() -> None:
-    rounds = [[answer(10, cost, 1000, 0.1 * cost) | {"step": step} for step in (10, 50)] for cost in (0.1, 0.2, 0.9)]
+    rounds = [
+        [answer(10, cost, 1000, 0.1 * cost) | {"step": step} for step in (10, 50)]
+        for cost in (0.1, 0.2, 0.9)
+    ]
     turns = rivals.Turns(Named(), Path(), rounds)
     order = {"episode": [[0, 1]] * 8, "frame": [[n, n] for n in range(8)]}
     found = rivals.figures(turns, video_bytes=50.0, order=order, batch=2)
@@ -58,7 +63,9 @@ def test_a_failed_loader_has_a_reason_and_no_figures() -> None:
         (0.9, 1.1, 1.0, False),
     ],
 )
-def test_goal_is_half_of_the_best_rival(ours: float, epoch: float | None, deff: float, met: bool) -> None:
+def test_goal_is_half_of_the_best_rival(
+    ours: float, epoch: float | None, deff: float, met: bool
+) -> None:
     loaders = [
         {"loader": "understudy", "cpu_ms": ours, "cpu_ms_epoch": epoch, "deff": {"8": deff}},
         {"loader": "lance", "cpu_ms": 2.0, "deff": {"8": 1.0}},
@@ -78,9 +85,24 @@ def test_unknown_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's /proc")
-def test_row_has_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--json", "--quick", "--real", "", "--cache", str(tmp_path / "sets"), "--seconds", "0.2", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["loader_rivals.py", *words, "--out", str(tmp_path / "found.json")])
+def test_row_has_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--json",
+        "--quick",
+        "--real",
+        "",
+        "--cache",
+        str(tmp_path / "sets"),
+        "--seconds",
+        "0.2",
+        "--rounds",
+        "1",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["loader_rivals.py", *words, "--out", str(tmp_path / "found.json")]
+    )
     rivals.main()
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "found.json").read_text())

@@ -1,4 +1,6 @@
-"""`lab/benchmarks/many_sources.py` on few sources: first start, later start and resumption of real runs."""
+"""`lab/benchmarks/many_sources.py` on few sources: first start, later start and resumption of real
+runs.
+"""
 
 import json
 import subprocess
@@ -17,7 +19,9 @@ SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/many_sources.py"
 def test_the_sources_are_read_under_their_own_keys(with_videos: bool, tmp_path: Path) -> None:
     many_sources.write(tmp_path, 7, with_videos)
     entries = many_sources.settings(tmp_path, 7, with_videos)["data"]["sources"]
-    assert len({(entry["action"], entry["state"]) for entry in entries}) == len(many_sources.SPELLINGS)
+    assert len({(entry["action"], entry["state"]) for entry in entries}) == len(
+        many_sources.SPELLINGS
+    )
     seen = []
     for entry in entries:
         sample = us.EpisodeDataset(entry["root"]).sample(2, 12)
@@ -36,5 +40,7 @@ def test_a_small_round_has_all_figures(tmp_path: Path) -> None:
     rows = json.loads(done.stdout)["rows"]
     assert [(row["kind"], row["sources"]) for row in rows] == [("rows", 8), ("videos", 8)]
     for row in rows:
-        assert min(row[name] for name in ("first_s", "later_s", "resume_s", "peak_mb", "steps_s")) > 0
+        assert (
+            min(row[name] for name in ("first_s", "later_s", "resume_s", "peak_mb", "steps_s")) > 0
+        )
         assert row["first_extra_s"] < 60

@@ -65,7 +65,12 @@ def test_one_frame_at_a_time_costs_half_a_gop() -> None:
     lengths = np.full(2048, 120)
     order = Order.from_datasets([Source("a", lengths)], batch_size=64, mode="uniform")
     read, _ = as_read(order)
-    for gop, reach, expected in ((1, (0, 0), 1), (12, (0, 0), 6.5), (2, (0, 0), 1.5), (4, (8, 0), 2.5 + 8 * 0.933)):
+    for gop, reach, expected in (
+        (1, (0, 0), 1),
+        (12, (0, 0), 6.5),
+        (2, (0, 0), 1.5),
+        (4, (8, 0), 2.5 + 8 * 0.933),
+    ):
         a = audit(read, lengths, 64, span=2**16, gop=gop, reach=reach)
         assert a.amplification == pytest.approx(expected, rel=0.03)
         assert (a.open_max, a.touches_mean, a.opens_per_piece) == (64, 64, 1)
@@ -75,7 +80,9 @@ windows = st.tuples(st.integers(0, 7), st.integers(0, 7))
 
 
 @given(st.integers(1, 40), windows, st.integers(0, 2**32))
-def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, int], seed: int) -> None:
+def test_decoded_counts_each_picture_of_an_owner_once(
+    n: int, reach: tuple[int, int], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 30, 3)
     gop = rng.integers(1, 10, 3)
@@ -86,30 +93,45 @@ def test_decoded_counts_each_picture_of_an_owner_once(n: int, reach: tuple[int, 
     pictures = {
         (o, e, picture)
         for o, e, f in zip(owner, episode, frame, strict=True)
-        for picture in range(max(f - reach[0], 0) // gop[e] * gop[e], min(f + reach[1], lengths[e] - 1) + 1)
+        for picture in range(
+            max(f - reach[0], 0) // gop[e] * gop[e], min(f + reach[1], lengths[e] - 1) + 1
+        )
     }
     assert count_decoded(owner, episode, frame, lengths, gop, reach) == len(pictures)
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32))
-def test_open_pieces_and_returns_are_counted_right(steps: int, batch: int, pieces: int, seed: int) -> None:
+def test_open_pieces_and_returns_are_counted_right(
+    steps: int, batch: int, pieces: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     piece = rng.integers(0, pieces, steps * batch) * 1000
     step = np.arange(steps * batch) // batch
     of, first, last, size = find_lives(piece, step)
-    lives = {p: (step[piece == p].min(), step[piece == p].max(), (piece == p).sum()) for p in np.unique(piece)}
+    lives = {
+        p: (step[piece == p].min(), step[piece == p].max(), (piece == p).sum())
+        for p in np.unique(piece)
+    }
     assert list(lives.values()) == list(zip(first, last, size, strict=True))
     assert (np.unique(piece)[of] == piece).all()
     opens = [sum(a <= k <= b for a, b, _ in lives.values()) for k in range(steps)]
     frames = [sum(n for a, b, n in lives.values() if a <= k <= b) for k in range(steps)]
     assert count_open(np.bincount(first, minlength=steps), last).tolist() == opens
-    assert count_open(np.bincount(first, weights=size, minlength=steps), last, size).tolist() == frames
-    again = [next((j - i for j in range(i + 1, piece.size) if piece[j] == piece[i]), np.inf) for i in range(piece.size)]
+    assert (
+        count_open(np.bincount(first, weights=size, minlength=steps), last, size).tolist() == frames
+    )
+    again = [
+        next((j - i for j in range(i + 1, piece.size) if piece[j] == piece[i]), np.inf)
+        for i in range(piece.size)
+    ]
     assert measure_revisit(piece, 0, piece.size) == sorted(again)[piece.size // 2]
 
 
 def test_as_read_numbers_episodes_and_clips_through() -> None:
-    sources = [Source("a", np.array([50, 7, 90]), first=5), Source("b", np.array([400, 33]), first=2, gop=30)]
+    sources = [
+        Source("a", np.array([50, 7, 90]), first=5),
+        Source("b", np.array([400, 33]), first=2, gop=30),
+    ]
     order = Order.from_datasets(sources, batch_size=4, frames_in_flight=60, clip=16, lanes=8)
     read, lengths = as_read(order)
     assert lengths.tolist() == [50, 7, 90, 400, 33]
@@ -122,12 +144,14 @@ def test_as_read_numbers_episodes_and_clips_through() -> None:
     _, epoch = order.epochs(positions)
     for p in np.unique(piece):
         mine = piece == p
-        assert len(set(zip(source[mine], epoch[mine], strict=True))) == 1  # of one source, in one epoch
+        # of one source, in one epoch
+        assert len(set(zip(source[mine], epoch[mine], strict=True))) == 1
         assert mine.sum() <= max(s.clip for s in order.spec.sources)
         assert len(set(zip(own[mine], frame[mine], strict=True))) == mine.sum()
 
 
-# V = 1280 lanes of clips of 64 hold about as many frames as 256 open episodes of 300. T = 1, 8 and 64 batches.
+# V = 1280 lanes of clips of 64 hold about as many frames as 256 open episodes of 300. T = 1, 8 and
+# 64 batches.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings_", "published"),
@@ -138,7 +162,9 @@ def test_as_read_numbers_episodes_and_clips_through() -> None:
         ({"clip": 64, "lanes": 5120, "inside": "permuted"}, (1.00, 1.04, 2.3)),
     ],
 )
-def test_design_effects_are_the_published_ones(settings_: dict, published: tuple[float, ...]) -> None:
+def test_design_effects_are_the_published_ones(
+    settings_: dict, published: tuple[float, ...]
+) -> None:
     lengths = droid_like(20_000)
     read, _ = as_read(Order.from_datasets([Source("a", lengths)], batch_size=256, **settings_))
     a = audit(read, lengths, 256, start=2**20, span=2**19)
@@ -149,7 +175,9 @@ def test_design_effects_are_the_published_ones(settings_: dict, published: tuple
 
 
 def test_clips_by_default_keep_what_the_order_promises() -> None:
-    """A batch of different clips, at most V open, each by one rank, each frame decoded about once, no bursts."""
+    """A batch of different clips, at most V open, each by one rank, each frame decoded about once,
+    no bursts.
+    """
     lengths = droid_like()
     order = Order.from_datasets([Source("a", lengths)], batch_size=256)
     read, _ = as_read(order)
@@ -163,7 +191,8 @@ def test_clips_by_default_keep_what_the_order_promises() -> None:
     assert a.frames_in_flight <= 100_000
     assert a.opens_per_piece < 1.02
     assert a.amplification < 1.02
-    assert a.touches_peak <= 3 * a.touches_mean  # no resonance: lanes do not turn to new clips together
+    # no resonance: lanes do not turn to new clips together
+    assert a.touches_peak <= 3 * a.touches_mean
 
 
 def test_bad_stretches_are_refused() -> None:

@@ -51,13 +51,19 @@ def test_each_frame_once_per_epoch_and_alone_as_together(read: Read) -> None:
     assert together[:TOTAL] != together[TOTAL : 2 * TOTAL]
     shuffled = np.random.default_rng(0).permutation(positions)[:50]
     assert all_of(read, shuffled) == [together[p] for p in shuffled]
-    assert [all_of(read, positions[p : p + 1])[0] for p in (0, 100, 300)] == [together[p] for p in (0, 100, 300)]
+    assert [all_of(read, positions[p : p + 1])[0] for p in (0, 100, 300)] == [
+        together[p] for p in (0, 100, 300)
+    ]
 
 
 def test_lanes_are_whole_episodes_and_blocks_are_whole_blocks() -> None:
     episode, _, _ = episode_lanes(LENGTHS, 4)(np.arange(TOTAL // 4 * 4))
     for lane in range(4):
-        runs = [e for e, before in zip(episode[lane::4], [-1, *episode[lane::4]], strict=False) if e != before]
+        runs = [
+            e
+            for e, before in zip(episode[lane::4], [-1, *episode[lane::4]], strict=False)
+            if e != before
+        ]
         assert len(runs) == len(set(runs))  # an episode, once left, does not come back in the lane
     episode, _, _ = block(LENGTHS, 40)(np.arange(TOTAL))
     seen = [set(episode[i : i + 40]) for i in range(0, TOTAL, 40)]
@@ -65,8 +71,12 @@ def test_lanes_are_whole_episodes_and_blocks_are_whole_blocks() -> None:
     assert all(not a & b for a, b in zip(seen, seen[2:], strict=False))
 
 
-def consumer_of(positions: np.ndarray, batch: int, ranks: int, workers: int, run: int) -> np.ndarray:
-    """Which of ranks x workers makes each position: a rank's runs of a batch come from its workers in turn."""
+def consumer_of(
+    positions: np.ndarray, batch: int, ranks: int, workers: int, run: int
+) -> np.ndarray:
+    """Which of ranks x workers makes each position: a rank's runs of a batch come from its workers
+    in turn.
+    """
     step = positions // batch
     offset = positions % batch
     rank = offset // (batch // ranks)
@@ -99,16 +109,25 @@ def test_pool_draws_uniformly_from_the_frames_that_remain() -> None:
     lengths = np.array([2, 6])
     pairs = Counter()
     for seed in range(1000):
-        episode, _, _ = worker_pool(lengths, batch=1, ranks=1, workers=1, pool=2, positions=2, seed=seed)(np.arange(2))
+        episode, _, _ = worker_pool(
+            lengths, batch=1, ranks=1, workers=1, pool=2, positions=2, seed=seed
+        )(np.arange(2))
         pairs[tuple(episode.tolist())] += 1
-    expected = {(0, 0): 2 / 8 * 1 / 7, (0, 1): 2 / 8 * 6 / 7, (1, 0): 6 / 8 * 2 / 7, (1, 1): 6 / 8 * 5 / 7}
+    expected = {
+        (0, 0): 2 / 8 * 1 / 7,
+        (0, 1): 2 / 8 * 6 / 7,
+        (1, 0): 6 / 8 * 2 / 7,
+        (1, 1): 6 / 8 * 5 / 7,
+    }
     for pair, p in expected.items():
         assert pairs[pair] == pytest.approx(1000 * p, abs=4 * (1000 * p * (1 - p)) ** 0.5)
 
 
 def test_stream_plays_episodes_in_runs() -> None:
     positions = np.arange(64 * 40)
-    episode, frame, piece = episode_stream(LENGTHS, batch=64, ranks=2, workers=3, positions=positions.size)(positions)
+    episode, frame, piece = episode_stream(
+        LENGTHS, batch=64, ranks=2, workers=3, positions=positions.size
+    )(positions)
     consumer = consumer_of(positions, 64, 2, 3, 16)
     for c in range(6):
         e, f, p = (x[consumer == c] for x in (episode, frame, piece))
@@ -122,7 +141,10 @@ def test_shard_buffer_walks_each_shard_in_stored_order_and_mixes_them_in_the_buf
     stored = [(e, f) for e, n in enumerate(LENGTHS.tolist()) for f in range(n)]
     number = {sample: i for i, sample in enumerate(stored)}
     first = np.cumsum([0, *(LENGTHS[i : i + 4].sum() for i in (0, 4, 8))])
-    plain = [number[sample] for sample in all_of(shard_buffer(LENGTHS, 60, shards=3, buffer=1), np.arange(60))]
+    plain = [
+        number[sample]
+        for sample in all_of(shard_buffer(LENGTHS, 60, shards=3, buffer=1), np.arange(60))
+    ]
     walked = 0
     for s in range(3):
         mine = [i for i in plain if first[s] <= i < first[s + 1]]
@@ -162,7 +184,9 @@ def test_baselines_refuse_impossible_arguments() -> None:
 
 @pytest.mark.long
 def test_a_settled_pool_is_worse_than_a_fresh_one() -> None:
-    """Drawing by remaining frames, a pool comes to hold the remnants of some episodes and one fresh one."""
+    """Drawing by remaining frames, a pool comes to hold the remnants of some episodes and one fresh
+    one.
+    """
     lengths = droid_like(20_000)
     start = 3 * 2**18
     read = worker_pool(lengths, 256, 8, 8, 4, start + 2**16)
@@ -176,7 +200,9 @@ def test_a_settled_pool_is_worse_than_a_fresh_one() -> None:
 def test_workers_share_one_permutation_of_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     real = order_baselines.permutation
-    monkeypatch.setattr(order_baselines, "permutation", lambda n, key: made.append(n) or real(n, key))
+    monkeypatch.setattr(
+        order_baselines, "permutation", lambda n, key: made.append(n) or real(n, key)
+    )
     lengths = np.full(5000, 40)
     order_baselines.episode_stream(lengths, 1024, 128, 8, 4096, seed=99)
     order_baselines.worker_pool(lengths, 1024, 128, 8, 1, 4096, seed=99)

@@ -1,4 +1,6 @@
-"""`lab/benchmarks/order_compare.py` compares all orders, and the table of docs/order.md has its figures of today."""
+"""`lab/benchmarks/order_compare.py` compares all orders, and the table of docs/order.md has its
+figures of today.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,13 @@ import order_compare
 from order_compare import CompareConfig, compare, main
 from understudy_tools.cli.order import Table, read_tables
 
-SMALL = {"batch_size": 32, "world_size": 2, "num_workers": 2, "episodes": 400, "frames_in_flight": 4096}
+SMALL = {
+    "batch_size": 32,
+    "world_size": 2,
+    "num_workers": 2,
+    "episodes": 400,
+    "frames_in_flight": 4096,
+}
 WORDS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
 NAMES = ["clips", "uniform", "episode lanes", "block shuffle", "worker pool", "episode stream"]
 PAGE = Path(__file__).parents[2] / "docs" / "order.md"
@@ -28,7 +36,9 @@ def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_compare_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_omits_orders_with_fewer_episodes_than_workers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main([*WORDS, "--episodes", "3"])
     text = capsys.readouterr().out
     assert "omitted: worker_pool: 3 episodes" in text
@@ -39,7 +49,9 @@ def test_compare_omits_orders_with_fewer_episodes_than_workers(capsys: pytest.Ca
 def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = CompareConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
-    tables = [Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))]
+    tables = [
+        Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))
+    ]
     sides = compare(tables, config).sides
     episode, _, _ = sides[0].read(np.arange(2**16))
     assert (episode < 300).mean() == pytest.approx(0.75, abs=1e-3)
@@ -49,7 +61,9 @@ def test_compare_weights_a_mixture() -> None:
 def test_compare_audits_a_bounded_number_of_positions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a clip of all data, or memory for all data, the audit stays short and notes that it is approximate."""
+    """With a clip of all data, or memory for all data, the audit stays short and notes that it is
+    approximate.
+    """
     config = CompareConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
     assert compare(read_tables(config), config).settled  # no more is held than there is
     monkeypatch.setattr(order_compare, "MOST", 1 << 16)
@@ -57,7 +71,9 @@ def test_compare_audits_a_bounded_number_of_positions(
         config = CompareConfig(**SMALL | kwargs)
         comparison = compare(read_tables(config), config)
         assert not comparison.settled
-        assert {side.figures.stretch for side in comparison.sides if side.figures} == {(1 << 16, 1 << 17)}
+        assert {side.figures.stretch for side in comparison.sides if side.figures} == {
+            (1 << 16, 1 << 17)
+        }
     main([*WORDS, "--clip", str(10**12), "--lanes", "1"])
     text = capsys.readouterr().out
     assert "their figures are approximate" in text
@@ -65,7 +81,11 @@ def test_compare_audits_a_bounded_number_of_positions(
 
 
 def rows_of_the_page() -> dict[str, list[str]]:
-    rows = [line.strip("| \n").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line.strip("| \n").split("|")
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ")
+    ]
     return {row[0].strip(): [cell.strip(" *") for cell in row[1:]] for row in rows}
 
 
@@ -85,9 +105,13 @@ def test_the_table_of_the_page() -> None:
         "frames decoded per sample": [a.amplification for a in figures],
     }
     for label, values in found.items():
-        assert [float(cell.replace(",", "")) for cell in rows[label]] == pytest.approx(values, rel=0.02), label
+        assert [float(cell.replace(",", "")) for cell in rows[label]] == pytest.approx(
+            values, rel=0.02
+        ), label
     openings = [cell.split(" / ") for cell in rows["opened in a step, mean / most"]]
-    assert [float(mean) for mean, _ in openings] == pytest.approx([a.touches_mean for a in figures], rel=0.02)
+    assert [float(mean) for mean, _ in openings] == pytest.approx(
+        [a.touches_mean for a in figures], rel=0.02
+    )
     assert [int(most) for _, most in openings] == [a.touches_peak for a in figures]
 
 

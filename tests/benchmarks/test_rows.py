@@ -1,4 +1,6 @@
-"""lab/benchmarks/rows.py: every row of a batch is the one that the order names, in files and in links to them."""
+"""lab/benchmarks/rows.py: every row of a batch is the one that the order names, in files and in
+links to them.
+"""
 
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import understudy as us
 
 
 @pytest.mark.parametrize("linked", [0, 10**9], ids=["links", "distinct files"])
-def test_the_synthetic_rows_are_read_right(linked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_synthetic_rows_are_read_right(
+    linked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows, "PER_DATA", 4)
     monkeypatch.setattr(rows, "LENGTH", 20)
     monkeypatch.setattr(rows, "DISTINCT", 2)

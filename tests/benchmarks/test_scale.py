@@ -1,4 +1,6 @@
-"""lab/benchmarks/scale.py reads its dataset right, and notices a wrong row or a sample that comes twice."""
+"""lab/benchmarks/scale.py reads its dataset right, and notices a wrong row or a sample that comes
+twice.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,9 @@ import scale
 
 
 @pytest.mark.long
-def test_a_run_starts_on_the_synthetic_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_starts_on_the_synthetic_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     lengths = scale.write(tmp_path / "data", 2_300)
     found = scale.start(tmp_path / "data", batch=48, world=6, ranks=(1, 6), statistics=20)

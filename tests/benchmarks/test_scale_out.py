@@ -19,4 +19,7 @@ def test_outputs_are_equal_and_kills_change_nothing() -> None:
     assert facts["check"]["equal"]
     assert facts["edit"]["equal"]
     assert (facts["kills"]["kills"], facts["kills"]["wrong"], facts["kills"]["left"]) == (3, 0, 0)
-    assert [row["images"]["busy"] for row in facts["simulation"] if row["workers"] == 1] == [1.0, 1.0]
+    assert [row["images"]["busy"] for row in facts["simulation"] if row["workers"] == 1] == [
+        1.0,
+        1.0,
+    ]

@@ -9,7 +9,9 @@ SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/soak_edit.py"
 
 
 def test_kill_leaves_nothing_or_the_whole_output() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--kills", "4", "--json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--kills", "4", "--json"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts["kills"] == 4

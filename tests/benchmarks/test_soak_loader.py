@@ -27,11 +27,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_again_and_again_the_stream_is_the_uninterrupted_one(root: Path) -> None:
-    options = {"--data": root, "--kills": 3, "--minutes": 0, "--memory": "5MB", "--seed": os.getpid()}
-    command = [sys.executable, str(SCRIPT), *(str(word) for pair in options.items() for word in pair)]
+    options = {
+        "--data": root,
+        "--kills": 3,
+        "--minutes": 0,
+        "--memory": "5MB",
+        "--seed": os.getpid(),
+    }
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        *(str(word) for pair in options.items() for word in pair),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"(\d+) × SIGKILL and restart \| ([\d,]+) batches.*every batch as in", done.stdout)
+    found = re.search(
+        r"(\d+) × SIGKILL and restart \| ([\d,]+) batches.*every batch as in", done.stdout
+    )
     assert found, done.stdout
     assert int(found[1]) >= 3
     assert int(found[2].replace(",", "")) > 0

@@ -1,4 +1,6 @@
-"""A short form of `lab/benchmarks/values.py`: all ways are trained and played, and `plain` is its own control."""
+"""A short form of `lab/benchmarks/values.py`: all ways are trained and played, and `plain` is its
+own control.
+"""
 
 import json
 import subprocess
@@ -13,7 +15,9 @@ SCRIPT = Path(__file__).parents[2] / "lab/benchmarks/values.py"
 @pytest.mark.long
 def test_values_measures_all_ways() -> None:
     sizes = ["--episodes", "24", "--steps", "5", "--seeds", "1", "--scenes", "2"]
-    done = subprocess.run([sys.executable, SCRIPT, "--json", *sizes], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--json", *sizes], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     demonstrations = result["demonstrations"]

@@ -32,13 +32,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("depth") / "set"
     write_dataset(path, Spec(lengths=LENGTHS, foreign=False))
     add_depth_video(path, LENGTHS, **SCALE, depth_unit="mm")
-    recorded = {"min": [[[10.0]]], "max": [[[10000.0]]], "mean": [[[4000.0]]], "std": [[[900.0]]], "count": [15]}
+    recorded = {
+        "min": [[[10.0]]],
+        "max": [[[10000.0]]],
+        "mean": [[[4000.0]]],
+        "std": [[[900.0]]],
+        "count": [15],
+    }
     edit_json(path / "meta/stats.json", lambda stats: stats.update({DEPTH: recorded}))
     return path
 
 
 def rules(root: Path) -> dict[str, tuple[int, ...]]:
-    return {one.rule: one.place.episodes for one in check_dataset(root).findings if one.place.camera == DEPTH}
+    return {
+        one.rule: one.place.episodes
+        for one in check_dataset(root).findings
+        if one.place.camera == DEPTH
+    }
 
 
 def test_check_finds_nothing_wrong_with_depth(root: Path) -> None:
@@ -47,8 +57,14 @@ def test_check_finds_nothing_wrong_with_depth(root: Path) -> None:
 
 def test_check_compares_depth_with_recorded_statistics(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "set")
-    edit_json(tmp_path / "set/meta/info.json", lambda info: info["features"][DEPTH]["info"].update(depth_unit="m"))
-    edit_json(tmp_path / "set/meta/stats.json", lambda stats: stats[DEPTH].update(min=[[[0.01]]], max=[[[4.0]]]))
+    edit_json(
+        tmp_path / "set/meta/info.json",
+        lambda info: info["features"][DEPTH]["info"].update(depth_unit="m"),
+    )
+    edit_json(
+        tmp_path / "set/meta/stats.json",
+        lambda stats: stats[DEPTH].update(min=[[[0.01]]], max=[[[4.0]]]),
+    )
     assert list(rules(tmp_path / "set")) == ["depth.range"]
 
 
@@ -60,7 +76,9 @@ def test_check_names_depth_that_measured_nothing(tmp_path: Path) -> None:
     for path in (tmp_path / "set/data").rglob("*.parquet"):
         empty = {"bytes": buffer.getvalue()}
         is_empty = pq.read_table(path)["episode_index"].to_numpy() == 1
-        edit_column(path, DEPTH, lambda images, flags=is_empty, empty=empty: np.where(flags, empty, images))
+        edit_column(
+            path, DEPTH, lambda images, flags=is_empty, empty=empty: np.where(flags, empty, images)
+        )
     assert rules(tmp_path / "set") == {"depth.empty": (1,)}
 
 

@@ -21,7 +21,9 @@ NAMES = ["shoulder", "elbow", "gripper"]
 
 
 def recorded(root: Path, closed: float = 0.0) -> Path:
-    """Two joints, and a gripper that is 0.02 times as noisy and closed (at 1) in a share of the rows."""
+    """Two joints, and a gripper that is 0.02 times as noisy and closed (at 1) in a share of the
+    rows.
+    """
     rng = np.random.default_rng(3)
     features = {key: {"dtype": "float32", "shape": (3,), "names": NAMES} for key in (STATE, ACTION)}
     with EpisodeWriter(root, fps=10, features=features, robot_type="arm") as writer:
@@ -43,7 +45,11 @@ def change(root: Path, key: str, dim: int, **figures: float) -> None:
 
 
 def far(root: Path) -> list[Finding]:
-    return [finding for finding in check_dataset(root, "rows").findings if finding.rule == "statistics.far"]
+    return [
+        finding
+        for finding in check_dataset(root, "rows").findings
+        if finding.rule == "statistics.far"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +71,16 @@ def test_check_names_the_dimensions_that_a_training_names(
     assert (finding.place.column, finding.place.dimension) == (ACTION, "elbow")
     assert mode in finding.message
     named: list[str] = []
-    monkeypatch.setattr(given_figures.logger, "warning", lambda text, *values: named.append(text % values))
-    data = {"root": str(root), "val_fraction": 0.0, "control_mode": "joint", "stats": "recorded", "normalize": mode}
+    monkeypatch.setattr(
+        given_figures.logger, "warning", lambda text, *values: named.append(text % values)
+    )
+    data = {
+        "root": str(root),
+        "val_fraction": 0.0,
+        "control_mode": "joint",
+        "stats": "recorded",
+        "normalize": mode,
+    }
     config = override(TrainConfig(), data=data).with_policy_defaults()
     monkeypatch.setattr(given_figures, "_mend", lambda settled, *_: settled)
     monkeypatch.setattr(given_figures, "ABSURD", np.inf)
@@ -77,7 +91,9 @@ def test_check_names_the_dimensions_that_a_training_names(
 
 
 @pytest.mark.parametrize("closed", [0.0, 0.005, 0.015, 0.3])
-def test_figures_of_the_rows_are_silent_also_where_the_rows_are_rare(tmp_path: Path, closed: float) -> None:
+def test_figures_of_the_rows_are_silent_also_where_the_rows_are_rare(
+    tmp_path: Path, closed: float
+) -> None:
     assert not far(recorded(tmp_path / "set", closed))
 
 

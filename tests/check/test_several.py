@@ -22,14 +22,21 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_summary_counts_rules_and_names_datasets(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_counts_rules_and_names_datasets(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["check", f"{data}/*/", "--depth", "metadata"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 30
     assert "5 datasets" in lines[0]
-    kinds = [line.split()[0] for line in lines[1:] if line.split()[0] in ("error", "warning", "note")]
+    kinds = [
+        line.split()[0] for line in lines[1:] if line.split()[0] in ("error", "warning", "note")
+    ]
     assert kinds == sorted(kinds, key=["error", "warning", "note"].index)
-    assert [line.split()[1] for line in lines if line.startswith("error")] == ["files.missing", "metadata.unreadable"]
+    assert [line.split()[1] for line in lines if line.startswith("error")] == [
+        "files.missing",
+        "metadata.unreadable",
+    ]
     named = [line.split(":")[0].strip() for line in lines if line.startswith(f"  {data}")]
     assert named == [f"{data}/s1", f"{data}/s3"]
     assert lines[-1].split()[:3] == ["3", "of", "5"]
@@ -37,8 +44,12 @@ def test_the_summary_counts_rules_and_names_datasets(data: Path, capsys: pytest.
     assert f"{data}/s3:" not in capsys.readouterr().out
 
 
-def test_a_list_file_names_the_keys(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "list.csv").write_text("path,weight,action\ndata/s0,1,\ndata/s2,2,nothing\ndata/s4,1,action\n")
+def test_a_list_file_names_the_keys(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.csv").write_text(
+        "path,weight,action\ndata/s0,1,\ndata/s2,2,nothing\ndata/s4,1,action\n"
+    )
     assert main.main(["check", str(tmp_path / "list.csv"), "--depth", "rows", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["datasets"], found["sound"], found["frames"]) == (3, False, 30)
@@ -47,35 +58,51 @@ def test_a_list_file_names_the_keys(data: Path, tmp_path: Path, capsys: pytest.C
     assert "nothing" in wrong["failed"]
 
 
-def test_settings_of_one_dataset_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_one_dataset_are_refused(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["check", f"{data}/*/", "--page", "page.html"]) == 2
     assert "page" in capsys.readouterr().err
     assert main.main(["check", f"{data}/x*/"]) == 2
     assert "x*" in capsys.readouterr().err
 
 
-def test_what_is_no_dataset_is_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_dataset_is_one_line(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (data / "other").mkdir()
     assert main.main(["check", f"{data}/[so]*[04r]/", "--depth", "metadata"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "3 datasets" in lines[0]
-    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [f"{data}/other"]
+    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [
+        f"{data}/other"
+    ]
     (tmp_path / "list.csv").write_text("path\ndata/s0\ndata/gone\nnowhere://host/x\n")
     assert main.main(["check", str(tmp_path / "list.csv"), "--depth", "metadata", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["datasets"], found["episodes"]) == (3, 2)
-    assert [wrong["root"] for wrong in found["with_errors"]] == [str(tmp_path / "data/gone"), "nowhere://host/x"]
+    assert [wrong["root"] for wrong in found["with_errors"]] == [
+        str(tmp_path / "data/gone"),
+        "nowhere://host/x",
+    ]
 
 
-def test_a_source_without_an_answer_is_one_line(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_without_an_answer_is_one_line(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def examine(root: str, *_: object, **__: object) -> object:
         if root.startswith("http"):
             raise SourceError("no answer", where=root, transient=True)
         return check_dataset(root, "metadata")
 
     monkeypatch.setattr(check_several, "check_dataset", examine)
-    report = check_several.check_several([{"root": "http://host/x"}, {"root": f"{data}/s0"}], "metadata")
-    assert [(one.root, one.episodes) for one in report.datasets] == [("http://host/x", 0), (f"{data}/s0", 2)]
+    report = check_several.check_several(
+        [{"root": "http://host/x"}, {"root": f"{data}/s0"}], "metadata"
+    )
+    assert [(one.root, one.episodes) for one in report.datasets] == [
+        ("http://host/x", 0),
+        (f"{data}/s0", 2),
+    ]
     assert "no answer" in report.datasets[0].failed
 
 

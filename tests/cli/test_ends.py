@@ -1,4 +1,6 @@
-"""Commands that end early, as processes: by a signal at an import or a new folder, or without a reader."""
+"""Commands that end early, as processes: by a signal at an import or a new folder, or without a
+reader.
+"""
 
 import os
 import signal
@@ -12,7 +14,8 @@ from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy_kit.config.schema import dump_yaml
 from understudy_tools.testing.processes import children
 
-# A module that Python imports at its start: a signal at the first audit event (args[0] contains a text).
+# A module that Python imports at its start: a signal at the first audit event (args[0] contains a
+# text).
 SITE = """
 import os, sys
 
@@ -55,7 +58,8 @@ SLOW = [
     *((name, "import torch._tensor") for name in ("bench", "plan", "train")),
 ]
 NOTES = ("plan:", "note:", "Svt[")
-"""Lines of a command that has begun; the last is of an encoder that ends with an unfinished video."""
+"""Lines of a command that has begun; the last is of an encoder that ends with an unfinished video.
+"""
 CODES = {"train": {signal.SIGTERM: 75, signal.SIGINT: 75}}
 KEPT = {"record": {"out"}, "publish": {".data.versions", ".out.versions"}}
 """What a command continues, or removes at its next call."""
@@ -75,11 +79,15 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("name", "instant"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW)])
+@pytest.mark.parametrize(
+    ("name", "instant"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW)]
+)
 def test_a_signal_ends_a_command_with_one_line_and_leaves_nothing(
     name: str, instant: str, number: signal.Signals, data: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "settings.yaml").write_text(dump_yaml(tiny_config(data, tmp_path / "here/run", steps=10**6)))
+    (tmp_path / "settings.yaml").write_text(
+        dump_yaml(tiny_config(data, tmp_path / "here/run", steps=10**6))
+    )
     words = COMMANDS[name].format(data=data, settings=tmp_path / "settings.yaml").split()
     (tmp_path / "here").mkdir()
     done = subprocess.run(
@@ -96,13 +104,21 @@ def test_a_signal_ends_a_command_with_one_line_and_leaves_nothing(
     assert {path.name for path in (tmp_path / "here").iterdir()} <= KEPT.get(name, set())
     assert list((tmp_path / "here").rglob("draft")) == []
     left = {path.name for path in (tmp_path / "temporary").iterdir()}
-    assert {name for name in left if not name.startswith("torchinductor_")} == set()  # a cache of torch
+    # a cache of torch
+    assert {name for name in left if not name.startswith("torchinductor_")} == set()
     assert children() == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["check", "DATA"], ["order", "explain", "DATA", "--batch-size", "8"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["check", "DATA"], ["order", "explain", "DATA", "--batch-size", "8"]]
+)
 def test_a_command_without_a_reader_fails_without_words(words: list[str], data: Path) -> None:
-    command = [sys.executable, "-m", "understudy", *(str(data) if word == "DATA" else word for word in words)]
+    command = [
+        sys.executable,
+        "-m",
+        "understudy",
+        *(str(data) if word == "DATA" else word for word in words),
+    ]
     ends = os.pipe()
     process = subprocess.Popen(command, stdout=ends[1], stderr=subprocess.PIPE, text=True)
     for end in ends:

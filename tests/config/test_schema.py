@@ -18,11 +18,19 @@ from understudy_tools.imports.settings import ImportMapping
 
 def test_load_reports_all_errors_by_dotted_path(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("stepz: 3\nbatch_size: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, shuffle: zigzag}\n")
+    path.write_text(
+        "stepz: 3\nbatch_size: many\noptim: {lr: -1, beta: 0.9}\ndata: {root: d, shuffle: zigzag}\n"
+    )
     with refused(path, 5, "'steps'", kind=ConfigError) as caught:
         load(TrainConfig, path)
     lines = [line.partition(":") for line in str(caught.value).splitlines()[1:]]
-    assert {name.strip() for name, _, _ in lines} == {"stepz", "batch_size", "optim.lr", "optim.beta", "data.shuffle"}
+    assert {name.strip() for name, _, _ in lines} == {
+        "stepz",
+        "batch_size",
+        "optim.lr",
+        "optim.beta",
+        "data.shuffle",
+    }
 
 
 def test_validate_lists_known_names_for_an_unknown_one() -> None:
@@ -40,7 +48,9 @@ def test_validate_lists_known_names_for_an_unknown_one() -> None:
         ("a.yaml", b"\xff\xfe\x00", "UTF-8"),
     ],
 )
-def test_read_file_refuses_unreadable_files(tmp_path: Path, name: str, content: object, told: str) -> None:
+def test_read_file_refuses_unreadable_files(
+    tmp_path: Path, name: str, content: object, told: str
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
@@ -54,8 +64,12 @@ def test_read_file_refuses_a_folder(tmp_path: Path) -> None:
 
 
 def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  image_size: [32, 48]\n")
-    (tmp_path / "c.toml").write_text("steps = 7\n[optim]\nlr = 1e-4\n[policy]\nimage_size = [32, 48]\n")
+    (tmp_path / "c.yaml").write_text(
+        "steps: 7\noptim:\n  lr: 1e-4\npolicy:\n  image_size: [32, 48]\n"
+    )
+    (tmp_path / "c.toml").write_text(
+        "steps = 7\n[optim]\nlr = 1e-4\n[policy]\nimage_size = [32, 48]\n"
+    )
     config = load(TrainConfig, tmp_path / "c.yaml")
     assert config == load(TrainConfig, tmp_path / "c.toml")
     assert (config.steps, config.optim.lr, config.policy.image_size) == (7, 1e-4, (32, 48))
@@ -64,12 +78,16 @@ def test_load_reads_yaml_and_toml_alike(tmp_path: Path) -> None:
 @given(
     st.floats(1e-12, 1e3),
     st.integers(0, 2**63 - 1),
-    st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1).filter(
+    st.text(
+        st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1
+    ).filter(
         lambda text: "://" not in text  # an address is written without its credentials
     ),
     st.none() | st.integers(1, 10**9),
 )
-def test_dump_yaml_reads_back_equal(tmp_path_factory, lr, seed, root, end) -> None:  # type: ignore[no-untyped-def]
+def test_dump_yaml_reads_back_equal(  # type: ignore[no-untyped-def]
+    tmp_path_factory, lr, seed, root, end
+) -> None:
     base = TrainConfig()
     config = replace(
         base,
@@ -147,6 +165,10 @@ def test_setting_beside_a_merge_of_yaml_is_no_second_one(tmp_path: Path) -> None
 
 def test_unknown_names_inside_mappings_lists_and_unions_are_refused() -> None:
     part = {"stream": "a", "dealy": 1}
-    content = {"features": {"action": [part]}, "task_from": part, "episodes": {"stream": "b", "idel": []}}
+    content = {
+        "features": {"action": [part]},
+        "task_from": part,
+        "episodes": {"stream": "b", "idel": []},
+    }
     with refused("features.action.0.dealy", "task_from.dealy", "episodes.idel", kind=ConfigError):
         validate(ImportMapping, content)

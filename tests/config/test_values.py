@@ -1,4 +1,6 @@
-"""Values that a conversion would take for something else: booleans, masks, ranges, texts, and lists that are none."""
+"""Values that a conversion would take for something else: booleans, masks, ranges, texts, and lists
+that are none.
+"""
 
 import json
 from dataclasses import replace
@@ -52,7 +54,9 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("suffix", ["json", "yaml", "toml"])
 @pytest.mark.parametrize(("path", "value"), NUMBERS.items())
-def test_a_boolean_in_a_file_is_no_number(path: str, value: Any, suffix: str, tmp_path: Path) -> None:
+def test_a_boolean_in_a_file_is_no_number(
+    path: str, value: Any, suffix: str, tmp_path: Path
+) -> None:
     content = nested(path, value)
     file = tmp_path / f"c.{suffix}"
     if suffix == "toml":
@@ -60,7 +64,9 @@ def test_a_boolean_in_a_file_is_no_number(path: str, value: Any, suffix: str, tm
         table = f"[{'.'.join(groups)}]\n" if groups else ""
         shown = json.dumps(value)
         if isinstance(value, dict):
-            shown = "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+            shown = (
+                "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+            )
         if isinstance(value, list):
             shown = "[{root = 'd', weight = true}]"
         file.write_text(f"{table}{name} = {shown}\n")
@@ -72,7 +78,8 @@ def test_a_boolean_in_a_file_is_no_number(path: str, value: Any, suffix: str, tm
 
 
 def test_settings_of_python_are_checked_as_those_of_a_file(tmp_path: Path) -> None:
-    data = DataConfig(root=str(tmp_path), delta_action_dims=(True, True, False))  # type: ignore[arg-type]
+    dims = (True, True, False)
+    data = DataConfig(root=str(tmp_path), delta_action_dims=dims)  # type: ignore[arg-type]
     config = TrainConfig(steps=True, data=data)
     for given in (config, {"steps": True, "data": {"delta_action_dims": [True, False]}}):
         with refused("steps", "delta_action_dims", kind=ConfigError):
@@ -80,16 +87,38 @@ def test_settings_of_python_are_checked_as_those_of_a_file(tmp_path: Path) -> No
 
 
 def test_numbers_of_python_and_yaml_stay_numbers(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("optim: {lr: 1e-3, weight_decay: 1}\nsteps: 20.0\nbatch_size: 1_0\n")
+    (tmp_path / "c.yaml").write_text(
+        "optim: {lr: 1e-3, weight_decay: 1}\nsteps: 20.0\nbatch_size: 1_0\n"
+    )
     config = load(TrainConfig, tmp_path / "c.yaml")
-    assert (config.optim.lr, config.optim.weight_decay, config.steps, config.batch_size) == (1e-3, 1.0, 20, 10)
-    line = "--optim.lr 1e-3 --steps 20 --optim.grad-clip-norm inf --optim.beta1 .5 --rollout.prompt-metadata ok true"
+    assert (config.optim.lr, config.optim.weight_decay, config.steps, config.batch_size) == (
+        1e-3,
+        1.0,
+        20,
+        10,
+    )
+    line = (
+        "--optim.lr 1e-3 --steps 20 --optim.grad-clip-norm inf --optim.beta1 .5 "
+        "--rollout.prompt-metadata ok true"
+    )
     read = read_flags(TrainConfig, line.split(), {})
-    assert (read.optim.lr, read.steps, read.optim.grad_clip_norm, read.optim.beta1) == (1e-3, 20, float("inf"), 0.5)
-    assert validate(TrainConfig, {"optim": {"lr": "+1.5E-4"}, "compile": True, "val": {"every": "7"}}).val.every == 7
+    assert (read.optim.lr, read.steps, read.optim.grad_clip_norm, read.optim.beta1) == (
+        1e-3,
+        20,
+        float("inf"),
+        0.5,
+    )
+    assert (
+        validate(
+            TrainConfig, {"optim": {"lr": "+1.5E-4"}, "compile": True, "val": {"every": "7"}}
+        ).val.every
+        == 7
+    )
 
 
-@pytest.mark.parametrize("name", ["episodes", "exclude_episodes", "val_episodes", "delta_action_dims"])
+@pytest.mark.parametrize(
+    "name", ["episodes", "exclude_episodes", "val_episodes", "delta_action_dims"]
+)
 def test_a_mask_is_no_list_of_numbers(name: str) -> None:
     with refused(f"data.{name}", "mask", "[0, 2]", kind=ConfigError):
         validate(TrainConfig, {"data": {name: [True, False, True]}})
@@ -116,7 +145,10 @@ def test_a_list_that_is_wanted_is_called_a_list() -> None:
 
 
 def test_ranges_of_episodes_are_their_ids_in_files_and_flags() -> None:
-    read = validate(TrainConfig, {"data": {"exclude_episodes": ["0-2", 11, "5,7"], "delta_action_dims": ["0-3"]}})
+    read = validate(
+        TrainConfig,
+        {"data": {"exclude_episodes": ["0-2", 11, "5,7"], "delta_action_dims": ["0-3"]}},
+    )
     assert read.data.exclude_episodes == (0, 1, 2, 11, 5, 7)
     assert read.data.delta_action_dims == (0, 1, 2, 3)
     words = ["--data.exclude-episodes", "0-11", "--data.val-episodes", "12,14", "20"]
@@ -133,7 +165,10 @@ BOMB = [
 ]
 MERGES = [
     "a: &a {k0: 1, k1: 1, k2: 1, k3: 1, k4: 1, k5: 1, k6: 1, k7: 1, k8: 1, k9: 1}",
-    *(f"{n}: &{n} {{<<: [{','.join(['*' + chr(ord(n) - 1)] * 10)}], own_{n}: 1}}" for n in "bcdefghijklmno"),
+    *(
+        f"{n}: &{n} {{<<: [{','.join(['*' + chr(ord(n) - 1)] * 10)}], own_{n}: 1}}"
+        for n in "bcdefghijklmno"
+    ),
 ]
 
 
@@ -185,7 +220,11 @@ def test_booleans_are_no_numbers_in_the_library(tmp_path: Path) -> None:
             us.EpisodeDataset(root, episodes=episodes)  # type: ignore[arg-type]
     assert us.EpisodeDataset(root, episodes=["0-1"]).num_episodes == 2  # type: ignore[list-item]
     data = us.EpisodeDataset(root)
-    for arguments in ({"batch_size": True}, {"batch_size": 1, "seed": True}, {"batch_size": 1, "weights": [True]}):
+    for arguments in (
+        {"batch_size": True},
+        {"batch_size": 1, "seed": True},
+        {"batch_size": 1, "weights": [True]},
+    ):
         with pytest.raises(ValueError, match="True"):
             us.choose_order([data], memory=1 << 28, **arguments)  # type: ignore[arg-type]
     order = Order.from_datasets([data], batch_size=1)
@@ -215,7 +254,9 @@ def test_numbers_of_numpy_are_settings() -> None:
 
 
 def test_pairs_are_taken_with_an_equals_sign() -> None:
-    read = read_flags(TrainConfig, ["--optim.loss-weights", "state=0.1", "action=2", "--mode", "policy=1"], {})
+    read = read_flags(
+        TrainConfig, ["--optim.loss-weights", "state=0.1", "action=2", "--mode", "policy=1"], {}
+    )
     assert read.optim.loss_weights == {"state": 0.1, "action": 2.0}
     assert read.mode == {"policy": 1.0}
     with refused("--optim.loss-weights", kind=ConfigError):

@@ -1,4 +1,6 @@
-"""meta/contract.json of recorded and edited datasets: the facts that are known for certain, and still so."""
+"""meta/contract.json of recorded and edited datasets: the facts that are known for certain, and
+still so.
+"""
 
 import json
 from dataclasses import replace
@@ -47,16 +49,29 @@ def test_a_recording_states_the_facts_of_its_environment(recorded: Path) -> None
     read = dataset_contract(str(recorded)).robots[""]
     assert read.action.references == ("state", "state", "state", "absolute")
     assert read.action.gripper == {"grip": (1.0, -1.0)}
-    assert (read.cameras[FRONT].role, read.cameras[FRONT].size, read.cameras[FRONT].color) == ("front", (32, 32), "RGB")
+    assert (read.cameras[FRONT].role, read.cameras[FRONT].size, read.cameras[FRONT].color) == (
+        "front",
+        (32, 32),
+        "RGB",
+    )
     assert (read.fps, read.episodes) == (10.0, 2)
 
 
 def test_an_edit_states_its_own_keys_sizes_and_robot(recorded: Path, tmp_path: Path) -> None:
     before = stated(recorded)
-    options = {"size": "16", "rename": (f"{FRONT}=observation.images.top", f"{STATE}=state"), "robot_type": "arm"}
+    options = {
+        "size": "16",
+        "rename": (f"{FRONT}=observation.images.top", f"{STATE}=state"),
+        "robot_type": "arm",
+    }
     after = stated(edited(tmp_path / "out", recorded, **options))
     top = after.cameras["observation.images.top"]
-    assert (list(after.cameras), top.key, top.size, top.role) == ([top.key], top.key, (16, 16), "front")
+    assert (list(after.cameras), top.key, top.size, top.role) == (
+        [top.key],
+        top.key,
+        (16, 16),
+        "front",
+    )
     assert (after.robot_type, after.fps) == ("arm", before.fps)
     assert after.state is not None
     assert before.state is not None
@@ -76,7 +91,8 @@ def test_sources_that_differ_or_are_silent_state_nothing(recorded: Path, tmp_pat
     robot = stated(other)
     camera = replace(robot.cameras[FRONT], orientation="mirrored")
     write_contract(
-        other / "meta" / "contract.json", Contract({"": replace(robot, cameras={FRONT: camera})}, kind="dataset")
+        other / "meta" / "contract.json",
+        Contract({"": replace(robot, cameras={FRONT: camera})}, kind="dataset"),
     )
     assert not (edited(tmp_path / "differing", recorded, other) / "meta" / "contract.json").exists()
     (other / "meta" / "contract.json").unlink()

@@ -1,4 +1,5 @@
-"""Every command, flag and value in pages, notebooks, recipes, docstrings, messages and help is read by the program.
+"""Every command, flag and value in pages, notebooks, recipes, docstrings, messages and help is read
+by the program.
 
 `support/command_lines.py` finds and reads them; nothing runs.
 """
@@ -25,7 +26,9 @@ from understudy_kit.cli.commands import COMMANDS, GUESSES
 from understudy_kit.cli.help_texts import EXAMPLES
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
-FOUND = [page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")]
+FOUND = [
+    page for pattern in ("docs", "recipes/*", "packages/*") for page in ROOT.glob(f"{pattern}/*.md")
+]
 PAGES = [*(ROOT / page for page in OUTSIDE), *sorted(FOUND)]
 FOLDERS = ("examples", "recipes", "scripts", "packages", "lab")
 
@@ -35,7 +38,9 @@ def test_commands_of_a_page_are_read(page: Path) -> None:
     assert page_faults(page.read_text()) == []
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/notebooks/*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("examples/notebooks/*.ipynb")), ids=lambda path: path.stem
+)
 def test_commands_of_a_notebook_are_read(path: Path) -> None:
     assert notebook_faults(path) == []
 
@@ -61,7 +66,11 @@ def test_examples_of_the_help_are_read(name: str) -> None:
 
 
 def test_remedies_of_guessed_commands_are_commands() -> None:
-    found = [part.split(",")[0] for remedy in GUESSES.values() for part in remedy.split("understudy ")[1:]]
+    found = [
+        part.split(",")[0]
+        for remedy in GUESSES.values()
+        for part in remedy.split("understudy ")[1:]
+    ]
     words = [part.split(" for ")[0].split(" with ")[0].split() for part in found]
     assert len(words) > len(set(GUESSES.values()))
     assert {" ".join(command): refused for command in words if (refused := refusal(command))} == {}
@@ -87,14 +96,18 @@ def test_remedies_of_guessed_commands_are_commands() -> None:
         "```sh\nunderstudy order audit RUN\n```",
         "```sh\nunderstudy train CONFIG.yaml \\\n  --batch-size 8 \\\n  --precision fp12\n```",
         "```sh\nunderstudy train CONFIG.yaml --data.frame-weights-in nowhere --steps 10\n```",
-        '```sh\nexport DATA=d\nunderstudy check "$DATA" --json && understudy validate RUN --gop 2\n```',
+        '```sh\nexport DATA=d\nunderstudy check "$DATA" --json && understudy validate RUN --gop 2\n'
+        "```",
         "```sh\nunderstudy edit data/a data/b --split | tee log\n```",
         "```sh\nRUN=r torchrun --nproc-per-node 2 -m understudy train c.yaml --lora.ranks 4\n```",
         "```sh\ntorchrun --no-such-flag 2 -m understudy train c.yaml\n```",
         "```sh\nsbatch --nodes 2 scripts/slurm/train.sbatch RUN c.yaml --step 4\n```",
         "```sh\nunderstudy-no-such-program data\n```",
-        'export OPTIONS="${OPTIONS:---policy.type pi05 --policy.weight x}"'.join(("```sh\n", "\n```")),
-        "```sh\nunderstudy train recipes/droid/flow.yaml --data.root d --output-dir r --policy.fast x\n```",
+        'export OPTIONS="${OPTIONS:---policy.type pi05 --policy.weight x}"'.join(
+            ("```sh\n", "\n```")
+        ),
+        "```sh\nunderstudy train recipes/droid/flow.yaml --data.root d --output-dir r "
+        "--policy.fast x\n```",
     ],
 )
 def test_broken_commands_are_found(page: str) -> None:
@@ -104,11 +117,15 @@ def test_broken_commands_are_found(page: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        "`understudy resume RUN --SETTING VALUE`, `understudy edit SRC [SRC …] OUT`, `understudy train …`",
-        "`--optim.lr FLOAT`, `--policy.weights FOLDER`, `--gpu-memory`, `--compile true`, `--log.no-report`",
+        "`understudy resume RUN --SETTING VALUE`, `understudy edit SRC [SRC …] OUT`, `understudy "
+        "train …`",
+        "`--optim.lr FLOAT`, `--policy.weights FOLDER`, `--gpu-memory`, `--compile true`, "
+        "`--log.no-report`",
         "`--batch_size 8`, `--dataset.repo_id` of LeRobot, `--nproc-per-node 8` of torchrun",
-        '```sh\nunderstudy train "$CONFIG" ${EPISODES:+--data.episodes $EPISODES} --batch-size "$B" $X # a\n```',
-        '```sh\nunderstudy check data/a | head -n 3 > log; for x in 1 2; do understudy report "r$x"; done\n```',
+        '```sh\nunderstudy train "$CONFIG" ${EPISODES:+--data.episodes $EPISODES} --batch-size '
+        '"$B" $X # a\n```',
+        "```sh\nunderstudy check data/a | head -n 3 > log; for x in 1 2; do understudy report "
+        '"r$x"; done\n```',
     ],
 )
 def test_placeholders_stand_for_values_that_fit(page: str) -> None:
@@ -123,7 +140,10 @@ def test_text_of_the_source_is_read_as_a_page_is() -> None:
 @pytest.mark.parametrize(
     ("words", "form"),
     [
-        (["--policy.type", "lerobot-act", "--policy.config.dim_model", "64"], "--policy.config dim_model VALUE"),
+        (
+            ["--policy.type", "lerobot-act", "--policy.config.dim_model", "64"],
+            "--policy.config dim_model VALUE",
+        ),
         (["--policy.type", "lerobot-act", "--policy.config.a.b=1"], "--policy.config a.b VALUE"),
         (["--optim.loss-weights.flow", "0.5"], "--optim.loss-weights flow VALUE"),
         (["--optim.lr_scale.vision", "0.5"], "--optim.lr-scale vision VALUE"),

@@ -1,4 +1,6 @@
-"""docs/commands.md: its table of environment variables has each one that the code reads, and no other."""
+"""docs/commands.md: its table of environment variables has each one that the code reads, and no
+other.
+"""
 
 import ast
 import re
@@ -36,15 +38,23 @@ NO_VARIABLES = {
     "TRACE",
     "WHC",
 }
-"""Texts in capitals in such modules: words of messages and of help, and the environments of child processes."""
+"""Texts in capitals in such modules: words of messages and of help, and the environments of child
+processes.
+"""
 OF_SHELL = {"PWD", "OLDPWD", "SECONDS"}
 
 
 def of_table() -> list[str]:
     """Names in the first column."""
-    rows = re.search(r"\| variable \| read by \| meaning \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", PAGE)
+    rows = re.search(
+        r"\| variable \| read by \| meaning \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", PAGE
+    )
     assert rows is not None
-    return [name for row in rows[1].splitlines() for name in re.findall(r"`([A-Z0-9_*]+)`", row.split(" | ")[0])]
+    return [
+        name
+        for row in rows[1].splitlines()
+        for name in re.findall(r"`([A-Z0-9_*]+)`", row.split(" | ")[0])
+    ]
 
 
 def of_python(file: Path) -> set[str]:
@@ -53,7 +63,11 @@ def of_python(file: Path) -> set[str]:
     if "environ" not in text and "getenv" not in text:
         return set()
     values = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
-    return {value for value in values if isinstance(value, str) and re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", value)}
+    return {
+        value
+        for value in values
+        if isinstance(value, str) and re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", value)
+    }
 
 
 def of_script(file: Path) -> set[str]:
@@ -64,7 +78,11 @@ def of_script(file: Path) -> set[str]:
 def of_code() -> set[str]:
     found = set[str]()
     for folder in (
-        *(path.relative_to(ROOT) for path in ROOT.glob("packages/*/src/understudy*") if "conformance" not in path.name),
+        *(
+            path.relative_to(ROOT)
+            for path in ROOT.glob("packages/*/src/understudy*")
+            if "conformance" not in path.name
+        ),
         "scripts",
         "recipes",
         "examples",
@@ -74,14 +92,22 @@ def of_code() -> set[str]:
                 found |= of_python(file)
     for folder in ("scripts", "recipes"):
         files = [
-            path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix in ("", ".sbatch", ".yaml")
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and path.suffix in ("", ".sbatch", ".yaml")
         ]
         for file in files:
             found |= of_script(file)
-    for folder in ("tests", "lab", *ROOT.glob("packages/*/tests"), *ROOT.glob("packages/*/src/*/testing")):
+    for folder in (
+        "tests",
+        "lab",
+        *ROOT.glob("packages/*/tests"),
+        *ROOT.glob("packages/*/src/*/testing"),
+    ):
         for file in (ROOT / folder).rglob("*.py"):
             found |= set(re.findall(r"\bUNDERSTUDY_[A-Z0-9_]+", file.read_text()))
-    return found - NO_VARIABLES - OF_SHELL - ACCELERATE.keys()  # whose names there begin with ACCELERATE_
+    # whose names there begin with ACCELERATE_
+    return found - NO_VARIABLES - OF_SHELL - ACCELERATE.keys()
 
 
 def test_table_has_each_variable_that_the_code_reads() -> None:

@@ -42,7 +42,9 @@ def doubles(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in root.glob("data/**/*.parquet"):
         table = pq.read_table(path)
         fields = [
-            field.with_type(pa.list_(pa.float64(), 4)) if pa.types.is_fixed_size_list(field.type) else field
+            field.with_type(pa.list_(pa.float64(), 4))
+            if pa.types.is_fixed_size_list(field.type)
+            else field
             for field in table.schema
         ]
         pq.write_table(table.cast(pa.schema(fields)), path)
@@ -77,14 +79,18 @@ def run(name: str, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_example_runs_on_a_given_dataset(name: str, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_on_a_given_dataset(
+    name: str, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(name, recording)
     assert "position to save" in capsys.readouterr().out
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHOWN)
-def test_example_runs_on_float64_and_repeats(name: str, doubles: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_on_float64_and_repeats(
+    name: str, doubles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(name, doubles)
     once = capsys.readouterr().out
     torch.manual_seed(1)  # other random state
@@ -117,10 +123,26 @@ def test_streaming_of_two_processes_resumes_in_one(doubles: Path, tmp_path: Path
     pytest.importorskip("accelerate")
 
     def stream(processes: int, output: str, *words: object) -> float:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if processes == 2 else []
-        options = ["--root", doubles, "--batch-size", 8, "--save-freq", 3, "--output-dir", tmp_path / output, *words]
+        launch = (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            if processes == 2
+            else []
+        )
+        options = [
+            "--root",
+            doubles,
+            "--batch-size",
+            8,
+            "--save-freq",
+            3,
+            "--output-dir",
+            tmp_path / output,
+            *words,
+        ]
         command = [sys.executable, *launch, str(FOLDER / "streaming.py"), *map(str, options)]
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert f"({processes} processes" in done.stdout
         return float(re.findall(r"loss ([\d.]+)", done.stdout)[-1])
@@ -128,10 +150,22 @@ def test_streaming_of_two_processes_resumes_in_one(doubles: Path, tmp_path: Path
     loss = stream(1, "whole", "--steps", 7)
     stream(2, "parts", "--steps", 4)
     resumed = tmp_path / "parts" / "4.pt"
-    assert stream(1, "parts", "--steps", 7, "--resume-from", resumed) == pytest.approx(loss, rel=0.05)
-    assert stream(2, "again", "--steps", 7, "--resume-from", resumed) == pytest.approx(loss, rel=0.05)  # of both
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["3.pt", "4.pt", "6.pt", "7.pt"]
-    whole, parts = (torch.load(tmp_path / name / "7.pt", weights_only=True) for name in ("whole", "parts"))
+    assert stream(1, "parts", "--steps", 7, "--resume-from", resumed) == pytest.approx(
+        loss, rel=0.05
+    )
+    # of both
+    assert stream(2, "again", "--steps", 7, "--resume-from", resumed) == pytest.approx(
+        loss, rel=0.05
+    )
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
+        "3.pt",
+        "4.pt",
+        "6.pt",
+        "7.pt",
+    ]
+    whole, parts = (
+        torch.load(tmp_path / name / "7.pt", weights_only=True) for name in ("whole", "parts")
+    )
     assert parts["loader"] == whole["loader"]
     assert parts["loader"]["position"] == 56
     assert torch.allclose(parts["model"]["weight"], whole["model"]["weight"], atol=1e-2)

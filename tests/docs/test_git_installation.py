@@ -22,7 +22,9 @@ from understudy_data.testing.datasets import Spec, write_dataset
 
 ROOT = Path(__file__).parents[2]
 OURS = {"understudy-wheels", "understudy-base"}
-PACKAGES = "import importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
+PACKAGES = (
+    "import importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
+)
 BATCH = """
 import sys
 from understudy_data.load.loader import Loader
@@ -42,8 +44,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 def run(*words: str | Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a program as in a fresh shell, outside the repository."""
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    done = subprocess.run(words, env=environment, cwd=tempfile.gettempdir(), capture_output=True, text=True)
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    done = subprocess.run(
+        words, env=environment, cwd=tempfile.gettempdir(), capture_output=True, text=True
+    )
     assert done.returncode == expected, done.stderr[-4000:]
     return done
 
@@ -71,7 +79,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no git, or not a clone")
     folder = tmp_path_factory.mktemp("git")
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "hatchling", "-d", str(folder / "files")]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "hatchling",
+        "-d",
+        str(folder / "files"),
+    ]
     if subprocess.run(words, capture_output=True).returncode:
         pytest.skip("no package index")
     run("git", "clone", "--quiet", "--bare", "--local", ROOT, folder / "clone.git")

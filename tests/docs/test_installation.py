@@ -1,4 +1,6 @@
-"""docs/installation.md and Containerfile: extras, packages, commands and files are those of the repository."""
+"""docs/installation.md and Containerfile: extras, packages, commands and files are those of the
+repository.
+"""
 
 import re
 import subprocess
@@ -13,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/installation.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAPERS = {
-    path.parent.name: tomllib.loads(path.read_text())["project"] for path in ROOT.glob("packages/*/pyproject.toml")
+    path.parent.name: tomllib.loads(path.read_text())["project"]
+    for path in ROOT.glob("packages/*/pyproject.toml")
 }
 DOORS = PROJECT["optional-dependencies"]
 
@@ -25,7 +28,9 @@ def names(requirements: list[str], distribution: str) -> set[str]:
 def rows(heading: str) -> list[list[str]]:
     """Cells of the table below a heading of the page."""
     table = PAGE.split(f"## {heading}\n")[1].split("## ")[0]
-    return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    return [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][
+        1:
+    ]
 
 
 def quoted(text: str) -> set[str]:
@@ -62,12 +67,17 @@ def test_a_door_installs_all_siblings_that_its_distributions_need() -> None:
     for door in DOORS:
         found = all_distributions(door)
         for name in found:
-            needed = {re.split(r"[=\[]", line)[0] for line in PAPERS[name]["dependencies"]} & PAPERS.keys()
+            needed = {
+                re.split(r"[=\[]", line)[0] for line in PAPERS[name]["dependencies"]
+            } & PAPERS.keys()
             assert needed <= found, (door, name)
 
 
 def test_table_has_the_extras_and_packages_of_the_distributions() -> None:
-    found = {extra.strip("`"): (owner.strip("`"), quoted(packages)) for extra, owner, packages, _ in rows("Extras")}
+    found = {
+        extra.strip("`"): (owner.strip("`"), quoted(packages))
+        for extra, owner, packages, _ in rows("Extras")
+    }
     declared = {
         extra: owner
         for owner, project in PAPERS.items()
@@ -96,7 +106,9 @@ def complete(folder: Path, *words: str) -> set[str]:
     """Words that bash offers for the last one, by the lines of the page."""
     (script,) = re.findall(r"```\n(_understudy.+?)```", PAGE, flags=re.DOTALL)
     program = folder / "understudy"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCES} exec {sys.executable} -m understudy "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={SOURCES} exec {sys.executable} -m understudy "$@"\n'
+    )
     program.chmod(0o755)
     lines = f'''{script}
         complete -p understudy | grep -q -- "-F _understudy" || exit 9
@@ -110,17 +122,29 @@ def complete(folder: Path, *words: str) -> set[str]:
 
 
 def test_lines_of_the_page_complete_commands_and_flags(tmp_path: Path) -> None:
-    assert {"train", "order", "view"} < complete(tmp_path, "") <= {name.split()[0] for name in COMMANDS}
+    assert (
+        {"train", "order", "view"}
+        < complete(tmp_path, "")
+        <= {name.split()[0] for name in COMMANDS}
+    )
     assert complete(tmp_path, "tra") == {"train"}
     assert {"--optim.lr", "--optim.beta1"} < complete(tmp_path, "train", "--optim.")
 
 
 def test_containerfile_copies_the_files_that_a_build_needs() -> None:
     text = (ROOT / "Containerfile").read_text()
-    copied = [word for line in re.findall(r"^COPY (.+) \S+$", text, flags=re.MULTILINE) for word in line.split()]
+    copied = [
+        word
+        for line in re.findall(r"^COPY (.+) \S+$", text, flags=re.MULTILINE)
+        for word in line.split()
+    ]
     assert all((ROOT / name).exists() for name in copied)
     hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
-    needed = {"pyproject.toml", *PROJECT["license-files"], hooks["metadata"]["hooks"]["custom"]["path"]}
+    needed = {
+        "pyproject.toml",
+        *PROJECT["license-files"],
+        hooks["metadata"]["hooks"]["custom"]["path"],
+    }
     needed |= {"README.md", "packages"}
     assert needed <= set(copied)
     extras = re.search(r"^ARG EXTRAS=(\S+)$", text, flags=re.MULTILINE)
@@ -137,6 +161,8 @@ def test_containerfile_copies_the_files_that_a_build_needs() -> None:
 def test_readme_installs_from_the_repository_with_existing_extras() -> None:
     """No release is on a package index, so the first command names the repository."""
     readme = (ROOT / "README.md").read_text()
-    [(extras, address)] = re.findall(r"^pip install 'understudy-wheels\[([\w,-]+)\] @ git\+(\S+)'$", readme, flags=re.M)
+    [(extras, address)] = re.findall(
+        r"^pip install 'understudy-wheels\[([\w,-]+)\] @ git\+(\S+)'$", readme, flags=re.M
+    )
     assert address == PROJECT["urls"]["Homepage"]
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()

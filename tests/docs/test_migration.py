@@ -1,4 +1,6 @@
-"""docs/migration.md: its tables are the hints for flags of other tools, and each hint names settings that exist."""
+"""docs/migration.md: its tables are the hints for flags of other tools, and each hint names
+settings that exist.
+"""
 
 import re
 import runpy
@@ -21,7 +23,11 @@ FOREIGN = read_hints()
 
 def flags() -> set[str]:
     """Every flag of `understudy train`, with those of pi0.5."""
-    paths = [setting.path for kind in (None, Pi05Settings) for setting in list_settings(TrainConfig, kind)]
+    paths = [
+        setting.path
+        for kind in (None, Pi05Settings)
+        for setting in list_settings(TrainConfig, kind)
+    ]
     return {f"--{path.replace('_', '-')}" for path in paths}
 
 
@@ -62,14 +68,18 @@ def test_foreign_flags_are_refused_with_their_hint() -> None:
 
 
 def test_foreign_names_in_a_file_are_refused_with_their_hint() -> None:
-    """A settings file of LeRobot: groups that are unknown here as well as names in a known group."""
+    """A settings file of LeRobot: groups that are unknown here as well as names in a known
+    group.
+    """
     content = {
         "dataset": {"repo_id": "someone/table", "other": 1},
         "policy": {"n_action_steps": 8},
         "wandb": {"enable": True},
         "num_workers": 4,
     }
-    with refused("dataset.repo_id", "policy.n_action_steps", "wandb.enable", "num_workers", kind=ConfigError) as caught:
+    with refused(
+        "dataset.repo_id", "policy.n_action_steps", "wandb.enable", "num_workers", kind=ConfigError
+    ) as caught:
         validate(TrainConfig, content)
     for name in ("dataset.repo-id", "policy.n-action-steps", "wandb.enable", "num-workers"):
         assert FOREIGN[name] in str(caught.value)
@@ -84,9 +94,15 @@ def test_names_of_a_toml_file_of_cosmos_are_refused_with_their_hint() -> None:
         "dataloader_train": {"max_samples_per_batch": 32},
         "checkpoint": {"save_iter": 1000},
     }
-    with refused("model.parallelism.data_parallel_shard_degree", "checkpoint.save_iter", kind=ConfigError) as caught:
+    with refused(
+        "model.parallelism.data_parallel_shard_degree", "checkpoint.save_iter", kind=ConfigError
+    ) as caught:
         validate(TrainConfig, content)
-    for name in ("job.experiment", "trainer.grad-accum-iter", "dataloader-train.max-samples-per-batch"):
+    for name in (
+        "job.experiment",
+        "trainer.grad-accum-iter",
+        "dataloader-train.max-samples-per-batch",
+    ):
         assert FOREIGN[name] in str(caught.value)
 
 
@@ -101,11 +117,15 @@ def test_minus_one_is_uncapped(flag: str) -> None:
 @pytest.mark.parametrize("name", TrainConfig.UNCAPPED)
 def test_minus_one_is_uncapped_in_python_and_files(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"{name}: -1\n")
-    assert load(TrainConfig, tmp_path / "run.yaml") == TrainConfig(**{name: -1}) == TrainConfig()  # type: ignore[arg-type]
-    assert override(TrainConfig(**{name: 9}), **{name: -1}) == TrainConfig()  # type: ignore[arg-type]
+    uncapped = TrainConfig(**{name: -1})  # type: ignore[arg-type]
+    capped = TrainConfig(**{name: 9})  # type: ignore[arg-type]
+    assert load(TrainConfig, tmp_path / "run.yaml") == uncapped == TrainConfig()
+    assert override(capped, **{name: -1}) == TrainConfig()
 
 
-@pytest.mark.parametrize("word", ["trainer.max_iter=5", "--trainer.max_iter=5", "--trainer.max_iter"])
+@pytest.mark.parametrize(
+    "word", ["trainer.max_iter=5", "--trainer.max_iter=5", "--trainer.max_iter"]
+)
 def test_overrides_of_cosmos_get_their_hint(word: str) -> None:
     with refused("trainer.max_iter", "--steps", kind=ConfigError):
         read_settings("train", ["--data.root", "there", word])

@@ -1,4 +1,6 @@
-"""examples/notebooks: each runs from the first to the last cell, offline, in a kernel of its own."""
+"""examples/notebooks: each runs from the first to the last cell, offline, in a kernel of its
+own.
+"""
 
 import os
 import sys
@@ -17,8 +19,14 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 @pytest.fixture(autouse=True)
 def own_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel of this interpreter, which finds these sources, and leaves nothing outside of `tmp_path`."""
-    for name, folder in {"TMPDIR": "made", "IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime"}.items():
+    """The kernel of this interpreter, which finds these sources, and leaves nothing outside of
+    `tmp_path`.
+    """
+    for name, folder in {
+        "TMPDIR": "made",
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+    }.items():
         (tmp_path / folder).mkdir()
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -27,7 +35,11 @@ def own_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def outputs(cell: object, kind: str) -> list[str]:
     """Texts of the outputs of a cell: of a stream, or of displayed data of a type."""
-    found = [out for out in cell.get("outputs", []) if out.get("name") == kind or kind in out.get("data", {})]  # type: ignore[attr-defined]
+    found = [
+        out
+        for out in cell.get("outputs", [])
+        if out.get("name") == kind or kind in out.get("data", {})
+    ]  # type: ignore[attr-defined]
     return [out["text"] if "text" in out else out["data"][kind] for out in found]
 
 

@@ -1,4 +1,6 @@
-"""READMEs of the distributions: their rooms, imports and sizes are those of the source, and their code runs."""
+"""READMEs of the distributions: their rooms, imports and sizes are those of the source, and their
+code runs.
+"""
 
 import re
 import runpy
@@ -53,7 +55,9 @@ def readme(name: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_rooms_are_those_of_the_source(name: str) -> None:
     cells = re.findall(r"^\| (`.+?) \|", readme(name), flags=re.MULTILINE)
-    rooms = {path.name for path in source(name).iterdir() if (path / "__init__.py").is_file()} - {"testing"}
+    rooms = {path.name for path in source(name).iterdir() if (path / "__init__.py").is_file()} - {
+        "testing"
+    }
     modules = {path.stem for path in source(name).glob("[!_]*.py")} - {"devices"}
     assert set(re.findall(r"`(\w+)`", " ".join(cells))) == rooms | modules
 
@@ -61,15 +65,21 @@ def test_rooms_are_those_of_the_source(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_imports_are_those_of_the_source(name: str) -> None:
     (stated,) = re.findall(r"^It imports (.+?)\.\s", readme(name), flags=re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`([\w-]+)`", stated)) == {folder(other).name for other in siblings()[name]}
+    assert set(re.findall(r"`([\w-]+)`", stated)) == {
+        folder(other).name for other in siblings()[name]
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_size_is_that_of_the_source(name: str) -> None:
     """Within 5 %: a rise is a line of the changelog."""
-    ((number, tokens),) = re.findall(r"Its size is (\d+) files\s+with\s+([\d,]+) tokens", readme(name))
+    ((number, tokens),) = re.findall(
+        r"Its size is (\d+) files\s+with\s+([\d,]+) tokens", readme(name)
+    )
     assert int(number) == pytest.approx(len(files(name)), rel=0.05, abs=1)
-    assert int(tokens.replace(",", "")) == pytest.approx(sum(map(count_tokens, files(name))), rel=0.05)
+    assert int(tokens.replace(",", "")) == pytest.approx(
+        sum(map(count_tokens, files(name))), rel=0.05
+    )
 
 
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,11 @@ from understudy_kit.config.schema import complete, load
 from understudy_tools.imports.settings import read_mapping
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "recipes").glob("*/*.md")),
+]
 PROGRAMS = ("understudy", "torchrun", "accelerate", "sbatch")
 """Programs whose commands are read. Those of the tutorials run, in tests/docs/test_tutorials.py."""
 
@@ -48,8 +52,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     """Words of each command of a page."""
-    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True)) and words[0] in PROGRAMS]
+    lines = [
+        line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()
+    ]
+    return [
+        words
+        for line in lines
+        if (words := shlex.split(line, comments=True)) and words[0] in PROGRAMS
+    ]
 
 
 def execute(page: str) -> dict[str, Any]:
@@ -57,7 +67,7 @@ def execute(page: str) -> dict[str, Any]:
     return run_python(ROOT / f"docs/{page}.md", {}, slice(0, 1))
 
 
-# -- commands ---------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def test_datasets_page_shows_every_setting_of_edit_that_changes_data() -> None:
@@ -80,7 +90,7 @@ def test_frame_weights_page_commands_set_the_weights() -> None:
     ]
 
 
-# -- settings and files -----------------------------------------------------------------------------------------------
+# -- settings and files ----------------------------------------------------------------------------
 
 
 def load_settings(page: str, file: Path, number: int = 0) -> TrainConfig:
@@ -96,7 +106,12 @@ def test_settings_of_the_pages_load(tmp_path: Path) -> None:
     assert [source.delta_action_dims[-1:] for source in sources] == [(5,), (5,), ()]
     data = load_settings("mixtures", tmp_path / "mixtures.yaml").data
     assert data.names() == ("table", "arms")
-    assert TrainConfig(data=data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()["policy"] == 3 / 4
+    assert (
+        TrainConfig(data=data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()[
+            "policy"
+        ]
+        == 3 / 4
+    )
 
 
 def test_datasets_page_conditions_are_conditions() -> None:
@@ -111,10 +126,14 @@ def test_datasets_page_conditions_are_conditions() -> None:
 
 def test_normalization_page_has_the_modes_and_the_rows_of_the_code() -> None:
     assert f"{summary.ROWS:,} rows" in DOCS["normalization"]
-    assert [mode for mode in get_args(summary.Mode) if f"| `{mode}` |" not in DOCS["normalization"]] == []
+    assert [
+        mode for mode in get_args(summary.Mode) if f"| `{mode}` |" not in DOCS["normalization"]
+    ] == []
 
 
-def test_importing_page_mapping_imports_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_page_mapping_imports_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra `import`")
     monkeypatch.chdir(tmp_path)
     small, large = blocks("importing", "yaml")
@@ -130,14 +149,18 @@ def test_importing_page_mapping_imports_its_file(tmp_path: Path, monkeypatch: py
 
 
 def test_sensors_page_declares_depth_that_is_read() -> None:
-    feature = parse_features({"depth": json.loads(blocks("sensors", "json")[0])}, "the page")["depth"]
+    feature = parse_features({"depth": json.loads(blocks("sensors", "json")[0])}, "the page")[
+        "depth"
+    ]
     assert (feature.unreadable, feature.pixels.dtype, feature.pixels.channels) == ("", "float32", 1)
 
 
-# -- Python -----------------------------------------------------------------------------------------------------------
+# -- Python ----------------------------------------------------------------------------------------
 
 
-def test_frame_weights_page_example_has_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_weights_page_example_has_the_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path / "dataset", Spec(lengths=(6, 9, 4), cameras=()))
     names = execute("frame_weights")
@@ -145,20 +168,34 @@ def test_frame_weights_page_example_has_the_counts(tmp_path: Path, monkeypatch: 
     assert names["epoch"] == sum(counts.values())
     _, episode, frame = names["order"].locate(np.arange(names["epoch"]))
     assert Counter(zip(episode.tolist(), frame.tolist())) == counts
-    assert Counter(zip(*(part.tolist() for part in names["data"].locate(list(names["sampler"]))))) == counts
+    assert (
+        Counter(zip(*(part.tolist() for part in names["data"].locate(list(names["sampler"])))))
+        == counts
+    )
     batch = next(names["loader"])
     names["loader"].close()
-    assert list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist())) == list(zip(episode, frame))[:8]
+    assert (
+        list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist()))
+        == list(zip(episode, frame))[:8]
+    )
 
 
-def test_frame_weights_page_conditions_select_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_weights_page_conditions_select_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     one = {"shape": (1,), "names": None}
     features = {"action": {"dtype": "float32", **one}, "advantage": {"dtype": "float32", **one}}
     with us.EpisodeWriter(
         "scored", fps=10, features={**features, "is_intervention": {"dtype": "bool", **one}}
     ) as writer:
-        for advantage, corrected in ((-1.0, False), (0.5, False), (-1.0, True), (2.0, True), (0.0, False)):
+        for advantage, corrected in (
+            (-1.0, False),
+            (0.5, False),
+            (-1.0, True),
+            (2.0, True),
+            (0.0, False),
+        ):
             values = {key: np.array([advantage], np.float32) for key in features}
             writer.add_frame({**values, "is_intervention": np.array([corrected])}, task="push")
         writer.save_episode()
@@ -177,11 +214,16 @@ def test_sensors_page_example_prints_its_line(
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path / "data/table", Spec(lengths=(8, 5), cameras=(), foreign=False))
     execute("sensors")
-    assert capsys.readouterr().out.strip() == blocks("sensors", "python")[0].strip().rpartition("# ")[2]
+    assert (
+        capsys.readouterr().out.strip()
+        == blocks("sensors", "python")[0].strip().rpartition("# ")[2]
+    )
 
 
 def test_checkpoints_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A robot needs the folder alone: narrower than the widest, with one joint learned as a difference."""
+    """A robot needs the folder alone: narrower than the widest, with one joint learned as a
+    difference.
+    """
     camera = "observation.images.front"
     maps = {"offset": [[0.0] * 3, [0.0] * 3], "spread": [[1.0] * 3, [0.0] * 3]}
     units = {
@@ -191,7 +233,9 @@ def test_checkpoints_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.Mo
         "delta": [[False] * 3, [True, False, False]],
         "dims": {"action": [3, 2], "observation.state": [3, 2]},
     }
-    config = FlowPolicyConfig(3, 3, (camera, "observation.images.wrist"), image_size=(16, 16), future=True)
+    config = FlowPolicyConfig(
+        3, 3, (camera, "observation.images.wrist"), image_size=(16, 16), future=True
+    )
     robots = {"g1::joint": {"cameras": list(config.cameras)}, "so101::joint": {"cameras": [camera]}}
     FlowPolicy(config, units).save(tmp_path / "POLICY", metadata={"heads": robots})
     monkeypatch.chdir(tmp_path)
@@ -206,7 +250,9 @@ def test_checkpoints_page_robot_code_acts(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(names["actions"], expected)
 
 
-def test_policies_page_loads_a_policy_that_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_page_loads_a_policy_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unit = {"offset": np.zeros(4, np.float32), "spread": np.ones(4, np.float32)}
     config = FlowPolicyConfig(4, 4, ("observation.images.front",), chunk=3)
     FlowPolicy(config, {"action": unit, "observation.state": unit}).save(tmp_path / "POLICY")
@@ -226,7 +272,7 @@ def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
     assert load_policy(tmp_path).config.sizes.vlm.width == stored["dimensions"]["vlm"]["width"]
 
 
-# -- names, messages and links ----------------------------------------------------------------------------------------
+# -- names, messages and links ---------------------------------------------------------------------
 
 
 def test_api_page_has_every_public_name_with_a_docstring() -> None:
@@ -240,11 +286,17 @@ def test_api_page_has_every_public_name_with_a_docstring() -> None:
 
 def test_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    pages = [page for entry in nav for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])]
+    pages = [
+        page
+        for entry in nav
+        for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
+    ]
     outside = {f"{recipe.parent.name}.md" for recipe in (ROOT / "recipes").glob("*/README.md")}
     outside |= {"index.md", "changelog.md", "contributing.md"}
     assert outside <= set(pages)
-    assert sorted(page for page in pages if page not in outside) == sorted(f"{name}.md" for name in DOCS)
+    assert sorted(page for page in pages if page not in outside) == sorted(
+        f"{name}.md" for name in DOCS
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -259,18 +311,28 @@ def test_architecture_names_existing_files() -> None:
     assert [
         name
         for name in names
-        if not any((root / name).exists() for root in (ROOT, *ROOT.glob("packages/*/src/*"), *ROOT.glob("packages/*")))
+        if not any(
+            (root / name).exists()
+            for root in (ROOT, *ROOT.glob("packages/*/src/*"), *ROOT.glob("packages/*"))
+        )
     ] == []
 
 
 @cache
 def source_texts() -> str:
-    """Constants of the source code, one per line, with `…` in place of the values of a formatted one."""
+    """Constants of the source code, one per line, with `…` in place of the values of a formatted
+    one.
+    """
     texts = []
     for path in ROOT.glob("packages/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+                texts.append(
+                    "".join(
+                        part.value if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    )
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value.replace("\n", " "))
     return "\n".join(texts)
@@ -283,7 +345,9 @@ def is_in_the_source(message: str) -> bool:
 
 
 def test_troubleshooting_quotes_messages_of_the_source() -> None:
-    messages = [line.strip() for block in blocks("troubleshooting", "text") for line in block.splitlines()]
+    messages = [
+        line.strip() for block in blocks("troubleshooting", "text") for line in block.splitlines()
+    ]
     assert len(messages) > 8
     assert [message for message in messages if message and not is_in_the_source(message)] == []
     assert not is_in_the_source("the gradient exploded; …")

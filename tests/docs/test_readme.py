@@ -29,11 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_run() -> list[list[str]]:
     """Commands of the page's first run, in its sequence, as words after `understudy`."""
     (record,) = re.findall(r"```sh\nunderstudy (record .*)\n```", README.read_text())
-    (commands,) = re.findall(r"```sh\n(understudy check.*?)```", README.read_text(), flags=re.DOTALL)
+    (commands,) = re.findall(
+        r"```sh\n(understudy check.*?)```", README.read_text(), flags=re.DOTALL
+    )
     return [record.split(), *(line.partition("#")[0].split()[1:] for line in commands.splitlines())]
 
 
-def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_runs_from_its_first_line_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With fewer episodes and steps than the page has."""
     monkeypatch.chdir(tmp_path)
     short = {
@@ -56,7 +60,9 @@ def test_readme_runs_from_its_first_line_to_its_last(tmp_path: Path, monkeypatch
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_first_run_of_the_readme_ends_with_an_arm_that_moves(tmp_path: Path) -> None:
-    """The commands as the page has them: at least 27 of 30 blocks are picked up (89 to 100 % of 30/30)."""
+    """The commands as the page has them: at least 27 of 30 blocks are picked up (89 to 100 % of
+    30/30).
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for words in first_run():
         if words[0] == "serve":  # it runs until Ctrl-C
@@ -75,16 +81,22 @@ def numbers(text: str) -> list[str]:
 
 
 def test_numbers_of_the_tables_are_on_their_pages() -> None:
-    """A number of the README is on the page that it is quoted from, there with as many or more digits."""
+    """A number of the README is on the page that it is quoted from, there with as many or more
+    digits.
+    """
     rows = re.findall(
-        r"^\| (.+) \| (.+) \| `.+ \| \[\w+\]\((docs/\w+\.md)[^)]*\) \|$", README.read_text(), flags=re.MULTILINE
+        r"^\| (.+) \| (.+) \| `.+ \| \[\w+\]\((docs/\w+\.md)[^)]*\) \|$",
+        README.read_text(),
+        flags=re.MULTILINE,
     )
     assert len(rows) == 12
     for name, result, page in rows:
         values = [float(word) for word in numbers((ROOT / page).read_text())]
         for word in numbers(f"{name} {result}"):
             digits = len(word.partition(".")[2]) if "e" not in word else 12
-            assert any(round(value, digits) == float(word) for value in values), f"{word} of {name!r} is not in {page}"
+            assert any(round(value, digits) == float(word) for value in values), (
+                f"{word} of {name!r} is not in {page}"
+            )
 
 
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,5 +114,7 @@ def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_commands_page_names_all_commands() -> None:
     page = (ROOT / "docs/commands.md").read_text()
-    named = set(re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", page, flags=re.MULTILINE))
+    named = set(
+        re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", page, flags=re.MULTILINE)
+    )
     assert named == set(COMMANDS)

@@ -1,4 +1,6 @@
-"""recipes/kubernetes and recipes/skypilot: their files fit each other, and start commands that understudy reads."""
+"""recipes/kubernetes and recipes/skypilot: their files fit each other, and start commands that
+understudy reads.
+"""
 
 import os
 import re
@@ -46,8 +48,12 @@ def test_jobset_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert int(env["RANKS"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert {"containerPort": int(env["MASTER_PORT"])} in container["ports"]
     [index] = [one for one in container["env"] if one["name"] == "NODE_RANK"]
-    assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith(
+        "['batch.kubernetes.io/job-completion-index']"
+    )
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in pod["volumes"]
+    }
     assert job["completionMode"] == "Indexed"
     # The image's user may write to the claims.
     image = (ROOT / "Containerfile").read_text()
@@ -91,7 +97,11 @@ def test_literal_of_the_config_map_reaches_the_run(tmp_path: Path) -> None:
     [literal] = re.findall(r"`(--from-literal=.*?)`", page)
     script, variables = kubernetes_pod([*create, *shlex.split(literal)], 0, tmp_path)
     words, env = started(script, variables, tmp_path / "first")
-    assert check(words, env, read_hosts(env), 8).steps == 50000 != load("recipes/kubernetes/settings.yaml")["steps"]
+    assert (
+        check(words, env, read_hosts(env), 8).steps
+        == 50000
+        != load("recipes/kubernetes/settings.yaml")["steps"]
+    )
 
 
 def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
@@ -102,11 +112,15 @@ def test_job_checks_a_bucket_with_the_cores_of_its_pod() -> None:
     assert (understudy, config.problems()) == ("understudy", [])
     assert config.workers == int(container["resources"]["requests"]["cpu"])
     assert config.work.startswith(container["volumeMounts"][0]["mountPath"])
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in pod["volumes"]
+    }
 
 
 def test_jobs_of_ray_divide_tools_on_their_cluster() -> None:
-    jobs = [words[words.index("understudy") + 1 :] for words in shell_lines(PAGES[2], "ray job submit")]
+    jobs = [
+        words[words.index("understudy") + 1 :] for words in shell_lines(PAGES[2], "ray job submit")
+    ]
     assert [command for command, *_ in jobs] == ["check", "edit"]
     for command, *words in jobs:
         config = read_settings(command, words)
@@ -132,7 +146,9 @@ def test_skypilot_task_starts_the_ranks_of_one_run(tmp_path: Path) -> None:
     assert extras is not None
 
 
-def test_ray_trains_with_the_settings_of_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_trains_with_the_settings_of_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The script of the recipe in a Ray of mocks; `nox -s ray` runs it on a cluster."""
     [words] = shell_lines(PAGES[2], "python recipes/ray/train.py")
     config, workers = ray_worker([*words[:2], str(tmp_path / "run"), *words[3:]], monkeypatch)
@@ -142,17 +158,27 @@ def test_ray_trains_with_the_settings_of_its_command(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("script", ["scripts/start-or-resume", "scripts/slurm/train.sbatch"])
 def test_a_string_of_further_settings_reaches_the_run(script: str, tmp_path: Path) -> None:
-    """Words of EXTRA_ARGS follow those of the command, and no pattern in them becomes file names."""
+    """Words of EXTRA_ARGS follow those of the command, and no pattern in them becomes file
+    names.
+    """
     (tmp_path / "bin").mkdir()
     srun = tmp_path / "bin/srun"
     srun.write_text('#!/bin/sh\nshift\nexec "$@"\n')
     srun.chmod(0o755)
-    variables = {"EXTRA_ARGS": "--seed 3  --optim.freeze s*", "MASTER_ADDR": "here", "SLURM_NODEID": "0"}
+    variables = {
+        "EXTRA_ARGS": "--seed 3  --optim.freeze s*",
+        "MASTER_ADDR": "here",
+        "SLURM_NODEID": "0",
+    }
     variables |= {"SLURM_NNODES": "1", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "here"}
     words, _ = started(
-        f"PATH=$PATH:{srun.parent} {script} {tmp_path}/run c.yaml --steps 5", variables, tmp_path / "own"
+        f"PATH=$PATH:{srun.parent} {script} {tmp_path}/run c.yaml --steps 5",
+        variables,
+        tmp_path / "own",
     )
-    expected = f"train c.yaml --output-dir {tmp_path}/run --steps 5 --seed 3 --optim.freeze s*".split()
+    expected = (
+        f"train c.yaml --output-dir {tmp_path}/run --steps 5 --seed 3 --optim.freeze s*".split()
+    )
     assert words == [*expected, "--launch", "1"]
 
 

@@ -1,8 +1,10 @@
-"""recipes/droid/README.md, word for word: its commands run in sequence on a small dataset with DROID's schema.
+"""recipes/droid/README.md, word for word: its commands run in sequence on a small dataset with
+DROID's schema.
 
-bash expands the commands with other values of the variables that the page defines; nothing else is replaced. Those of
-`understudy` then run in this process; torchrun and hf run as programs. For sbatch the settings are read, since
-`packages/understudy/tests/distributed/test_slurm.py` runs its script on a SLURM.
+bash expands the commands with other values of the variables that the page defines; nothing else is
+replaced. Those of `understudy` then run in this process; torchrun and hf run as programs. For
+sbatch the settings are read, since `packages/understudy/tests/distributed/test_slurm.py` runs its
+script on a SLURM.
 """
 
 import ast
@@ -53,12 +55,18 @@ def test_recipe_runs_word_for_word(
 ) -> None:
     ranges = write_droid(tmp_path / "published")
     write_ranges(tmp_path / "keep_ranges_1_0_1.json", ranges)
-    files = {path.lstrip("/"): data for path, data in folder(tmp_path / "published", "/success").items()}
+    files = {
+        path.lstrip("/"): data for path, data in folder(tmp_path / "published", "/success").items()
+    }
     files["keep_ranges_1_0_1.json"] = (tmp_path / "keep_ranges_1_0_1.json").read_bytes()
     data = tmp_path / "data" / "droid"
     run = tmp_path / "runs" / "droid"
     data.parent.mkdir()
-    variables = {"DATASET": f"hf://datasets/{REPO}/success", "RANGES_REPO": REPO, "RANGES_REVISION": "main"}
+    variables = {
+        "DATASET": f"hf://datasets/{REPO}/success",
+        "RANGES_REPO": REPO,
+        "RANGES_REVISION": "main",
+    }
     variables |= {"DATA": str(data), "RUN": str(run), "MASTER_PORT": str(free_port())}
     variables |= {"NODES": "1", "GPUS": "1", "STEPS": "1", "BATCH": "4", "PORT": str(free_port())}
     released, flow, tiny = re.findall(r'POLICY="(--policy.*?)"', PAGE)
@@ -76,7 +84,11 @@ def test_recipe_runs_word_for_word(
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         files_at = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files_at)
-        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
+        env = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hub"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         env |= {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
         for words in commands:
             if words[:2] == ["understudy", "serve"]:
@@ -86,19 +98,30 @@ def test_recipe_runs_word_for_word(
             elif words[0] in CLUSTERS:
                 continue  # test_pasted_lines_train_at_the_rate_of_their_table
             elif words[0] == "sbatch":
-                assert settings_of(words) == settings_of(next(w for w in commands if w[0] == "torchrun"))
+                assert settings_of(words) == settings_of(
+                    next(w for w in commands if w[0] == "torchrun")
+                )
             else:
-                program = "torch.distributed.run" if words[0] == "torchrun" else "huggingface_hub.cli.hf"
-                subprocess.run([sys.executable, "-m", program, *words[1:]], env=env, check=True, timeout=600)
+                program = (
+                    "torch.distributed.run" if words[0] == "torchrun" else "huggingface_hub.cli.hf"
+                )
+                subprocess.run(
+                    [sys.executable, "-m", program, *words[1:]], env=env, check=True, timeout=600
+                )
 
     catalog = Catalog.open(data)
     assert catalog.episodes.lengths.tolist() == [LENGTHS[episode] for episode in LONG]
     names = catalog.episode_metadata()["episode_id"]
     assert [names[row] for row in range(len(LONG))] == [episode_path(episode) for episode in LONG]
-    published = [[list(pair) for pair in ranges[range_key(episode_path(episode))]] for episode in LONG]
+    published = [
+        [list(pair) for pair in ranges[range_key(episode_path(episode))]] for episode in LONG
+    ]
     computed = json.loads((tmp_path / "data/droid-ranges/computed.json").read_text())
     assert list(computed.values()) == published, "the preset is the published rule"
-    assert json.loads((tmp_path / "data/droid-ranges/keep_ranges_1_0_1.json").read_text()).keys() > ranges.keys()
+    assert (
+        json.loads((tmp_path / "data/droid-ranges/keep_ranges_1_0_1.json").read_text()).keys()
+        > ranges.keys()
+    )
     trained = load(TrainConfig, run / "config.yaml")
     [source] = trained.data.mixed()
     given = EpisodeDataset(data, keep_ranges=source.keep_ranges, keep_rule=source.keep_rule)
@@ -113,10 +136,17 @@ def test_recipe_runs_word_for_word(
     assert " | ".join(catalog.tasks).count(" | ") > len(catalog.tasks) - 1
     assert not [task for task in robot.tasks if " | " in task]
 
-    # The same commands for the other types, fresh and tiny, in this process: their launch differs in nothing else.
+    # The same commands for the other types, fresh and tiny, in this process: their launch differs
+    # in nothing else.
     for kind in ("pi05", "world_action"):
-        small = {"CONFIG": f"recipes/droid/{kind}.yaml", "POLICY": tiny.replace("runs/droid", str(run))}
-        variables |= small | {"RUN": str(tmp_path / "runs" / kind), "BATCH": "2" if kind == "pi05" else "8"}
+        small = {
+            "CONFIG": f"recipes/droid/{kind}.yaml",
+            "POLICY": tiny.replace("runs/droid", str(run)),
+        }
+        variables |= small | {
+            "RUN": str(tmp_path / "runs" / kind),
+            "BATCH": "2" if kind == "pi05" else "8",
+        }
         [launch] = [words for words in commands_of(variables) if words[0] == "torchrun"]
         assert main.main(launch[launch.index("train") :]) == 0
         assert (tmp_path / "runs" / kind / "policy/model.safetensors").is_file()
@@ -129,15 +159,23 @@ def test_recipe_runs_word_for_word(
 
 
 def test_recipe_meshes_fit_their_hosts() -> None:
-    rows = re.findall(r"^\| (\d+) × (\d+) \| (\d+) × (\d+)[^|]*\| (\d+) \|$", PAGE, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) × (\d+) \| (\d+) × (\d+)[^|]*\| (\d+) \|$", PAGE, flags=re.MULTILINE
+    )
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16]
     for nodes, gpus, replicas, shards, samples in rows:
         variables = {"NODES": nodes, "GPUS": gpus}
-        read = [settings_of(words) for words in commands_of(variables) if words[0] in ("torchrun", "sbatch")]
+        read = [
+            settings_of(words)
+            for words in commands_of(variables)
+            if words[0] in ("torchrun", "sbatch")
+        ]
         assert read[0] == read[1]
         config = read[0]
         assert mesh_shape(config, int(nodes) * int(gpus)) == (int(replicas), int(shards))
-        assert config.parallel.dp_replicate is None, "a run could not continue with another number of hosts"
+        assert config.parallel.dp_replicate is None, (
+            "a run could not continue with another number of hosts"
+        )
         assert config.batch_size == int(samples) * int(nodes) * int(gpus)
 
 
@@ -149,18 +187,24 @@ def test_recipe_variants_are_settings() -> None:
         main.read_settings("train", [str(RECIPE / "flow.yaml"), "--data.root", "d", *text.split()])
     released = re.findall(r'^ +POLICY="(--policy\.weights.*)"$', PAGE, flags=re.MULTILINE)
     for kind in ("pi05", "world_action"):
-        main.read_settings("train", [str(RECIPE / f"{kind}.yaml"), "--data.root", "d", *released[0].split()])
+        main.read_settings(
+            "train", [str(RECIPE / f"{kind}.yaml"), "--data.root", "d", *released[0].split()]
+        )
 
 
 def test_rates_of_the_world_action_model_follow_the_root_of_the_batch() -> None:
     """Up to the rate of cosmos-framework; hosts and samples per GPU multiply to the batch."""
-    rows = re.findall(r"^\| ([\d,]+) \| (\S+) \| (\d+) to (\d+) \| (\d+) to (\d+) \|$", PAGE, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([\d,]+) \| (\S+) \| (\d+) to (\d+) \| (\d+) to (\d+) \|$", PAGE, flags=re.MULTILINE
+    )
     assert len(rows) == 3
     for text, rate, few, many, most, least in rows:
         batch = int(text.replace(",", ""))
         assert float(rate) == pytest.approx(min(5e-5 * (batch / 256) ** 0.5, 2e-4))
         assert int(few) * 8 * int(most) == int(many) * 8 * int(least) == batch
-    assert settings("STEPS=3000 BATCH=8192").batch_size * 3000 == pytest.approx(100_000 * 256, rel=0.05)
+    assert settings("STEPS=3000 BATCH=8192").batch_size * 3000 == pytest.approx(
+        100_000 * 256, rel=0.05
+    )
 
 
 def settings(words: str) -> TrainConfig:
@@ -185,12 +229,22 @@ SLURM_NODEID=0 exec "$@"
 """
 
 
-def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks and the line for 8,192 samples as a person pastes them; programs print the arguments that arrive."""
+def test_pasted_lines_train_at_the_rate_of_their_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks and the line for 8,192 samples as a person pastes them; programs print the
+    arguments that arrive.
+    """
     programs = tmp_path / "bin"
     log = tmp_path / "log"
     programs.mkdir()
-    scripts = {"torchrun": PRINTER, "understudy": PRINTER, "sbatch": QUEUE, "srun": SRUN, "scontrol": PRINTER}
+    scripts = {
+        "torchrun": PRINTER,
+        "understudy": PRINTER,
+        "sbatch": QUEUE,
+        "srun": SRUN,
+        "scontrol": PRINTER,
+    }
     for name, text in {**scripts, **dict.fromkeys(CLUSTERS, PRINTER)}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -203,8 +257,12 @@ def test_pasted_lines_train_at_the_rate_of_their_table(tmp_path: Path, monkeypat
     environment |= {"DATA": "/runs/droid", "RUN": str(tmp_path / "run")}
     script = "\n".join([variables, line, *launches])
     subprocess.run(["bash", "-euc", script], env=environment, cwd=ROOT, check=True, timeout=60)
-    arrived = [entry.strip("\n").split("\n") for entry in log.read_text().split("\0") if entry.strip()]
-    found = {words[0]: words for words in arrived if "apply" not in words and words[0] != "scontrol"}
+    arrived = [
+        entry.strip("\n").split("\n") for entry in log.read_text().split("\0") if entry.strip()
+    ]
+    found = {
+        words[0]: words for words in arrived if "apply" not in words and words[0] != "scontrol"
+    }
     assert found.keys() == {"torchrun", "understudy", *CLUSTERS}
     [apply] = [words for words in arrived if "apply" in words]
     assert (ROOT / apply[-1]).is_file()
@@ -236,10 +294,14 @@ def serve_and_act(command: list[str], port: str) -> None:
     """Serve as the page does, in a process of its own, and run the page's client."""
     [client] = [block for block in code(PAGE, "python") if "RemotePolicy" in block]
     found: dict[str, Any] = {}
-    with subprocess.Popen([sys.executable, "-m", *command]) as server, pytest.MonkeyPatch.context() as patch:
+    with (
+        subprocess.Popen([sys.executable, "-m", *command]) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("PORT", port)
         try:
-            with warnings.catch_warnings(action="ignore", category=ContractWarning):  # its images are black
+            # its images are black
+            with warnings.catch_warnings(action="ignore", category=ContractWarning):
                 exec(client, found)
         finally:
             server.terminate()

@@ -1,4 +1,6 @@
-"""recipes/ray: a run in Ray Train resumes at the exact next sample after a kill, a lost host and a drained one."""
+"""recipes/ray: a run in Ray Train resumes at the exact next sample after a kill, a lost host and a
+drained one.
+"""
 
 import os
 import re
@@ -29,7 +31,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def settings(data: Path, out: Path, **changes: Any) -> TrainConfig:
-    """A run whose bits do not depend on the number of processes, slow enough to be killed in the middle."""
+    """A run whose bits do not depend on the number of processes, slow enough to be killed in the
+    middle.
+    """
     return tiny_config(
         data,
         out,
@@ -84,9 +88,18 @@ def train(cluster: Any) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
             folder = Path(config.output_dir).parent
             (folder / "config.yaml").write_text(dump_yaml(config))
             out = stack.enter_context((folder / "out").open("wb"))
-            command = [sys.executable, str(RECIPE), config.output_dir, str(folder / "config.yaml"), "--workers", "2"]
+            command = [
+                sys.executable,
+                str(RECIPE),
+                config.output_dir,
+                str(folder / "config.yaml"),
+                "--workers",
+                "2",
+            ]
             env = {**os.environ, "RAY_ADDRESS": cluster.address}
-            process = subprocess.Popen([*command, *options], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder)
+            process = subprocess.Popen(
+                [*command, *options], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)  # Ray ends the workers of a driver that is gone
             return process
@@ -102,26 +115,41 @@ def wait_for(process: "subprocess.Popen[bytes]", root: Path, step: int) -> None:
 
 
 def finish(process: "subprocess.Popen[bytes]", root: Path) -> tuple[int, str, list[int]]:
-    """Wait for the end; returns the exit code, the output and the steps from which the run resumed."""
+    """Wait for the end; returns the exit code, the output and the steps from which the run
+    resumed.
+    """
     code = process.wait()
     out = (root.parent / "out").read_text()
-    return code, out, list(dict.fromkeys(int(step) for step in re.findall(r"resume: from step-(\d+)", out)))
+    return (
+        code,
+        out,
+        list(dict.fromkeys(int(step) for step in re.findall(r"resume: from step-(\d+)", out))),
+    )
 
 
 def processes(root: Path) -> tuple[int, int]:
     """Process of rank 0, which holds the lock of the run, and of the other rank."""
     inode = (root / ".lock").stat().st_ino
-    [first] = {int(line.split()[4]) for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line}
+    [first] = {
+        int(line.split()[4])
+        for line in Path("/proc/locks").read_text().splitlines()
+        if f":{inode} " in line
+    }
     started = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended since
             if b"RayTrainWorker" in (path / "cmdline").read_bytes():
-                started[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[19])
+                started[int(path.name)] = int(
+                    (path / "stat").read_text().rpartition(")")[2].split()[19]
+                )
     started.pop(first)
-    return first, max(started, key=lambda pid: started[pid])  # those of an earlier start may still be there
+    # those of an earlier start may still be there
+    return first, max(started, key=lambda pid: started[pid])
 
 
-def test_run_is_identical_after_each_worker_was_killed(train: Callable[..., Any], whole: Path, tmp_path: Path) -> None:
+def test_run_is_identical_after_each_worker_was_killed(
+    train: Callable[..., Any], whole: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "run"
     process = train(settings(whole.parent / "dataset", root))
     for rank, step in ((1, 30), (0, 55)):
@@ -147,12 +175,21 @@ def test_run_is_identical_after_a_host_is_lost_and_its_worker_left_out(
     same_run(whole, root)
 
 
-def test_drained_host_loses_no_step(cluster: Any, train: Callable[..., Any], whole: Path, tmp_path: Path) -> None:
+def test_drained_host_loses_no_step(
+    cluster: Any, train: Callable[..., Any], whole: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "run"
     process = train(settings(whole.parent / "dataset", root), "--min-workers", "1")
     wait_for(process, root, 30)
     node = cluster.list_all_nodes()[1].node_id
-    drain = [Path(sys.executable).with_name("ray"), "drain-node", "--address", cluster.address, "--node-id", node]
+    drain = [
+        Path(sys.executable).with_name("ray"),
+        "drain-node",
+        "--address",
+        cluster.address,
+        "--node-id",
+        node,
+    ]
     drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
     subprocess.run([*drain, "--deadline-remaining-seconds", "120"], check=True)
     code, out, resumed = finish(process, root)
@@ -162,8 +199,12 @@ def test_drained_host_loses_no_step(cluster: Any, train: Callable[..., Any], who
     same_run(whole, root)
 
 
-def test_exit_codes_without_a_restart(train: Callable[..., Any], whole: Path, tmp_path: Path) -> None:
-    """A stop by file ends with 75, data that cannot be used with 2. A relative path is that of the driver's folder."""
+def test_exit_codes_without_a_restart(
+    train: Callable[..., Any], whole: Path, tmp_path: Path
+) -> None:
+    """A stop by file ends with 75, data that cannot be used with 2. A relative path is that of the
+    driver's folder.
+    """
     (tmp_path / "stopped").mkdir()
     root = tmp_path / "stopped/run"
     process = train(settings(Path(os.path.relpath(whole.parent / "dataset", root.parent)), root))

@@ -21,7 +21,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
         ([], []),
     ],
 )
-def test_a_resume_names_the_same_code(script: str, words: list[str], passed: list[str], tmp_path: Path) -> None:
+def test_a_resume_names_the_same_code(
+    script: str, words: list[str], passed: list[str], tmp_path: Path
+) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "understudy").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -33,8 +35,17 @@ def test_a_resume_names_the_same_code(script: str, words: list[str], passed: lis
     run.mkdir()
     (run / "config.yaml").touch()
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "EXTRA_ARGS": ""}
-    environment |= {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+    environment |= {
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": "a",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NODEID": "0",
+    }
     done = subprocess.run(
-        ["bash", SCRIPTS / script, run, "c.yaml", *words], env=environment, capture_output=True, text=True, check=True
+        ["bash", SCRIPTS / script, run, "c.yaml", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines() == ["resume", str(run), *passed, "--launch", "1"]

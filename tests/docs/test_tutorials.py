@@ -1,7 +1,8 @@
 """The tutorials of docs/, word for word: their commands and code run in sequence, in one folder.
 
-bash expands the commands with other values of the variables that a page defines; nothing else is replaced. Those of
-`understudy` and the code then run in this process. For sbatch and torchrun the settings are read.
+bash expands the commands with other values of the variables that a page defines; nothing else is
+replaced. Those of `understudy` and the code then run in this process. For sbatch and torchrun the
+settings are read.
 """
 
 from pathlib import Path
@@ -15,7 +16,8 @@ from understudy_kit.cli import main
 
 PAGES = ("dataset", "research", "robot", "cluster")
 TINY = (
-    "--policy.image-size 16 --policy.width 16 --policy.layers 1 --policy.channels 8 --policy.blocks 1 --log.no-report"
+    "--policy.image-size 16 --policy.width 16 --policy.layers 1 --policy.channels 8 "
+    "--policy.blocks 1 --log.no-report"
 )
 SMALL = {"STEPS": "2", "MORE": "3", "BATCH": "4", "LAUNCH": "", "OPTIONS": TINY}
 
@@ -52,7 +54,9 @@ def test_tutorials_run_word_for_word(
         called[page], printed[page] = follow(page), capsys.readouterr().out
     for word in ("rate: training saw", "shape: training saw", "instruction: training saw"):
         assert word in printed["robot"], "each mistake is named"
-    assert called["dataset"] == [f"understudy {name}" for name in ("check", "view", "edit", "edit", "check")]
+    assert called["dataset"] == [
+        f"understudy {name}" for name in ("check", "view", "edit", "edit", "check")
+    ]
     assert [name for name in called["cluster"] if name in PROGRAMS] == ["sbatch", "torchrun"]
     pages = (
         "check.html",
@@ -62,6 +66,8 @@ def test_tutorials_run_word_for_word(
         "runs/tutorial/report.html",
     )
     assert [page for page in pages if not (tmp_path / page).is_file()] == []
-    assert us.Catalog.open("data/tutorial").episodes.ids.size == 11, "episode 2 failed and is left out"
+    assert us.Catalog.open("data/tutorial").episodes.ids.size == 11, (
+        "episode 2 failed and is left out"
+    )
     assert RunDir(Path("runs/cluster")).settings().steps == 3
     assert "Worst validation episodes" in (tmp_path / "runs/tutorial/report.html").read_text()

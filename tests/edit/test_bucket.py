@@ -1,4 +1,6 @@
-"""Edits into a bucket of a real local S3 server: equal bytes, kills, refusals, failures of the server."""
+"""Edits into a bucket of a real local S3 server: equal bytes, kills, refusals, failures of the
+server.
+"""
 
 import json
 import os
@@ -47,7 +49,9 @@ def options() -> Iterator[RemoteOptions]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one or two episodes, and two of them on the disk at a time; a part of one episode."""
+    """Files of one or two episodes, and two of them on the disk at a time; a part of one
+    episode.
+    """
     monkeypatch.setattr(videos, "PARTS_OF_PROCESS", 1)
     monkeypatch.setattr(videos, "PART_IMAGES", 1)
     monkeypatch.setattr(videos, "FILES", 2)
@@ -67,21 +71,31 @@ def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     return content(out)
 
 
-def upload(source: Path, address: str, options: RemoteOptions, work: Path, count: int = 1, **more: Any) -> Written:
+def upload(
+    source: Path, address: str, options: RemoteOptions, work: Path, count: int = 1, **more: Any
+) -> Written:
     with Workers(count, folder=work) as workers:
         return s3.upload([source], address, options, workers, **{**ENCODED, **more})
 
 
 @pytest.mark.parametrize(("count", "skip_bad"), [(1, False), (2, False), (1, True)])
 def test_files_of_a_bucket_are_those_of_a_local_edit(
-    source: Path, options: RemoteOptions, tmp_path: Path, local: dict[str, bytes], count: int, skip_bad: bool
+    source: Path,
+    options: RemoteOptions,
+    tmp_path: Path,
+    local: dict[str, bytes],
+    count: int,
+    skip_bad: bool,
 ) -> None:
     address = f"s3://sets/equal-{count}-{skip_bad}"
     upload(source, address, options, tmp_path / "work", count, skip_bad=skip_bad)
     assert sum(name.startswith("videos/") for name in local) > 4
     assert uploaded(options, address) == local
     assert list(tmp_path.iterdir()) == []
-    assert Catalog.open(address, RemoteOptions(options.storage_options, str(tmp_path))).num_episodes == 3
+    assert (
+        Catalog.open(address, RemoteOptions(options.storage_options, str(tmp_path))).num_episodes
+        == 3
+    )
 
 
 def test_the_disk_holds_few_files_and_no_credentials(
@@ -93,7 +107,12 @@ def test_the_disk_holds_few_files_and_no_credentials(
     def watch(self: Bucket, path: Path) -> None:
         kept = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert not [path for path in kept if SECRET.encode() in path.read_bytes()]
-        held.append(sum(path.suffix == ".mp4" and "new" in path.parts and ".parts" not in path.parts for path in kept))
+        held.append(
+            sum(
+                path.suffix == ".mp4" and "new" in path.parts and ".parts" not in path.parts
+                for path in kept
+            )
+        )
         move(self, path)
 
     encoded: list[int] = []
@@ -107,8 +126,17 @@ def test_the_disk_holds_few_files_and_no_credentials(
     monkeypatch.setattr(JoinPieces, "compute", count)
     upload(source, "s3://sets/few", options, tmp_path / "work")
     assert max(encoded) == 2  # of three episodes, those of two files
-    assert 0 < max(held) <= 2 < sum(name.startswith("videos/") for name in bucket_files(options, "s3://sets/few")) - 1
-    assert not [name for name, data in bucket_files(options, "s3://sets/few").items() if SECRET.encode() in data]
+    assert (
+        0
+        < max(held)
+        <= 2
+        < sum(name.startswith("videos/") for name in bucket_files(options, "s3://sets/few")) - 1
+    )
+    assert not [
+        name
+        for name, data in bucket_files(options, "s3://sets/few").items()
+        if SECRET.encode() in data
+    ]
 
 
 def test_files_of_a_merge_of_two_stream_settings_are_those_of_a_local_edit(
@@ -116,10 +144,14 @@ def test_files_of_a_merge_of_two_stream_settings_are_those_of_a_local_edit(
 ) -> None:
     sources = [tmp_path / "small", tmp_path / "large"]
     write_dataset(sources[0], Spec("v3.0", lengths=(4, 5), cameras=CAMERAS[:1], gop=4))
-    write_dataset(sources[1], Spec("v3.0", lengths=(90, 90), cameras=CAMERAS[:1], gop=4, b_frames=2))
+    write_dataset(
+        sources[1], Spec("v3.0", lengths=(90, 90), cameras=CAMERAS[:1], gop=4, b_frames=2)
+    )
     monkeypatch.setattr(videos, "FILES", 1)
     # The first file has all episodes of the first source, and is full last.
-    monkeypatch.setattr(write_set, "VIDEO_MB", sum(path.stat().st_size for path in sources[0].rglob("*.mp4")) / 1e6)
+    monkeypatch.setattr(
+        write_set, "VIDEO_MB", sum(path.stat().st_size for path in sources[0].rglob("*.mp4")) / 1e6
+    )
     out = edit(*sources, tmp_path / "out")[""]
     assert out.videos[CAMERAS[0]].file == [0, 0, 1, 2]
     with Workers(folder=tmp_path / "work") as workers:
@@ -128,7 +160,11 @@ def test_files_of_a_merge_of_two_stream_settings_are_those_of_a_local_edit(
 
 
 def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
-    source: Path, options: RemoteOptions, tmp_path: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    options: RemoteOptions,
+    tmp_path: Path,
+    local: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[str] = []
     put = bucket._upload
@@ -181,9 +217,15 @@ if __name__ == "__main__":
 
 
 def test_killed_edit_continues(
-    source: Path, options: RemoteOptions, tmp_path: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    options: RemoteOptions,
+    tmp_path: Path,
+    local: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    )
     script = tmp_path / "driver.py"
     script.write_text(KILLED)
     words = [str(source), str(tmp_path / "work"), json.dumps(options.storage_options), "4"]
@@ -194,7 +236,9 @@ def test_killed_edit_continues(
     assert uploaded(options, "s3://sets/killed") == local
 
 
-def test_bucket_with_files_is_refused_before_work(source: Path, options: RemoteOptions, tmp_path: Path) -> None:
+def test_bucket_with_files_is_refused_before_work(
+    source: Path, options: RemoteOptions, tmp_path: Path
+) -> None:
     import fsspec
 
     fs = fsspec.filesystem("s3", **options.storage_options)
@@ -210,7 +254,11 @@ def test_bucket_with_files_is_refused_before_work(source: Path, options: RemoteO
 
 @pytest.mark.parametrize("change", ["replaced", "added"])
 def test_file_changed_by_others_is_named_and_no_dataset_appears(
-    source: Path, options: RemoteOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    source: Path,
+    options: RemoteOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
 ) -> None:
     address = f"s3://sets/{change}"
     put = bucket._upload
@@ -253,14 +301,23 @@ def test_failed_uploads_are_repeated_until_the_deadline(
         upload(source, address, options, tmp_path / "work")
         assert (len(failed), uploaded(options, address)) == (3, local)
         return
-    strict = RemoteOptions(options.storage_options, retry=RetryPolicy(deadline=0.01, initial_backoff=0.001))
+    strict = RemoteOptions(
+        options.storage_options, retry=RetryPolicy(deadline=0.01, initial_backoff=0.001)
+    )
     with refused(where="file-000.parquet", fix="credentials", kind=SourceError) as caught:
         upload(source, address, strict, tmp_path / "work")
     assert caught.value.transient
 
 
-def test_outputs_that_cannot_be_written_are_refused_with_the_settings(source: Path, tmp_path: Path) -> None:
-    for address in ("hf://datasets/me/set", "https://host/set", "http://host/set", "file:///tmp/set"):
+def test_outputs_that_cannot_be_written_are_refused_with_the_settings(
+    source: Path, tmp_path: Path
+) -> None:
+    for address in (
+        "hf://datasets/me/set",
+        "https://host/set",
+        "http://host/set",
+        "file:///tmp/set",
+    ):
         for config in (
             EditConfig(paths=("a", address), work="w"),
             SegmentConfig(paths=("a", address), by="task", work="w"),

@@ -1,7 +1,8 @@
-"""A run on a GPU. Each test also runs on the CPU, to test the test; `scripts/gpu-check` runs the others.
+"""A run on a GPU. Each test also runs on the CPU, to test the test; `scripts/gpu-check` runs the
+others.
 
-On a GPU two runs may differ in bits, because sums of a backward pass have no fixed sequence there. So bits are compared
-only without sums: batches, the optimizer's step, checkpoints.
+On a GPU two runs may differ in bits, because sums of a backward pass have no fixed sequence there.
+So bits are compared only without sums: batches, the optimizer's step, checkpoints.
 """
 
 import copy
@@ -46,20 +47,28 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def started(config: TrainConfig, mesh: parallel.Mesh) -> tuple[TrainState, Iterator[dict[str, Any]]]:
+def started(
+    config: TrainConfig, mesh: parallel.Mesh
+) -> tuple[TrainState, Iterator[dict[str, Any]]]:
     """A training state at step 0 and its batches. The data is opened once."""
     data = open_data(config)
     with Loader(data.training, order=data.order(config), num_threads=1) as loader:
         batches = [next(loader) for _ in range(6)]
-    return init_train_state(config, data, compute_normalization(data, "mean_std"), mesh), iter(batches)
+    return init_train_state(config, data, compute_normalization(data, "mean_std"), mesh), iter(
+        batches
+    )
 
 
 # -- batches
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"])
-def test_batches_are_the_same_on_the_device(root: Path, device: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"pin": True}, {"image_size": (32, 32)}], ids=["plain", "pinned", "resized"]
+)
+def test_batches_are_the_same_on_the_device(
+    root: Path, device: str, options: dict[str, Any]
+) -> None:
     """Also while the device works on the batch before."""
     data = EpisodeDataset(root, delta_timestamps={"action": [0, 0.1, 0.2]})
     order = Order.from_datasets([data], batch_size=8, seed=1)
@@ -71,11 +80,15 @@ def test_batches_are_the_same_on_the_device(root: Path, device: str, options: di
         busy = torch.ones(2000, 2000, device=device) if device == "cuda" else None
         for _ in range(40):
             batch = next(loader)
-            assert {value.device.type for value in batch.values() if isinstance(value, Tensor)} == {device}
+            assert {value.device.type for value in batch.values() if isinstance(value, Tensor)} == {
+                device
+            }
             if busy is not None:
                 busy = torch.tanh(busy @ busy)
             found.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()})
-    back = [{k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()} for batch in found]
+    back = [
+        {k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()} for batch in found
+    ]
     if "image_size" in options:
         with Loader([data], order=order, image_size=options["image_size"]) as loader:
             expected = [next(loader) for _ in range(40)]
@@ -87,7 +100,10 @@ def test_batches_are_the_same_on_the_device(root: Path, device: str, options: di
 
 def gradients(shape: torch.Size, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(shape, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device) for k in range(30)]
+    return [
+        (torch.randn(shape, generator=generator) * 10 ** (k % 7 - 4)).bfloat16().to(device)
+        for k in range(30)
+    ]
 
 
 @pytest.mark.long
@@ -121,16 +137,23 @@ def test_float32_weights_step_to_the_bits_of_fused_adamw(device: str) -> None:
 
 @pytest.mark.long
 def test_the_compiled_split_step_agrees_with_the_specification(device: str) -> None:
-    """Equal to rounding: the two round in other places. Skipped steps change no bit, and one graph serves all sizes."""
+    """Equal to rounding: the two round in other places. Skipped steps change no bit, and one graph
+    serves all sizes.
+    """
     if problem := missing_compiler(torch.device(device)):
         pytest.skip(problem)
     start = torch.randn(320, 16, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     live = [nn.Parameter(start.bfloat16()) for _ in range(2)]
-    steps = [Float32AdamW([("w", p)], 1e-3, masters={"w": start}, compiled=c) for p, c in zip(live, (False, True))]
+    steps = [
+        Float32AdamW([("w", p)], 1e-3, masters={"w": start}, compiled=c)
+        for p, c in zip(live, (False, True))
+    ]
     for grad in gradients(start.shape, device):
         for p, optimizer in zip(live, steps):
             p.grad = grad.clone()
-            optimizer.step(scale=torch.full((), 0.5, device=device), skip=torch.zeros((), device=device))
+            optimizer.step(
+                scale=torch.full((), 0.5, device=device), skip=torch.zeros((), device=device)
+            )
     first, second = (optimizer.master(p) for p, optimizer in zip(live, steps))
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
     live[1].grad = torch.full_like(live[1], float("nan"))
@@ -142,7 +165,9 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
     start = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
     live = nn.Parameter(start.bfloat16())
     truth = nn.Parameter(start.clone())
-    ours = MasterWeights(torch.optim.AdamW([("w", live)], lr=1e-3, fused=True), masters={"w": start})
+    ours = MasterWeights(
+        torch.optim.AdamW([("w", live)], lr=1e-3, fused=True), masters={"w": start}
+    )
     plain = torch.optim.AdamW([truth], lr=1e-3, fused=True)
     for grad in gradients(start.shape, device):
         live.grad, truth.grad = grad.clone(), grad.float()
@@ -181,12 +206,16 @@ def test_a_training_learns_and_its_average_follows(root: Path, device: str, prec
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, precision: Any) -> None:
+def test_micro_batches_give_the_gradient_of_the_whole(
+    root: Path, device: str, precision: Any
+) -> None:
     if precision == "bf16-split" and not has_grad_dtype():
         pytest.skip("torch < 2.10: no gradients of another dtype")
     norms = []
     for micro in (None, 2):
-        config = tiny_config(root, root, device=device, batch_size=8, precision=precision, micro_batch_size=micro)
+        config = tiny_config(
+            root, root, device=device, batch_size=8, precision=precision, micro_batch_size=micro
+        )
         with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
             norms.append(training.train_step(next(batches)).grad_norm.item())
@@ -195,7 +224,9 @@ def test_micro_batches_give_the_gradient_of_the_whole(root: Path, device: str, p
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: str, precision: Any) -> None:
+def test_a_checkpoint_brings_every_bit_back(
+    root: Path, tmp_path: Path, device: str, precision: Any
+) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
     with parallel.join_mesh(config) as mesh:
         training, batches = started(config, mesh)
@@ -209,7 +240,9 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
         restore(other.policy, other.optimizer, tensors)
         found = other.tensors()
         assert found.keys() == saved.keys()
-        assert [name for name in found if not torch.equal(found[name].detach().cpu(), saved[name])] == []
+        assert [
+            name for name in found if not torch.equal(found[name].detach().cpu(), saved[name])
+        ] == []
         batch = next(batches)
         losses = [each.train_step(batch).loss.item() for each in (training, replace(other, step=3))]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -217,8 +250,12 @@ def test_a_checkpoint_brings_every_bit_back(root: Path, tmp_path: Path, device: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, precision: Any) -> None:
-    """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several processes."""
+def test_a_mesh_of_one_device_steps_as_no_mesh_does(
+    root: Path, device: str, precision: Any
+) -> None:
+    """FSDP2, hybrid mesh (1, 1), through NCCL on a GPU: a `Mesh` of size 2 uses the code of several
+    processes.
+    """
     if not has_gradient_sum():
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
@@ -226,9 +263,14 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(root: Path, device: str, pre
     with parallel.join_mesh(config) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world_size=world))
-            training.checked = True  # absent ranks cannot report the parameters that the loss reaches
-            assert any(hasattr(p, "placements") for p in training.policy.parameters()) == (world == 2)
-            results.append([(r.loss.item(), r.grad_norm.item()) for r in map(training.train_step, batches)])
+            # absent ranks cannot report the parameters that the loss reaches
+            training.checked = True
+            assert any(hasattr(p, "placements") for p in training.policy.parameters()) == (
+                world == 2
+            )
+            results.append(
+                [(r.loss.item(), r.grad_norm.item()) for r in map(training.train_step, batches)]
+            )
     flat = [[number for pair in pairs for number in pair] for pairs in results]
     assert flat[0] == pytest.approx(flat[1], rel=1e-4 if precision == "fp32" else 0.05)
 
@@ -242,7 +284,9 @@ def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
         config = tiny_config(root, root, device=device, batch_size=8, compile=compiles)
         with parallel.join_mesh(config) as mesh:
             training, batches = started(config, mesh)
-            losses.append([training.train_step(batch).loss.item() for _, batch in zip(range(2), batches)])
+            losses.append(
+                [training.train_step(batch).loss.item() for _, batch in zip(range(2), batches)]
+            )
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 

@@ -1,4 +1,6 @@
-"""An order file plays the samples of its order, to the bit: any ranks, threads, workers and resume."""
+"""An order file plays the samples of its order, to the bit: any ranks, threads, workers and
+resume.
+"""
 
 import shutil
 import warnings
@@ -38,10 +40,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(root: Path, *names: str, **options: Any) -> list[EpisodeDataset]:
-    return [EpisodeDataset(root / name, delta_timestamps={"action": [0.0, 0.1]}, **options) for name in names]
+    return [
+        EpisodeDataset(root / name, delta_timestamps={"action": [0.0, 0.1]}, **options)
+        for name in names
+    ]
 
 
-def written(path: Path, order: Order, data: list[EpisodeDataset], steps: int, first: int = 0) -> Order:
+def written(
+    path: Path, order: Order, data: list[EpisodeDataset], steps: int, first: int = 0
+) -> Order:
     """The order, written as a file and opened again."""
     spans = [Span(first, first * order.batch_size, order.batch_size, steps)]
     facts = order_facts(order.spec, spans, {source.name: dataset_facts(source) for source in data})
@@ -73,7 +80,9 @@ def take(loader: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ORDERS)
 def test_order_files_play_the_same_batches(root: Path, tmp_path: Path, kind: str) -> None:
-    """Over two epochs: on 1, 2 and 3 ranks, from a position in the middle, and by workers of a DataLoader."""
+    """Over two epochs: on 1, 2 and 3 ranks, from a position in the middle, and by workers of a
+    DataLoader.
+    """
     names = ("a", "b") if "weights" in kind else ("a",)
     order = Order.from_datasets(opened(root, *names), batch_size=BATCH, seed=3, **ORDERS[kind])
     steps = 2 * -(-sum(map(len, opened(root, *names))) // BATCH)
@@ -82,7 +91,12 @@ def test_order_files_play_the_same_batches(root: Path, tmp_path: Path, kind: str
         plain = [next(loader) for _ in range(steps)]
     for world in (1, 2, 3):
         for rank in range(world):
-            options: dict[str, Any] = {"order": played, "rank": rank, "world_size": world, "memory": "9MB"}
+            options: dict[str, Any] = {
+                "order": played,
+                "rank": rank,
+                "world_size": world,
+                "memory": "9MB",
+            }
             batches = take(Loader(opened(root, *names), num_threads=2, **options))
             low = rank * BATCH // world
             high = (rank + 1) * BATCH // world
@@ -105,13 +119,18 @@ def test_order_files_of_a_range_begin_and_end_there(root: Path, tmp_path: Path) 
     assert (played.start, played.stop) == (60, 84)
     with refused("position", "60", "84", kind=ValueError):
         Loader(data, order=played)
-    positions = [batch["position"].tolist() for batch in take(Loader(data, order=played, position=66))]
+    positions = [
+        batch["position"].tolist() for batch in take(Loader(data, order=played, position=66))
+    ]
     assert positions == np.arange(66, 84).reshape(3, BATCH).tolist()
     with refused("shares", kind=ValueError):
         played.with_weights(70, {"a": 1.0})
     with warned("4 rows"):
         other = Order.from_file(tmp_path / "order.parquet", batch_size=10)
-    assert [len(batch["position"]) for batch in take(Loader(data, order=other, position=60))] == [10, 10]
+    assert [len(batch["position"]) for batch in take(Loader(data, order=other, position=60))] == [
+        10,
+        10,
+    ]
 
 
 def test_substitutes_of_an_order_file_are_those_of_its_order(root: Path, tmp_path: Path) -> None:
@@ -125,26 +144,36 @@ def test_substitutes_of_an_order_file_are_those_of_its_order(root: Path, tmp_pat
 
 def test_order_files_refuse_other_datasets(root: Path, tmp_path: Path) -> None:
     data = opened(root, "a")
-    played = written(tmp_path / "order.parquet", Order.from_datasets(data, batch_size=BATCH), data, 4)
+    played = written(
+        tmp_path / "order.parquet", Order.from_datasets(data, batch_size=BATCH), data, 4
+    )
     with refused("episodes", "b", where="order.parquet", fix="a"):
         Loader(opened(root, "b"), order=played)
     with refused("episodes", where="order.parquet", fix="a"):
         Loader(opened(root, "a", "b"), order=played)
     shutil.copytree(root / "a", tmp_path / "copy")
     assert len(take(Loader(tmp_path / "copy", order=played))) == 4
-    part = Loader(opened(root, "a", episodes=[0, 1]), order=played)  # of the same dataset, but not all of the file
+    # of the same dataset, but not all of the file
+    part = Loader(opened(root, "a", episodes=[0, 1]), order=played)
     with part, pytest.raises(DatasetError, match="episode 2"):
         list(part)
 
 
 def test_order_files_name_another_publication(tmp_path: Path) -> None:
-    """A dataset that has grown plays; one with other episodes is refused with the address of the first."""
+    """A dataset that has grown plays; one with other episodes is refused with the address of the
+    first.
+    """
     place = tmp_path / "all"
     writer = tmp_path / "writer"
     order = tmp_path / "order.parquet"
     write_dataset(writer, Spec(lengths=(9, 7), gop=4))
     assert main(["publish", str(writer), str(place)]) == 0
-    assert main(["order", "export", str(place), str(order), "--batch-size", str(BATCH), "--steps", "2"]) == 0
+    assert (
+        main(
+            ["order", "export", str(place), str(order), "--batch-size", str(BATCH), "--steps", "2"]
+        )
+        == 0
+    )
     (stated,) = OrderFile(order).facts["datasets"]
     assert (stated["version"], stated["address"]) == ("publication 000001", f"{place}@000001")
     played = Order.from_file(order)
@@ -175,7 +204,9 @@ def test_order_files_of_two_datasets_refuse_one(root: Path, tmp_path: Path, caps
 
 def test_order_files_name_a_dataset_of_another_name(root: Path, tmp_path: Path) -> None:
     """A folder may be renamed, but not without a word."""
-    path = by_hand(tmp_path / "hand.parquet", [("b", 0, i) for i in range(12)], "dataset", "episode", "frame")
+    path = by_hand(
+        tmp_path / "hand.parquet", [("b", 0, i) for i in range(12)], "dataset", "episode", "frame"
+    )
     with warned("'a'", "'b'"):
         batches = take(Loader(opened(root, "a"), order=Order.from_file(path, batch_size=BATCH)))
     assert len(batches) == 2
@@ -185,7 +216,11 @@ def test_order_files_name_a_dataset_of_another_name(root: Path, tmp_path: Path) 
 
 
 def by_hand(path: Path, rows: list[tuple[Any, ...]], *names: str) -> Path:
-    pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), path, row_group_size=7)
+    pq.write_table(
+        pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))),
+        path,
+        row_group_size=7,
+    )
     return path
 
 
@@ -198,7 +233,9 @@ def test_handmade_orders_are_played(root: Path, tmp_path: Path) -> None:
     found = [
         (("a", "b")[source], episode, frame)
         for batch in batches
-        for source, episode, frame in zip(*(batch[key].tolist() for key in ("source", "episode_index", "frame_index")))
+        for source, episode, frame in zip(
+            *(batch[key].tolist() for key in ("source", "episode_index", "frame_index"))
+        )
     ]
     assert found == [row[:3] for row in rows]
     with refused("episodes", where="hand.parquet", fix="a, b"):
@@ -210,7 +247,8 @@ def test_handmade_orders_are_played(root: Path, tmp_path: Path) -> None:
         Loader(opened(root, "a"), order=Order.from_file(beyond, batch_size=4))
     state = Loader(opened(root, "a", "b"), order=order).state_dict()
     other = Order.from_file(
-        by_hand(tmp_path / "other.parquet", [row[:3] for row in rows[::-1][:12]], *names[:3]), batch_size=4
+        by_hand(tmp_path / "other.parquet", [row[:3] for row in rows[::-1][:12]], *names[:3]),
+        batch_size=4,
     )
     with pytest.raises(ConfigError):
         Loader(opened(root, "b", "a"), order=other).load_state_dict(state)
@@ -228,11 +266,16 @@ def test_another_batch_size_cuts_the_same_samples_anew(root: Path, tmp_path: Pat
             order = Order.from_file(path, batch_size=batch_size)
         batches = take(Loader(opened(root, "a"), order=order))
         assert {len(batch["position"]) for batch in batches} == {batch_size}
-        columns = [torch.cat([b[key] for b in batches]).tolist() for key in ("episode_index", "frame_index")]
+        columns = [
+            torch.cat([b[key] for b in batches]).tolist()
+            for key in ("episode_index", "frame_index")
+        ]
         assert list(zip(*columns, strict=True)) == [row[:2] for row in rows[: order.stop]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Order.from_file(same, batch_size=4).batch_size == Order.from_file(same).batch_size == 4
+        assert (
+            Order.from_file(same, batch_size=4).batch_size == Order.from_file(same).batch_size == 4
+        )
 
 
 DATA = Indices(13, 8, 21, 30)
@@ -241,12 +284,18 @@ DATA = Indices(13, 8, 21, 30)
 def test_sampler_writes_and_plays_order_files(tmp_path: Path) -> None:
     sampler = EpisodeSampler(DATA, seed=2, batch_size=8, rank=0, world_size=1)
     indices = [index for _ in range(2) for index in sampler][: 8 * 17]
-    EpisodeSampler(DATA, seed=2, batch_size=8, rank=0, world_size=1).to_file(tmp_path / "order.parquet", steps=17)
+    EpisodeSampler(DATA, seed=2, batch_size=8, rank=0, world_size=1).to_file(
+        tmp_path / "order.parquet", steps=17
+    )
     played = Order.from_file(tmp_path / "order.parquet")
     assert list(EpisodeSampler(DATA, order=played)) == indices
-    halves = [list(EpisodeSampler(DATA, order=played, rank=rank, world_size=2)) for rank in range(2)]
+    halves = [
+        list(EpisodeSampler(DATA, order=played, rank=rank, world_size=2)) for rank in range(2)
+    ]
     assert [
-        i for pair in zip(*(np.reshape(half, (-1, 4)).tolist() for half in halves)) for i in [*pair[0], *pair[1]]
+        i
+        for pair in zip(*(np.reshape(half, (-1, 4)).tolist() for half in halves))
+        for i in [*pair[0], *pair[1]]
     ] == indices
     resumed = EpisodeSampler(DATA, order=played)
     resumed.load_state_dict(EpisodeSampler(DATA, order=played).state_dict(consumed=40))
@@ -261,18 +310,39 @@ def test_sampler_writes_and_plays_order_files(tmp_path: Path) -> None:
         EpisodeSampler(DATA, order=played, seed=2)
     with refused(20, kind=ValueError):
         list(EpisodeSampler(Indices(13, 8, 20, 30), order=played))
-    loaded = torch.cat(list(DataLoader(DATA, batch_size=8, sampler=EpisodeSampler(DATA, order=played), num_workers=2)))
+    loaded = torch.cat(
+        list(
+            DataLoader(
+                DATA, batch_size=8, sampler=EpisodeSampler(DATA, order=played), num_workers=2
+            )
+        )
+    )
     assert loaded.tolist() == indices
 
 
-def test_command_exports_the_order_that_a_loader_chooses(root: Path, tmp_path: Path, capsys: Any) -> None:
-    words = ["order", "export", str(root / "a"), str(tmp_path / "order.parquet"), "--batch-size", "6", "--seed", "4"]
+def test_command_exports_the_order_that_a_loader_chooses(
+    root: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = [
+        "order",
+        "export",
+        str(root / "a"),
+        str(tmp_path / "order.parquet"),
+        "--batch-size",
+        "6",
+        "--seed",
+        "4",
+    ]
     assert main([*words, "--world-size", "3"]) == 0
     with Loader(root / "a", batch_size=6, seed=4, num_threads=1) as loader:
         plain = [next(loader) for _ in range(-(-95 // 6))]
     table = pq.read_table(tmp_path / "order.parquet")
     assert table.num_rows == len(plain) * 6
-    for name, key in (("position", "position"), ("episode", "episode_index"), ("frame", "frame_index")):
+    for name, key in (
+        ("position", "position"),
+        ("episode", "episode_index"),
+        ("frame", "frame_index"),
+    ):
         assert table[name].to_pylist() == torch.cat([batch[key] for batch in plain]).tolist()
     assert table["rank"].to_pylist() == [0, 0, 1, 1, 2, 2] * len(plain)
     assert table["step"].to_pylist() == np.repeat(np.arange(len(plain)), 6).tolist()
@@ -286,7 +356,10 @@ def test_command_exports_the_order_that_a_loader_chooses(root: Path, tmp_path: P
     assert "twice" in capsys.readouterr().err
     assert not list(tmp_path.glob("*wrong*"))
     both = [str(root / "a"), str(root / "b"), str(tmp_path / "both.parquet"), "--weights", "3", "1"]
-    assert main(["order", "export", *both, "--batch-size", "8", "--from-step", "5", "--steps", "10"]) == 0
+    assert (
+        main(["order", "export", *both, "--batch-size", "8", "--from-step", "5", "--steps", "10"])
+        == 0
+    )
     table = pq.read_table(tmp_path / "both.parquet")
     assert table["position"].to_pylist() == list(range(40, 120))
     assert table["dataset"].to_pylist().count(str(root / "a")) == 60

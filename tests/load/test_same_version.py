@@ -1,4 +1,6 @@
-"""All ranks read one version of their datasets, with a process group and without one, or one is refused."""
+"""All ranks read one version of their datasets, with a process group and without one, or one is
+refused.
+"""
 
 import json
 import os
@@ -25,10 +27,14 @@ if group:
     store = dist.TCPStore("127.0.0.1", int(group), None, False, wait_for_workers=False)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
     dist.distributed_c10d._get_default_store = lambda: store
-    dist.is_initialized, dist.get_rank, dist.get_world_size = (lambda: True), (lambda: rank), (lambda: 2)
+    dist.is_initialized = lambda: True
+    dist.get_rank, dist.get_world_size = (lambda: rank), (lambda: 2)
 loader = Loader(root, batch_size=8, seed=0, rank=rank, world_size=2, num_threads=1)
-batches = (next(loader) for _ in range(8))
-print(json.dumps([x for b in batches for x in zip(b["episode_index"].tolist(), b["frame_index"].tolist())]), flush=True)
+read = []
+for _ in range(8):
+    batch = next(loader)
+    read += zip(batch["episode_index"].tolist(), batch["frame_index"].tolist())
+print(json.dumps(read), flush=True)
 sys.stdin.read()
 loader.close()
 """
@@ -165,7 +171,9 @@ def test_old_files_of_starts_are_removed(tmp_path: Path) -> None:
     assert not old.exists()
 
 
-def test_without_a_cache_folder_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_folder_nothing_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = record(tmp_path / "d", 5)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -1,4 +1,6 @@
-"""The pages in a real browser, on wide and narrow screens, light and dark: everything is readable."""
+"""The pages in a real browser, on wide and narrow screens, light and dark: everything is
+readable.
+"""
 
 import json
 import shutil
@@ -24,7 +26,10 @@ from understudy_tools.report.check_page import check_page
 
 SCREENS = [
     (1200, "light"),
-    *(pytest.param(*screen, marks=pytest.mark.long) for screen in [(1200, "dark"), (375, "light"), (375, "dark")]),
+    *(
+        pytest.param(*screen, marks=pytest.mark.long)
+        for screen in [(1200, "dark"), (375, "light"), (375, "dark")]
+    ),
 ]
 
 
@@ -41,9 +46,13 @@ def report(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Path:
     trained_run(root / "run")
     tasks = ["pick up the red block and put it onto the green one", "open the drawer"]
     film = np.random.default_rng(0).integers(0, 255, (21, 64, 64, 3), np.uint8)
-    episodes = tuple(Episode(i, i, tasks[i % 2], tasks[i % 2], tasks[i % 2] if i < 3 else None, 20) for i in range(4))
+    episodes = tuple(
+        Episode(i, i, tasks[i % 2], tasks[i % 2], tasks[i % 2] if i < 3 else None, 20)
+        for i in range(4)
+    )
     write_result(
-        RolloutResult("tabletop", 0, {"mujoco": "3.3.0"}, False, episodes, {0: film, 3: film}), root / "run/rollouts"
+        RolloutResult("tabletop", 0, {"mujoco": "3.3.0"}, False, episodes, {0: film, 3: film}),
+        root / "run/rollouts",
     )
     metrics = RunDir(root / "run").metrics
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -105,7 +114,9 @@ def test_check_page_is_readable(checked: Path, chromium: Any, width: int, scheme
 def test_check_page_wraps_long_paths(checked: Path, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 375, "height": 900})
     tab.goto(checked.as_uri())
-    wide = "Array.from(document.querySelectorAll('p, h3')).map(li => li.scrollWidth - li.clientWidth)"
+    wide = (
+        "Array.from(document.querySelectorAll('p, h3')).map(li => li.scrollWidth - li.clientWidth)"
+    )
     over = tab.evaluate(wide)
     tab.close()
     assert over
@@ -153,8 +164,10 @@ PLANTED = {
     "overflow": '<p style="width:3000px;max-width:none">wide</p>',
     "scope": "<table><tr><th>head</th></tr></table>",
     "alt": '<img src="data:image/png;base64,">',
-    "squeezed": '<table style="width:40px"><tr><td style="width:40px">one two three four five six</td></tr></table>',
-    "cut off": '<svg aria-label="x" viewBox="0 0 50 50"><text x="10" y="49" style="fill:#777">low</text>'
+    "squeezed": '<table style="width:40px"><tr><td style="width:40px">one two three four five '
+    "six</td></tr></table>",
+    "cut off": '<svg aria-label="x" viewBox="0 0 50 50"><text x="10" y="49" '
+    'style="fill:#777">low</text>'
     '<text x="45" y="20" font-size="12">outside</text></svg>',
     "link": '<a href="#nowhere">lost</a>',
     "console": "<script>console.log('told')</script>",
@@ -168,7 +181,8 @@ def test_browser_finds_a_planted_fault(fault: str, chromium: Any, tmp_path: Path
     """Negative control of the tests above."""
     path = tmp_path / "page.html"
     path.write_text(
-        render_page("planted", "planted", []).replace("</main>", f"{PLANTED[fault]}</main>"), encoding="utf-8"
+        render_page("planted", "planted", []).replace("</main>", f"{PLANTED[fault]}</main>"),
+        encoding="utf-8",
     )
     found = browser.faults(chromium, path, 1200, "light")
     assert any(line.startswith(fault) for line in found), found

@@ -1,4 +1,6 @@
-"""Launchers of recipes/ with printers in place of their programs: the words that `understudy` gets on a host."""
+"""Launchers of recipes/ with printers in place of their programs: the words that `understudy` gets
+on a host.
+"""
 
 import importlib.util
 import re
@@ -26,7 +28,9 @@ def load(path: str) -> dict[str, Any]:
     return content
 
 
-def started(script: str, variables: dict[str, str], folder: Path) -> tuple[list[str], dict[str, str]]:
+def started(
+    script: str, variables: dict[str, str], folder: Path
+) -> tuple[list[str], dict[str, str]]:
     """Words of the `understudy` that a script ends as, and its environment.
 
     Args:
@@ -39,13 +43,18 @@ def started(script: str, variables: dict[str, str], folder: Path) -> tuple[list[
     program.write_text('#!/bin/sh\nprintf "%s\\0" "$@"; printf "\\036"; env -0\n')
     program.chmod(0o755)
     env = {"PATH": f"{program.parent}:/usr/bin:/bin", **variables}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, cwd=ROOT, check=True
+    )
     words, _, rest = done.stdout.partition("\036")
-    return words.strip("\0").split("\0"), dict(line.split("=", 1) for line in rest.strip("\0").split("\0"))
+    return words.strip("\0").split("\0"), dict(
+        line.split("=", 1) for line in rest.strip("\0").split("\0")
+    )
 
 
 def kubernetes_pod(create: list[str], index: int, folder: Path) -> tuple[str, dict[str, str]]:
-    """Script and environment of a pod of recipes/kubernetes, with `folder` in place of the root of its volumes.
+    """Script and environment of a pod of recipes/kubernetes, with `folder` in place of the root of
+    its volumes.
 
     Args:
         create: words of `kubectl create configmap`.
@@ -80,7 +89,8 @@ def kubernetes_pod(create: list[str], index: int, folder: Path) -> tuple[str, di
 
 
 def skypilot_host(launch: list[str], index: int, folder: Path) -> tuple[str, dict[str, str]]:
-    """Script and environment of a host of the task in `sky jobs launch`, on hosts 10.0.0.5 and following.
+    """Script and environment of a host of the task in `sky jobs launch`, on hosts 10.0.0.5 and
+    following.
 
     Args:
         launch: words of the command.
@@ -88,7 +98,11 @@ def skypilot_host(launch: list[str], index: int, folder: Path) -> tuple[str, dic
         folder: a folder for runs.
     """
     task = load(next(word for word in launch if word.endswith(".sky.yaml")))
-    hosts = int(launch[launch.index("--num-nodes") + 1]) if "--num-nodes" in launch else task["num_nodes"]
+    hosts = (
+        int(launch[launch.index("--num-nodes") + 1])
+        if "--num-nodes" in launch
+        else task["num_nodes"]
+    )
     given = [after for word, after in pairwise(launch) if word == "--env"]
     env = task["envs"] | dict(text.split("=", 1) for text in given)
     assert env.keys() == task["envs"].keys()
@@ -103,7 +117,9 @@ def skypilot_host(launch: list[str], index: int, folder: Path) -> tuple[str, dic
 
 
 def ray_worker(words: list[str], patch: pytest.MonkeyPatch) -> tuple[TrainConfig, int]:
-    """Settings with which a worker of `python recipes/ray/train.py …` trains, and the number of workers."""
+    """Settings with which a worker of `python recipes/ray/train.py …` trains, and the number of
+    workers.
+    """
     trainers = []
     trained = list[TrainConfig]()
 
@@ -113,10 +129,11 @@ def ray_worker(words: list[str], patch: pytest.MonkeyPatch) -> tuple[TrainConfig
 
     for name in NO_CLUSTER:
         patch.setitem(sys.modules, name, MagicMock(name=name))
-    sys.modules["ray"].train.ScalingConfig = lambda num_workers, use_gpu: num_workers  # type: ignore[attr-defined]
-    sys.modules["ray"].cluster_resources.return_value = {"GPU": 8}  # type: ignore[attr-defined]
-    sys.modules["ray.train.torch"].TorchTrainer = trainer  # type: ignore[attr-defined]
-    sys.modules["ray.train.collective"].broadcast_from_rank_zero = lambda value: value  # type: ignore[attr-defined]
+    modules: Any = sys.modules
+    modules["ray"].train.ScalingConfig = lambda num_workers, use_gpu: num_workers
+    modules["ray"].cluster_resources.return_value = {"GPU": 8}
+    modules["ray.train.torch"].TorchTrainer = trainer
+    modules["ray.train.collective"].broadcast_from_rank_zero = lambda value: value
     spec = importlib.util.spec_from_file_location("ray_recipe", ROOT / words[1])
     assert spec is not None
     assert spec.loader is not None

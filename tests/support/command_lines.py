@@ -1,7 +1,8 @@
-"""Commands and flags in pages, notebooks, scripts and texts of the source: found, and read by the program's parsers.
+"""Commands and flags in pages, notebooks, scripts and texts of the source: found, and read by the
+program's parsers.
 
-Nothing runs. The functions `…_faults` give one line for each command, flag or value that the program would refuse.
-Names in capitals, variables and `…` stand for values that fit.
+Nothing runs. The functions `…_faults` give one line for each command, flag or value that the
+program would refuse. Names in capitals, variables and `…` stand for values that fit.
 """
 
 import ast
@@ -32,10 +33,13 @@ from understudy_kit.config.schema import complete
 VALUES = ("1", "0.5", "8GB", "1-2", "x", "hf://owner/name", "x=1", "0.1 0.2", "x 1", "1 2")
 """Values of which one fits in place of a placeholder, beside the choices of a setting."""
 OTHERS = {
-    "sbatch": "--nodes --gpus-per-node --time --exclusive --cpus-per-task --partition --requeue --signal",
-    "accelerate": "--num_processes --num_machines --machine_rank --config_file --multi_gpu --mixed_precision "
-    "--use_fsdp --use_deepspeed --zero_stage --fsdp_sharding_strategy --deepspeed_config_file --dynamo_backend "
-    "--gradient_accumulation_steps --gradient_clipping --main_process_ip --main_process_port",
+    "sbatch": "--nodes --gpus-per-node --time --exclusive --cpus-per-task --partition --requeue "
+    "--signal",
+    "accelerate": "--num_processes --num_machines --machine_rank --config_file --multi_gpu "
+    "--mixed_precision "
+    "--use_fsdp --use_deepspeed --zero_stage --fsdp_sharding_strategy --deepspeed_config_file "
+    "--dynamo_backend --gradient_accumulation_steps --gradient_clipping --main_process_ip "
+    "--main_process_port",
     "deepspeed": "--deepspeed --local_rank",
     "kubectl": "--from-file --from-literal --follow --selector",
     "sky": "--num-nodes --env",
@@ -45,19 +49,21 @@ OTHERS = {
     "tensorboard": "--logdir",
     "hf": "--revision --local-dir --repo-type",
     "pip": "--no-deps --extra-index-url --index-url --upgrade --with --no-build-isolation",
-    "robot_client": "--server_address --policy_type --pretrained_name_or_path --robot.type --robot.port --robot.id "
+    "robot_client": "--server_address --policy_type --pretrained_name_or_path --robot.type "
+    "--robot.port --robot.id "
     "--robot.cameras --task --actions_per_chunk --fps --inference_latency --obs_queue_timeout",
-    "lerobot": "--steps --loader.discover_packages_path --loader.decoded_cache --config_path --policy.path --resume",
+    "lerobot": "--steps --loader.discover_packages_path --loader.decoded_cache --config_path "
+    "--policy.path --resume",
     "openpi": "--direct_subtask",
     "pytest": "--lerobot-conformance",
     "lerobot-conformance": "--only --isolation",
 }
 """Flags of programs that are not ours, and have no parser here."""
 SHELL = """
-    export printf cat cd . source set for do done if then else fi while exec time env echo mkdir rm cp mv ls sleep
-    apt-get sudo pip python python3 python3.12 uv git curl tar docker podman make pytest wait kill trap srun hf sky END
-    kubectl ray torchrun accelerate sbatch squeue scancel lerobot-train lerobot-conformance nohup head tail tee grep
-    test [
+    export printf cat cd . source set for do done if then else fi while exec time env echo mkdir rm
+    cp mv ls sleep apt-get sudo pip python python3 python3.12 uv git curl tar docker podman make
+    pytest wait kill trap srun hf sky END kubectl ray torchrun accelerate sbatch squeue scancel
+    lerobot-train lerobot-conformance nohup head tail tee grep test [
 """
 """First words of commands in shell blocks."""
 LAUNCHERS = {"-m", "--", "srun", "exec", "time", "nohup", "env", "run", "do", "then", "else"}
@@ -70,18 +76,23 @@ PROSE = {"--name", "--setting", "--policy.hidden"}
 """Flags that stand for any, and of the policy that docs/policies.md writes."""
 
 
-# -- reading by the program -------------------------------------------------------------------------------------------
+# -- reading by the program ------------------------------------------------------------------------
 
 
 @cache
 def flags_of(name: str) -> dict[str, list[tuple[Setting, str]]]:
-    """Flags of a command, negations too -> settings and the type of policy that has each, "" for every one."""
+    """Flags of a command, negations too -> settings and the type of policy that has each, "" for
+    every one.
+    """
     cls = find_commands()[name].settings_class
     found: dict[str, list[tuple[Setting, str]]] = {}
     has_policy = any(setting.path == "policy.type" for setting in list_settings(cls))
     for kind in ("", *(own_type_names() if has_policy else ())):
         for setting in list_settings(cls, policy_type(kind).settings if kind else None):
-            for flag in (flag_of(setting.path), *([negation_of(setting.path)] if setting.kind is bool else [])):
+            for flag in (
+                flag_of(setting.path),
+                *([negation_of(setting.path)] if setting.kind is bool else []),
+            ):
                 if not setting.positional:
                     found.setdefault(flag, []).append((setting, kind))
     return found
@@ -89,7 +100,9 @@ def flags_of(name: str) -> dict[str, list[tuple[Setting, str]]]:
 
 @cache
 def foreign_flags() -> set[str]:
-    """Flags of other programs that a page may name: other trainers, torchrun, Python scripts of this repository."""
+    """Flags of other programs that a page may name: other trainers, torchrun, Python scripts of
+    this repository.
+    """
     from torch.distributed.run import get_args_parser
 
     found = {f"--{name}" for name in read_hints()}
@@ -97,7 +110,9 @@ def foreign_flags() -> set[str]:
         found |= set(action.option_strings)
     for folder in (*FOLDERS, "tests"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= set(re.findall(r"(?:add_argument|addoption)\(\s*\"(--[\w-]+)\"", path.read_text()))
+            found |= set(
+                re.findall(r"(?:add_argument|addoption)\(\s*\"(--[\w-]+)\"", path.read_text())
+            )
     found |= {flag for line in OTHERS.values() for flag in line.split()}
     return {flag.replace("_", "-") for flag in found}
 
@@ -107,12 +122,22 @@ def own_flags() -> set[str]:
     """Flags of every command."""
     entries = [entry for entry, _ in (*general(), LAUNCH)]
     named = re.findall(r"--[\w-]+", " ".join(entries))
-    return {*named, "--version", "--verbose", *(flag for name in COMMANDS for flag in flags_of(name))}
+    return {
+        *named,
+        "--version",
+        "--verbose",
+        *(flag for name in COMMANDS for flag in flags_of(name)),
+    }
 
 
 def choices_of(setting: Setting) -> list[str]:
     """Values of which a setting has one."""
-    return [str(c) for kind in members(setting.kind) if get_origin(kind) is Literal for c in get_args(kind)]
+    return [
+        str(c)
+        for kind in members(setting.kind)
+        if get_origin(kind) is Literal
+        for c in get_args(kind)
+    ]
 
 
 def candidates(setting: Setting, words: Sequence[str]) -> Iterator[list[str]]:
@@ -124,12 +149,16 @@ def candidates(setting: Setting, words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
-    """Words of a command with values that fit in place of placeholders, and of those that a text leaves out."""
+    """Words of a command with values that fit in place of placeholders, and of those that a text
+    leaves out.
+    """
     cls = find_commands()[name].settings_class
     filled = list[str]()
     rest = list(words)
     flags = flags_of(name)
-    free = next((entry for entry in list_settings(cls) if entry.positional and choices_of(entry)), None)
+    free = next(
+        (entry for entry in list_settings(cls) if entry.positional and choices_of(entry)), None
+    )
     while rest:
         word = rest.pop(0)
         flag, equals, text = word.partition("=")
@@ -148,13 +177,17 @@ def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
             values = ["…"]
         chosen = [f"--policy.type={kind}"] if kind and flag.startswith("--policy.") else []
         if any(PLACEHOLDER.fullmatch(value) for value in values):
-            fitting = (v for v in candidates(setting, values) if not _refusal(cls, [*chosen, flag, *v]))
+            fitting = (
+                v for v in candidates(setting, values) if not _refusal(cls, [*chosen, flag, *v])
+            )
             values = next(fitting, values)
         filled += [flag, *values]
     return filled
 
 
-def _refusal(cls: type, words: list[str], content: dict[str, Any] | None = None, whole: bool = False) -> str:
+def _refusal(
+    cls: type, words: list[str], content: dict[str, Any] | None = None, whole: bool = False
+) -> str:
     """Message about settings; the same ones are read once."""
     return _refusal_once(cls, tuple(words), json.dumps(content or {}, default=str), whole)
 
@@ -223,12 +256,18 @@ def refusal(words: Sequence[str], folder: Path = ROOT, whole: bool = False) -> s
         if not messages[-1]:
             return ""
         policy = {"type": kind}
-        messages.append(_refusal(cls, fill(name, rest, kind, whole), {**content, "policy": policy}, whole))
+        messages.append(
+            _refusal(cls, fill(name, rest, kind, whole), {**content, "policy": policy}, whole)
+        )
     return "" if not messages[-1] else messages[0]
 
 
-def _content(name: str, argument: str, rest: list[str], folder: Path, whole: bool) -> tuple[dict[str, Any], list[str]]:
-    """Settings of the file or run that a command names, which leaves `rest`, and the types of policy it may have."""
+def _content(
+    name: str, argument: str, rest: list[str], folder: Path, whole: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Settings of the file or run that a command names, which leaves `rest`, and the types of
+    policy it may have.
+    """
     paths = {setting.path for setting in list_settings(find_commands()[name].settings_class)}
     is_training = {"data.root", "output_dir"} <= paths
     content: dict[str, Any] = {"data": {"root": "d"}, "output_dir": "run"} if is_training else {}
@@ -244,14 +283,18 @@ def _content(name: str, argument: str, rest: list[str], folder: Path, whole: boo
 
 
 def _without_any(words: list[str]) -> list[str]:
-    """Words without `--SETTING VALUE`, which stands for any, and without code of its own and the settings of that."""
+    """Words without `--SETTING VALUE`, which stands for any, and without code of its own and the
+    settings of that.
+    """
     kept = list[str]()
     rest = list(words)
     own = any(OWN_CODE.fullmatch(word) for word in words)
     known = own_flags()
     while rest:
         word = rest.pop(0)
-        any_flag = re.match(r"--[A-Z]", word) or (own and word.startswith("--policy.") and word not in known)
+        any_flag = re.match(r"--[A-Z]", word) or (
+            own and word.startswith("--policy.") and word not in known
+        )
         if any_flag or (word.startswith("--") and rest and OWN_CODE.fullmatch(rest[0])):
             rest = rest[1:] if rest and not rest[0].startswith("--") else rest
         else:
@@ -268,11 +311,13 @@ def _stripped(word: str) -> str:
     return "" if word in ("…", "...", "$OPTIONS") else word
 
 
-# -- commands of a shell ----------------------------------------------------------------------------------------------
+# -- commands of a shell ---------------------------------------------------------------------------
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """Words of each simple command of a shell block; variables stay, those alone that are options are left out."""
+    """Words of each simple command of a shell block; variables stay, those alone that are options
+    are left out.
+    """
     block = re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", block.replace("\\\n", " "))
     block = re.sub(r"<<'?(\w+)'?.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
     for line in block.splitlines():
@@ -301,7 +346,9 @@ def _unless_a_value(found: re.Match[str]) -> str:
 
 
 def command_faults(words: list[str], folder: Path, whole: bool) -> Iterator[str]:
-    """One line for each fault of a simple command: a program, a file or a target that is missing, and our settings."""
+    """One line for each fault of a simple command: a program, a file or a target that is missing,
+    and our settings.
+    """
     shown = " ".join(words)
     while words and re.match(r"\w+=", words[0]):
         yield from value_faults(words.pop(0), folder)
@@ -323,7 +370,9 @@ def command_faults(words: list[str], folder: Path, whole: bool) -> Iterator[str]
             yield f"{shown}: {message}"
         words = words[: words.index(script) + 1]
     elif program.endswith("start-or-resume") and len(words) > 2:
-        if message := refusal(["train", words[2], *words[3:], "--output-dir", words[1]], folder, whole):
+        if message := refusal(
+            ["train", words[2], *words[3:], "--output-dir", words[1]], folder, whole
+        ):
             yield f"{shown}: {message}"
         words = words[:1]
     if program == "torchrun":
@@ -347,7 +396,11 @@ def _is_file(path: str) -> bool:
 
 def script_faults(script: Path, words: Sequence[str], shown: str) -> Iterator[str]:
     """Flags that neither a script of this repository nor a module beside it, nor `train`, has."""
-    near = {flag for path in script.parent.rglob("*.py") for flag in re.findall(r"\"(--[\w-]+)\"", path.read_text())}
+    near = {
+        flag
+        for path in script.parent.rglob("*.py")
+        for flag in re.findall(r"\"(--[\w-]+)\"", path.read_text())
+    }
     if "read_flags" in script.read_text() or "read_settings" in script.read_text():
         near |= own_flags()
     for word in words:
@@ -362,7 +415,10 @@ def torchrun_faults(words: list[str], shown: str) -> Iterator[str]:
 
     parser = get_args_parser()
     known = {flag.replace("_", "-") for action in parser._actions for flag in action.option_strings}
-    ends = next((place for place, word in enumerate(words) if word.endswith(".py") or word == "-m"), len(words))
+    ends = next(
+        (place for place, word in enumerate(words) if word.endswith(".py") or word == "-m"),
+        len(words),
+    )
     for word in words[:ends]:
         if word.startswith("--") and word.partition("=")[0].replace("_", "-") not in known:
             yield f"{shown}: torchrun has no {word}"
@@ -390,7 +446,7 @@ def _is_program(word: str) -> bool:
     return word in programs() or (ROOT / word).is_file()
 
 
-# -- texts ------------------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def flag_faults(words: list[str], folder: Path = ROOT) -> Iterator[str]:
@@ -422,7 +478,9 @@ def text_faults(text: str, folder: Path = ROOT) -> Iterator[str]:
     """Faults of the inline code of a text."""
     for span in spans(text):
         span = re.sub(r"\$?\$\{?(\w+)\}?", r"$\1", span)
-        if re.match(r"(understudy|make|torchrun|sbatch|python|scripts/\S+)( |$)|.* -m understudy ", span):
+        if re.match(
+            r"(understudy|make|torchrun|sbatch|python|scripts/\S+)( |$)|.* -m understudy ", span
+        ):
             for words in commands(span):
                 yield from command_faults(words, folder, whole=False)
         elif re.match(r"--[\w.-]+([ =]|$)", span):
@@ -436,7 +494,11 @@ def page_faults(text: str, folder: Path = ROOT) -> list[str]:
     for kind, block in blocks(text):
         if kind in ("sh", "bash", "shell", "console"):
             for words in commands(block):
-                if words[0] != "<" and not re.match(r"\w+=", words[0]) and not _is_program(words[0]):
+                if (
+                    words[0] != "<"
+                    and not re.match(r"\w+=", words[0])
+                    and not _is_program(words[0])
+                ):
                     found.append(f"{' '.join(words)}: no program {words[0]}")
                 found += command_faults(words, folder, whole=True)
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -448,7 +510,11 @@ def page_faults(text: str, folder: Path = ROOT) -> list[str]:
 def unknown_flags(text: str) -> list[str]:
     """One line for each flag in a text, code or not, that no program has."""
     known = own_flags() | foreign_flags() | PROSE
-    return [f"{flag}: a flag of no command" for flag in FLAG.findall(text) if flag.replace("_", "-") not in known]
+    return [
+        f"{flag}: a flag of no command"
+        for flag in FLAG.findall(text)
+        if flag.replace("_", "-") not in known
+    ]
 
 
 def notebook_faults(path: Path) -> list[str]:
@@ -466,7 +532,9 @@ def notebook_faults(path: Path) -> list[str]:
 
 
 def python_faults(path: Path) -> list[str]:
-    """Faults of the texts of a Python file: docstrings, messages, help; and of flags in those of the package."""
+    """Faults of the texts of a Python file: docstrings, messages, help; and of flags in those of
+    the package.
+    """
     found = list[str]()
     is_ours = "src" in path.parts and {"testing", "understudy-conformance"}.isdisjoint(path.parts)
     for text in python_texts(path):
@@ -478,11 +546,22 @@ def python_faults(path: Path) -> list[str]:
 def python_texts(path: Path) -> Iterator[str]:
     """Texts of a Python file, with `…` in place of the values of formatted ones."""
     tree = ast.parse(path.read_text())
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in inside
+        ):
             yield node.value
 
 

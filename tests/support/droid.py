@@ -1,4 +1,6 @@
-"""A small dataset with DROID's schema in LeRobot's format, as in NVIDIA's Cosmos3-DROID, and its keep-ranges."""
+"""A small dataset with DROID's schema in LeRobot's format, as in NVIDIA's Cosmos3-DROID, and its
+keep-ranges.
+"""
 
 import json
 from pathlib import Path
@@ -41,13 +43,21 @@ def range_key(episode: str) -> str:
 
 
 def write_droid(root: Path) -> dict[str, list[tuple[int, int]]]:
-    """Write the dataset, with pauses in its joint velocities. Return the published ranges: key -> [start, end)."""
-    features = {f"observation.image.{camera}": _feature("video", HEIGHT, WIDTH, 3) for camera in CAMERAS}
+    """Write the dataset, with pauses in its joint velocities. Return the published ranges: key ->
+    [start, end).
+    """
+    features = {
+        f"observation.image.{camera}": _feature("video", HEIGHT, WIDTH, 3) for camera in CAMERAS
+    }
     features |= {key: _feature("float32", width) for key, width in VECTORS.items()}
     features |= {key: _feature("bool", 1) for key in ("is_first", "is_last", "is_terminal")}
-    features |= {key: _feature("string", 1) for key in ("language_instruction", "language_instruction_2")}
+    features |= {
+        key: _feature("string", 1) for key in ("language_instruction", "language_instruction_2")
+    }
     ranges = {}
-    with EpisodeWriter(root, fps=15, features=features, robot_type="franka", codec="libx264", gop=4) as writer:
+    with EpisodeWriter(
+        root, fps=15, features=features, robot_type="franka", codec="libx264", gop=4
+    ) as writer:
         for episode, length in enumerate(LENGTHS):
             rng = np.random.default_rng(episode)
             values = {
@@ -55,16 +65,26 @@ def write_droid(root: Path) -> dict[str, list[tuple[int, int]]]:
                 for key, width in VECTORS.items()
             }
             velocity = values["action.joint_velocity"]
-            for start, count in ((18, 7 + episode % 3), (40, 6), (52, 9)):  # 6 idle frames are no pause
+            # 6 idle frames are no pause
+            for start, count in ((18, 7 + episode % 3), (40, 6), (52, 9)):
                 velocity[start : start + count] = velocity[min(start, length - 1)]
-            values["action.gripper_position"] = (np.arange(length)[:, None] // 30 % 2).astype(np.float32)
+            values["action.gripper_position"] = (np.arange(length)[:, None] // 30 % 2).astype(
+                np.float32
+            )
             ranges[range_key(episode_path(episode))] = published_ranges(velocity)
-            texts = {"language_instruction": "put the cup down", "language_instruction_2": f"lower the cup {episode}"}
+            texts = {
+                "language_instruction": "put the cup down",
+                "language_instruction_2": f"lower the cup {episode}",
+            }
             for frame in range(length):
                 image = np.full((HEIGHT, WIDTH, 3), (5 * frame + 20 * episode) % 256, np.uint8)
                 row = {key: value[frame] for key, value in values.items()} | texts
                 row |= {f"observation.image.{camera}": image for camera in CAMERAS}
-                row |= {"is_first": frame == 0, "is_last": frame == length - 1, "is_terminal": frame == length - 1}
+                row |= {
+                    "is_first": frame == 0,
+                    "is_last": frame == length - 1,
+                    "is_terminal": frame == length - 1,
+                }
                 writer.add_frame(row, task=" | ".join(texts.values()))
             writer.save_episode()
     for table in (root / "meta/episodes").rglob("*.parquet"):
@@ -75,9 +95,14 @@ def write_droid(root: Path) -> dict[str, list[tuple[int, int]]]:
 
 
 def published_ranges(velocity: np.ndarray) -> list[tuple[int, int]]:
-    """openpi's rule, frame by frame: velocity (L, 7) of the commands -> [start, end) frames to keep."""
+    """openpi's rule, frame by frame: velocity (L, 7) of the commands -> [start, end) frames to
+    keep.
+    """
     length = len(velocity)
-    idle = [t > 0 and all(abs(velocity[t, j] - velocity[t - 1, j]) < 1e-3 for j in range(7)) for t in range(length)]
+    idle = [
+        t > 0 and all(abs(velocity[t, j] - velocity[t - 1, j]) < 1e-3 for j in range(7))
+        for t in range(length)
+    ]
     keep = [True] * length
     for start, stop in _runs(idle, True):
         if stop - start >= 7:
@@ -86,7 +111,9 @@ def published_ranges(velocity: np.ndarray) -> list[tuple[int, int]]:
 
 
 def write_ranges(path: Path, ranges: dict[str, list[tuple[int, int]]]) -> None:
-    """Write a file like the published one: it also has episodes that the dataset has not, and one without ranges."""
+    """Write a file like the published one: it also has episodes that the dataset has not, and one
+    without ranges.
+    """
     path.write_text(json.dumps(ranges | {range_key("GUY/failure/2023-07-07/Fri"): [[0, 9]]}))
 
 

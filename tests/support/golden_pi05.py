@@ -3,22 +3,27 @@
     pip install --target reference/site transformers==5.5.4
     pip download --no-deps --ignore-requires-python lerobot==0.6.1 --dest reference
     python -m zipfile -e reference/lerobot-0.6.1-py3-none-any.whl reference/port
-    python tests/support/golden_pi05.py --site reference/site --port reference/port --out tests/policies/pi05/golden
+    python tests/support/golden_pi05.py --site reference/site --port reference/port
+        --out tests/policies/pi05/golden
 
 Each of the folders `pi05` and `pi0` of `--out` then has
 
     sizes.json              dimensions of the network
-    weights.safetensors     all parameters of the port under its own (the released) names, random, fixed seed
+    weights.safetensors     all parameters of the port under its own (the released) names, random,
+                            fixed seed
     inputs.safetensors      images, masks, tokens, state, actions, noise, times
-    reference.safetensors   loss per element, actions after ten Euler steps, features and embeddings of the prefix, and
-                            the gradient of the mean loss for each parameter that the loss reaches
+    reference.safetensors   loss per element, actions after ten Euler steps, features and embeddings
+                            of the prefix, and the gradient of the mean loss for each parameter that
+                            the loss reaches
 
-`lab/benchmarks/parity.py --golden FOLDER` compares a network with such a folder. LeRobot itself is not installed: its
-modelling files import a few names from the rest of its package, for which this script puts stubs into `sys.modules`.
-Without the two packages it exits with code 2 and one line that names the missing one.
+`lab/benchmarks/parity.py --golden FOLDER` compares a network with such a folder. LeRobot itself is
+not installed: its modelling files import a few names from the rest of its package, for which this
+script puts stubs into `sys.modules`. Without the two packages it exits with code 2 and one line
+that names the missing one.
 
-Inputs are chosen so that mistakes show: every parameter is random (fresh norms are 1 or 0 and hide their order),
-cameras are missing in front and behind, texts have different lengths, and times lie near 0, in the middle and near 1.
+Inputs are chosen so that mistakes show: every parameter is random (fresh norms are 1 or 0 and hide
+their order), cameras are missing in front and behind, texts have different lengths, and times lie
+near 0, in the middle and near 1.
 """
 
 import argparse
@@ -38,8 +43,22 @@ from torch import Tensor, nn
 
 SIZES: dict[str, Any] = {
     "vision": {"width": 16, "depth": 3, "mlp": 40, "heads": 2, "patch": 4, "image": 12},
-    "vlm": {"width": 32, "depth": 3, "mlp_dim": 48, "num_heads": 8, "num_kv_heads": 1, "head_dim": 8},
-    "expert": {"width": 24, "depth": 3, "mlp_dim": 40, "num_heads": 8, "num_kv_heads": 1, "head_dim": 8},
+    "vlm": {
+        "width": 32,
+        "depth": 3,
+        "mlp_dim": 48,
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+    },
+    "expert": {
+        "width": 24,
+        "depth": 3,
+        "mlp_dim": 40,
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+    },
     "vocab": 96,
     "chunk": 5,
     "dim": 7,
@@ -78,18 +97,27 @@ def load_port(site: Path | None, folder: Path | None) -> Port:
     """
     if site is not None:
         if not site.is_dir():
-            raise MissingPortError(f"--site {site}: no such folder; pip install --target {site} transformers==5.5.4")
+            raise MissingPortError(
+                f"--site {site}: no such folder; pip install --target {site} transformers==5.5.4"
+            )
         sys.path.insert(0, str(site))
     package = _package_folder(folder)
     try:
         import transformers
     except ImportError as error:
-        raise MissingPortError(f"transformers cannot be imported ({error}); pip install transformers==5.5.4") from error
+        raise MissingPortError(
+            f"transformers cannot be imported ({error}); pip install transformers==5.5.4"
+        ) from error
     _put_stubs(package)
     try:
-        modules = {name: importlib.import_module(f"lerobot.policies.{name}.modeling_{name}") for name in SEEDS}
+        modules = {
+            name: importlib.import_module(f"lerobot.policies.{name}.modeling_{name}")
+            for name in SEEDS
+        }
     except (ImportError, AttributeError) as error:
-        raise MissingPortError(f"lerobot at {package} is not {TESTED['lerobot']}: {error}") from error
+        raise MissingPortError(
+            f"lerobot at {package} is not {TESTED['lerobot']}: {error}"
+        ) from error
     return Port(
         modules,
         {
@@ -105,7 +133,9 @@ def _package_folder(folder: Path | None) -> Path:
     for path in [folder] if folder is not None else map(Path, sys.path):
         if path is not None and (path / "lerobot/policies/pi05/modeling_pi05.py").is_file():
             return path / "lerobot"
-    raise MissingPortError("lerobot is not there; see the head of this file, or name its folder by --port")
+    raise MissingPortError(
+        "lerobot is not there; see the head of this file, or name its folder by --port"
+    )
 
 
 def _lerobot_version(package: Path) -> str:
@@ -114,7 +144,9 @@ def _lerobot_version(package: Path) -> str:
 
 
 def _put_stubs(package: Path) -> None:
-    """Replace all of the package but its modelling files: those need names, and no behaviour of them."""
+    """Replace all of the package but its modelling files: those need names, and no behaviour of
+    them.
+    """
 
     def module(name: str, path: Path | None = None, **names: Any) -> None:
         made = ModuleType(name)
@@ -148,11 +180,17 @@ def _put_stubs(package: Path) -> None:
         OPENPI_ATTENTION_MASK_VALUE=-2.3819763e38,
     )
     module("lerobot.utils.device_utils", get_safe_dtype=lambda dtype, device: dtype)
-    module("lerobot.utils.import_utils", _transformers_available=True, require_package=lambda package, extra=None: None)
+    module(
+        "lerobot.utils.import_utils",
+        _transformers_available=True,
+        require_package=lambda package, extra=None: None,
+    )
 
 
 def build(port: Port, name: str, sizes: dict[str, Any]) -> nn.Module:
-    """Build the port's network with other dimensions than the released ones: `GemmaConfig` by name, vision by edit."""
+    """Build the port's network with other dimensions than the released ones: `GemmaConfig` by name,
+    vision by edit.
+    """
     module = port.modules[name]
 
     def gemma_config(variant: str) -> Any:
@@ -206,7 +244,9 @@ def build(port: Port, name: str, sizes: dict[str, Any]) -> nn.Module:
     )
     module.__dict__.update(replaced)
     try:
-        network: nn.Module = getattr(module, "PI05Pytorch" if name == "pi05" else "PI0Pytorch")(config)
+        network: nn.Module = getattr(module, "PI05Pytorch" if name == "pi05" else "PI0Pytorch")(
+            config
+        )
     finally:
         module.__dict__.update(kept)
     return network.eval()
@@ -239,7 +279,8 @@ def draw_inputs(sizes: dict[str, Any], seed: int) -> dict[str, Tensor]:
     token_masks = torch.arange(TEXT)[None] < torch.tensor(LENGTHS)[:, None]
     tokens = torch.randint(1, sizes["vocab"], (batch, TEXT), generator=draw)
     return {
-        "images": torch.where(masks[:, :, None, None, None], images, -1.0),  # a missing camera is black and masked
+        # a missing camera is black and masked
+        "images": torch.where(masks[:, :, None, None, None], images, -1.0),
         "image_masks": masks,
         "tokens": torch.where(token_masks, tokens, 0),
         "token_masks": token_masks,
@@ -257,15 +298,33 @@ def evaluate(network: Any, name: str, inputs: dict[str, Tensor]) -> dict[str, Te
     text = (inputs["tokens"], inputs["token_masks"])
     state = () if name == "pi05" else (inputs["state"],)
     network.zero_grad()
-    loss = network.forward(images, masks, *text, *state, inputs["actions"], inputs["noise"], inputs["time"])
+    loss = network.forward(
+        images, masks, *text, *state, inputs["actions"], inputs["noise"], inputs["time"]
+    )
     loss.mean().backward()
     with torch.no_grad():
-        features = torch.stack([network.paligemma_with_expert.embed_image(image) for image in images], 1)
+        features = torch.stack(
+            [network.paligemma_with_expert.embed_image(image) for image in images], 1
+        )
         prefix, valid, _ = network.embed_prefix(images, masks, *text)
-        actions = network.sample_actions(images, masks, *text, *state, noise=inputs["noise"], num_steps=STEPS)
-    gradients = {f"grad/{key}": value.grad for key, value in network.named_parameters() if value.grad is not None}
-    found = {"loss": loss, "actions": actions, "image_features": features, "prefix": prefix, "prefix_valid": valid}
-    return {key: value.detach().contiguous().clone() for key, value in {**found, **gradients}.items()}
+        actions = network.sample_actions(
+            images, masks, *text, *state, noise=inputs["noise"], num_steps=STEPS
+        )
+    gradients = {
+        f"grad/{key}": value.grad
+        for key, value in network.named_parameters()
+        if value.grad is not None
+    }
+    found = {
+        "loss": loss,
+        "actions": actions,
+        "image_features": features,
+        "prefix": prefix,
+        "prefix_valid": valid,
+    }
+    return {
+        key: value.detach().contiguous().clone() for key, value in {**found, **gradients}.items()
+    }
 
 
 def write(port: Port, name: str, folder: Path) -> None:
@@ -274,17 +333,25 @@ def write(port: Port, name: str, folder: Path) -> None:
     inputs = draw_inputs(SIZES, SEEDS[name])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sizes.json").write_text(json.dumps(SIZES, indent=2) + "\n")
-    weights = {key: value.detach().contiguous().clone() for key, value in network.state_dict().items()}
+    weights = {
+        key: value.detach().contiguous().clone() for key, value in network.state_dict().items()
+    }
     save_file(weights, folder / "weights.safetensors", port.versions)
     save_file(inputs, folder / "inputs.safetensors", port.versions)
     save_file(evaluate(network, name, inputs), folder / "reference.safetensors", port.versions)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--site", type=Path, help="folder of `pip install --target` with transformers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--site", type=Path, help="folder of `pip install --target` with transformers"
+    )
     parser.add_argument("--port", type=Path, help="folder with the unpacked package lerobot")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the golden folders pi05 and pi0")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the golden folders pi05 and pi0"
+    )
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     try:
@@ -295,7 +362,9 @@ def main(argv: list[str] | None = None) -> int:
     print(", ".join(f"{package} {version}" for package, version in port.versions.items()))
     for package, version in TESTED.items():
         if port.versions[package] != version:
-            print(f"{package} {port.versions[package]} is not the tested {version}", file=sys.stderr)
+            print(
+                f"{package} {port.versions[package]} is not the tested {version}", file=sys.stderr
+            )
     for name in SEEDS:
         write(port, name, options.out / name)
         size = sum(path.stat().st_size for path in (options.out / name).iterdir())

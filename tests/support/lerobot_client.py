@@ -1,4 +1,6 @@
-"""A client of LeRobot's asynchronous inference without LeRobot: its classes by name, and its four calls over grpcio."""
+"""A client of LeRobot's asynchronous inference without LeRobot: its classes by name, and its four
+calls over grpcio.
+"""
 
 import pickle
 import sys
@@ -137,7 +139,11 @@ class Client:
     def start(self, **changes: Any) -> None:
         """Ready and SendPolicyInstructions."""
         self.call("Ready")
-        asked = {"policy_type": "flow", "pretrained_name_or_path": "policy", "lerobot_features": FEATURES}
+        asked = {
+            "policy_type": "flow",
+            "pretrained_name_or_path": "policy",
+            "lerobot_features": FEATURES,
+        }
         config = RemotePolicyConfig(**({**asked, "actions_per_chunk": 50} | changes))
         data = pickled(config)
         self.call("SendPolicyInstructions", b"\x0a" + varint(len(data)) + data)

@@ -1,4 +1,6 @@
-"""Runs of a value function: validation by group, resume, its refusals, labels without meaning; and advantages."""
+"""Runs of a value function: validation by group, resume, its refusals, labels without meaning; and
+advantages.
+"""
 
 import json
 from dataclasses import replace
@@ -30,8 +32,16 @@ SUCCESS = [bool(won) for won in np.random.default_rng(3).permutation(EPISODES) %
 
 def settings(data: Path, out: Path, steps: int = 60, **changes: Any) -> TrainConfig:
     policy = ValueSettings(width=32, bins=21, text_bytes=16, **changes)
-    fast: dict[str, Any] = {"optim": {"lr": 1e-2, "ema": {"decay": 0.0}}, "augment": {"text_dropout": 0.0, "shift": 0}}
-    fast |= {"val": {"every": steps}, "checkpoint": {"every": steps}, "steps": steps, "batch_size": 16}
+    fast: dict[str, Any] = {
+        "optim": {"lr": 1e-2, "ema": {"decay": 0.0}},
+        "augment": {"text_dropout": 0.0, "shift": 0},
+    }
+    fast |= {
+        "val": {"every": steps},
+        "checkpoint": {"every": steps},
+        "steps": steps,
+        "batch_size": 16,
+    }
     return replace(tiny_config(data, out, **fast), policy=policy)
 
 
@@ -56,11 +66,14 @@ def test_value_function_learns_the_outcome(outcomes: Path, tmp_path: Path) -> No
     assert validation["loss"] == validation["terms"]["value"]["loss"]
     assert set(validation["tasks"]) == {"task 0", "task 1"}
     assert all(set(group["terms"]) == {"value", "l1", "accuracy"} for group in validation["groups"])
-    assert validation["elements"] == validation["samples"]  # the figures of a validation are no elements of the loss
+    # the figures of a validation are no elements of the loss
+    assert validation["elements"] == validation["samples"]
     with refused(kind=ValueError):
         load_policy(tmp_path / "run")
     with refused("score", kind=ConfigError):
-        rollout_saved_policy(tmp_path / "run/policy", settings(outcomes, tmp_path / "run").data, None, Play())
+        rollout_saved_policy(
+            tmp_path / "run/policy", settings(outcomes, tmp_path / "run").data, None, Play()
+        )
 
 
 def test_accuracy_on_shuffled_outcomes_is_that_of_chance(tmp_path: Path) -> None:
@@ -69,11 +82,14 @@ def test_accuracy_on_shuffled_outcomes_is_that_of_chance(tmp_path: Path) -> None
     write_outcomes(tmp_path / "data", [6] * EPISODES, shuffled, shown=0)
     assert run.train(settings(tmp_path / "data", tmp_path / "run")) == 0
     accuracy = last_validation(tmp_path / "run")["terms"]["accuracy"]["loss"]
-    assert abs(accuracy - 0.5) < 0.3  # 12 validation episodes: three standard errors are 0.43, learned ones have 1
+    # 12 validation episodes: three standard errors are 0.43, learned ones have 1
+    assert abs(accuracy - 0.5) < 0.3
 
 
 def test_episodes_without_an_outcome_train_nothing(outcomes: Path, tmp_path: Path) -> None:
-    write_outcomes(tmp_path / "cut", [4] * 6, [True, False, True, False, True, False], truncated=[True] * 6)
+    write_outcomes(
+        tmp_path / "cut", [4] * 6, [True, False, True, False, True, False], truncated=[True] * 6
+    )
     config = settings(tmp_path / "cut", tmp_path / "run", 2)
     only_cut = override(config, data={"val_fraction": 0.0, "episodes": (1, 3, 5)}, val={"every": 0})
     with refused(where="cut", fix="--metadata"):
@@ -81,8 +97,14 @@ def test_episodes_without_an_outcome_train_nothing(outcomes: Path, tmp_path: Pat
 
 
 def test_account_of_a_value_function_has_no_samples_without_a_return(tmp_path: Path) -> None:
-    write_outcomes(tmp_path / "cut", [4] * 6, [True] * 3 + [False] * 3, truncated=[False] * 3 + [True] * 3)
-    config = override(settings(tmp_path / "cut", tmp_path / "run", 4), data={"val_fraction": 0.0}, val={"every": 0})
+    write_outcomes(
+        tmp_path / "cut", [4] * 6, [True] * 3 + [False] * 3, truncated=[False] * 3 + [True] * 3
+    )
+    config = override(
+        settings(tmp_path / "cut", tmp_path / "run", 4),
+        data={"val_fraction": 0.0},
+        val={"every": 0},
+    )
     assert run.train(config) == 0
     result, counts = audit_run(tmp_path / "run", "latest", ())
     samples = dict(zip(counts.table()["episode"].tolist(), counts.table()["samples"].tolist()))
@@ -92,7 +114,9 @@ def test_account_of_a_value_function_has_no_samples_without_a_return(tmp_path: P
 
 
 def test_value_functions_load_one_action_per_sample(outcomes: Path, tmp_path: Path) -> None:
-    config = override(settings(outcomes, tmp_path / "run", 2), data={"chunk_size": None}, val={"every": 0})
+    config = override(
+        settings(outcomes, tmp_path / "run", 2), data={"chunk_size": None}, val={"every": 0}
+    )
     assert run.train(config) == 0
     found = RunDir(tmp_path / "run").settings()
     batch, _ = first_batch(found)
@@ -107,7 +131,9 @@ def test_rollouts_of_a_value_function_are_refused(outcomes: Path, tmp_path: Path
         run.train(config)
 
 
-def test_futures_of_a_value_function_are_refused_as_a_setting(outcomes: Path, tmp_path: Path) -> None:
+def test_futures_of_a_value_function_are_refused_as_a_setting(
+    outcomes: Path, tmp_path: Path
+) -> None:
     with refused("policy", "future", kind=ConfigError):
         run.train(override(settings(outcomes, tmp_path / "run"), mode="joint"))
     assert not (tmp_path / "run/order.json").exists()
@@ -116,9 +142,13 @@ def test_futures_of_a_value_function_are_refused_as_a_setting(outcomes: Path, tm
 def test_resume_of_a_value_function_is_exact(outcomes: Path, tmp_path: Path) -> None:
     whole = override(settings(outcomes, tmp_path / "whole", 8), checkpoint={"every": 4})
     run.train(whole)
-    run.train(override(whole, output_dir=str(tmp_path / "half"), steps=4, schedule={"decay_steps": 8}))
+    run.train(
+        override(whole, output_dir=str(tmp_path / "half"), steps=4, schedule={"decay_steps": 8})
+    )
     run.resume(override(whole, output_dir=str(tmp_path / "half"), schedule={"decay_steps": 8}))
-    files = [(tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("whole", "half")]
+    files = [
+        (tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("whole", "half")
+    ]
     assert files[0] == files[1]
 
 
@@ -134,7 +164,8 @@ def test_advantages_are_those_of_the_steps(terminal: bool, steps: int, length: i
     for t in range(length):
         total = 0.0
         k = 0
-        while k < steps and t + k < length - (not terminal):  # a cut episode has no step behind its last frame
+        # a cut episode has no step behind its last frame
+        while k < steps and t + k < length - (not terminal):
             total = total + discount**k * rewards[t + k]
             k = k + 1
         following = 0.0 if t + k == length else values[t + k]

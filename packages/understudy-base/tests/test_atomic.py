@@ -1,4 +1,6 @@
-"""Files and folders replaced in one step, on disks that fill up, under kills and in folders without write access."""
+"""Files and folders replaced in one step, on disks that fill up, under kills and in folders without
+write access.
+"""
 
 import errno
 import os
@@ -32,7 +34,9 @@ def raise_error(number: int) -> Callable[..., Any]:
     return call
 
 
-@pytest.mark.parametrize(("broken", "number"), [("fsync", errno.ENOSPC), ("replace", errno.EIO), ("open", errno.EROFS)])
+@pytest.mark.parametrize(
+    ("broken", "number"), [("fsync", errno.ENOSPC), ("replace", errno.EIO), ("open", errno.EROFS)]
+)
 def test_write_text_that_fails_leaves_the_old_file_and_no_draft(
     broken: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +63,9 @@ def test_write_text_that_is_killed_leaves_the_old_file(at: str, tmp_path: Path) 
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert path.read_text() == "old"
     drafts = [entry.name for entry in tmp_path.iterdir() if entry != path]
-    assert [name.startswith(".order.json.") and name.endswith(DRAFT_SUFFIX) for name in drafts] == [True]
+    assert [name.startswith(".order.json.") and name.endswith(DRAFT_SUFFIX) for name in drafts] == [
+        True
+    ]
 
 
 def test_replace_file_drops_the_draft_of_a_block_that_raises(tmp_path: Path) -> None:
@@ -119,7 +125,10 @@ def test_create_folder_fills_an_empty_folder_and_no_other(tmp_path: Path) -> Non
 
 
 def test_create_folder_names_the_folder_and_no_draft_in_errors(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space") as caught, create_folder(tmp_path / "out") as draft:
+    with (
+        pytest.raises(OSError, match="No space") as caught,
+        create_folder(tmp_path / "out") as draft,
+    ):
         raise OSError(28, "No space left on device", str(draft / "videos" / "a.mp4"))
     assert caught.value.filename == str(tmp_path / "out")
     with pytest.raises(FileNotFoundError) as caught, create_folder(tmp_path / "out"):

@@ -10,7 +10,8 @@ from understudy_base.lru import LRUCache
     capacity=st.integers(0, 20),
     keep=st.integers(0, 2),
     calls=st.lists(
-        st.tuples(st.sampled_from(["put", "get", "pop"]), st.integers(0, 5), st.integers(1, 9)), max_size=30
+        st.tuples(st.sampled_from(["put", "get", "pop"]), st.integers(0, 5), st.integers(1, 9)),
+        max_size=30,
     ),
 )
 def test_lru_cache_keeps_the_newest_within_capacity(
@@ -21,7 +22,9 @@ def test_lru_cache_keeps_the_newest_within_capacity(
     for call, key, size in calls:
         earlier = next((value for other, value in model if other == key), None)
         if call == "put":
-            model = [(other, value) for other, value in model if other != key] + [(key, bytes(size))]
+            model = [(other, value) for other, value in model if other != key] + [
+                (key, bytes(size))
+            ]
             dropped = []
             while sum(len(value) for _, value in model) > capacity and len(model) > keep:
                 dropped.append(model.pop(0)[1])
@@ -32,7 +35,9 @@ def test_lru_cache_keeps_the_newest_within_capacity(
         else:
             assert cache.get(key) == earlier
             if earlier is not None:
-                model = [(other, value) for other, value in model if other != key] + [(key, earlier)]
+                model = [(other, value) for other, value in model if other != key] + [
+                    (key, earlier)
+                ]
         assert cache.used == sum(len(value) for _, value in model)
         assert len(cache) == len(model)
         assert list(cache.items()) == model

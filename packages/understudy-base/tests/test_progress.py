@@ -15,7 +15,8 @@ from understudy_base import progress
 from understudy_base.progress import Progress
 
 LINE = re.compile(
-    r"(?P<what>\w+): (?P<done>[\d,]+) of (?P<total>[\d,]+) frames \(\d+%\), [\d.,]+/s(, [\d.]+ \w+ left)?"
+    r"(?P<what>\w+): (?P<done>[\d,]+) of (?P<total>[\d,]+) frames \(\d+%\), [\d.,]+/s"
+    r"(, [\d.]+ \w+ left)?"
 )
 
 
@@ -33,7 +34,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_progress_logs_a_line_per_interval(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_a_line_per_interval(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress(10_000, "statistics", "frame") as bar:
         for _ in range(99):
             clock.now += 1.0
@@ -50,7 +53,9 @@ def test_progress_logs_a_line_per_interval(clock: Clock, capsys: pytest.CaptureF
     assert lines[-1].startswith("statistics: 9,900 of 10,000 frames")
 
 
-def test_progress_logs_less_often_after_days(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_less_often_after_days(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress(100_000, "train", "frame", last=True) as bar:
         for _ in range(3 * 8640):  # three days
             clock.now += 10.0
@@ -58,7 +63,9 @@ def test_progress_logs_less_often_after_days(clock: Clock, capsys: pytest.Captur
     assert 3 * 86400 / progress.MAX_INTERVAL < len(capsys.readouterr().err.splitlines()) < 600
 
 
-def test_progress_logs_nothing_for_short_work(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_logs_nothing_for_short_work(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress(10, "statistics", "frame") as bar:
         bar.update(10)
     assert capsys.readouterr().err == ""
@@ -68,7 +75,9 @@ def test_progress_logs_nothing_for_short_work(clock: Clock, capsys: pytest.Captu
     assert capsys.readouterr().err.splitlines()[-1].endswith("loss 0.5")
 
 
-def test_progress_that_is_not_shown_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_that_is_not_shown_prints_nothing(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress(10, "train", "frame", last=True, shown=False) as bar:
         clock.now += 1000.0
         bar.update(10)
@@ -98,11 +107,16 @@ def test_progress_draws_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_progress_removes_its_bar_before_an_error(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_progress_removes_its_bar_before_an_error(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
-    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), Progress(10, "train", "step", last=True) as bar:
+    with (
+        pytest.raises(ZeroDivisionError) if fails else nullcontext(),
+        Progress(10, "train", "step", last=True) as bar,
+    ):
         bar.update(3)
         _ = 1 / 0 if fails else 1
     assert (terminal.getvalue().rpartition("\r")[2].strip() == "") == fails
@@ -119,7 +133,9 @@ class Output:
         self.texts.append(data["text/plain"])
 
 
-def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notebook_has_one_output_per_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A bar inside another one, and one that takes no time, have none."""
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     outputs = list[Output]()
@@ -141,7 +157,9 @@ def test_notebook_has_one_output_per_bar(monkeypatch: pytest.MonkeyPatch, capsys
     assert len(outputs) == 2
     for output in outputs:
         assert "10/10" in output.texts[-1]
-        assert all(len(text) <= progress.NOTEBOOK_COLUMNS and text.isprintable() for text in output.texts)
+        assert all(
+            len(text) <= progress.NOTEBOOK_COLUMNS and text.isprintable() for text in output.texts
+        )
     monkeypatch.setattr(shell, "config", {"TerminalIPythonApp": {}})
     with Progress(10, "train", "step") as other:
         other.update(10)

@@ -1,4 +1,6 @@
-"""Temporary folders: removed by the next process if theirs was killed, and never those of others."""
+"""Temporary folders: removed by the next process if theirs was killed, and never those of
+others.
+"""
 
 import os
 import signal
@@ -61,7 +63,9 @@ def kill(kind: str, process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.parametrize("kind", ["block", "sockets"])
-def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(temporary: Path, kind: str) -> None:
+def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(
+    temporary: Path, kind: str
+) -> None:
     alive = start("block", signal.SIGTERM)
     killed = None
     (held,) = temporary.iterdir()

@@ -24,7 +24,9 @@ def test_the_token_of_a_file_counts_before_that_of_the_environment(
     assert read_token("") is None
 
 
-@pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"\xff\xfe", "ä".encode(), b"a\x00b"])
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"two words", b"\xff\xfe", "ä".encode(), b"a\x00b"]
+)
 def test_a_file_without_a_token_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)
@@ -32,7 +34,9 @@ def test_a_file_without_a_token_is_refused(content: bytes, tmp_path: Path) -> No
         read_token(str(file))
 
 
-def test_a_missing_file_and_a_bad_variable_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_and_a_bad_variable_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with refused("token_file", str(tmp_path / "absent"), kind=ConfigError):
         read_token(str(tmp_path / "absent"))
     monkeypatch.setenv(VARIABLE, "S3 CRET")
@@ -95,5 +99,7 @@ def test_names_of_this_machine(host: str, expected: bool) -> None:
         ("attacker.example", "0.0.0.0", True),  # it cannot know its names
     ],
 )
-def test_a_server_on_loopback_has_names_of_this_machine_alone(header: str | None, host: str, expected: bool) -> None:
+def test_a_server_on_loopback_has_names_of_this_machine_alone(
+    header: str | None, host: str, expected: bool
+) -> None:
     assert is_own_host(header, host) == expected

@@ -18,7 +18,9 @@ T = 8
 
 
 class Counting:
-    """A policy whose action for control step s is s + 1000 r in its r-th chunk; it keeps the options of each."""
+    """A policy whose action for control step s is s + 1000 r in its r-th chunk; it keeps the
+    options of each.
+    """
 
     chunk = T
 
@@ -43,7 +45,9 @@ class Counting:
         step = int(observation["step"][0])
         self.seen.append(step)
         self.asked.append({"step": step, **options})
-        return np.arange(step, step + T, dtype=np.float32)[:, None] + np.float32(1000 * (len(self.asked) - 1))
+        return np.arange(step, step + T, dtype=np.float32)[:, None] + np.float32(
+            1000 * (len(self.asked) - 1)
+        )
 
 
 def drive(chunks: AsyncChunks, steps: int, first: int = 0) -> list[float]:
@@ -231,7 +235,7 @@ def test_an_action_is_the_callers_own() -> None:
         assert drive(chunks, 1, 1) == [1]
 
 
-# -- a policy behind an address ---------------------------------------------------------------------------------------
+# -- a policy behind an address --------------------------------------------------------------------
 
 SEEN = {"observation.state": np.zeros(2), "task": "push"}
 
@@ -277,7 +281,10 @@ def test_the_delay_is_reported_to_the_server() -> None:
 
 def test_a_remote_policy_is_asked_for_no_more_than_it_can() -> None:
     """At the start, and not when the robot moves already."""
-    with small_server(greeting={"continues_chunks": False}) as server, RemotePolicy(server.address) as policy:
+    with (
+        small_server(greeting={"continues_chunks": False}) as server,
+        RemotePolicy(server.address) as policy,
+    ):
         with refused("'guided'", kind=ValueError):
             AsyncChunks(policy, compensation="guided")
         with refused("'trained'", "max_delay", kind=ValueError):

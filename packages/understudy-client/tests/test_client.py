@@ -1,4 +1,6 @@
-"""`RemotePolicy` against a small server: requests, answers, errors, reconnections and hostile servers."""
+"""`RemotePolicy` against a small server: requests, answers, errors, reconnections and hostile
+servers.
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ from understudy_client.testing.small_server import (
 SEEN: dict[str, Any] = {"observation.state": np.array([0.5, -1.0]), "task": "push"}
 UNLIKE = Mismatch("instruction", "task", "2 others", "'dance'", "give an instruction of training")
 
-# -- connections and requests -----------------------------------------------------------------------------------------
+# -- connections and requests ----------------------------------------------------------------------
 
 CODE = """
 import json, sys
@@ -48,12 +50,15 @@ policy.reset(seed=5)
 action = policy.select_action({"observation.state": np.zeros(2), "task": "push"})
 with AsyncChunks(policy, delay=0) as chunks:
     chunks.reset(seed=5)
-    assert (chunks.select_action({"observation.state": np.zeros(2), "task": "push"}) == action).all()
-packages = {name.partition(".")[0] for name in set(sys.modules) - first} - set(sys.stdlib_module_names)
+    first_of_chunk = chunks.select_action({"observation.state": np.zeros(2), "task": "push"})
+    assert (first_of_chunk == action).all()
+packages = {name.partition(".")[0] for name in set(sys.modules) - first}
+packages -= set(sys.stdlib_module_names)
 print(json.dumps([action.shape, sorted(packages)]))
 """
 OWN = {"understudy_base", "understudy_client"}
-OPTIONAL = {"typing_extensions", "cython_runtime"}  # which msgspec and msgpack bring where they are installed
+# which msgspec and msgpack bring where they are installed
+OPTIONAL = {"typing_extensions", "cython_runtime"}
 
 
 def test_the_client_imports_four_packages_and_uses_no_proxy_on_loopback() -> None:
@@ -142,7 +147,9 @@ def test_the_noise_of_a_step_is_that_of_its_position() -> None:
     ]
 
 
-@pytest.mark.parametrize(("horizon", "steps"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (8, [0]), (None, [0])])
+@pytest.mark.parametrize(
+    ("horizon", "steps"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (8, [0]), (None, [0])]
+)
 def test_select_action_executes_chunks(horizon: int | None, steps: list[int]) -> None:
     with small_server() as server, RemotePolicy(server.address) as policy:
         actions = [policy.select_action(SEEN, horizon=horizon) for _ in range(4)]
@@ -209,7 +216,9 @@ def test_a_closed_client_asks_nothing_more() -> None:
         assert server.connections == 1
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://127.0.0.1:8000", "ws://", "wss://:8000"])
+@pytest.mark.parametrize(
+    "url", ["ftp://127.0.0.1", "http://127.0.0.1:8000", "ws://", "wss://:8000"]
+)
 def test_other_addresses_are_refused(url: str) -> None:
     with refused(url.partition(":")[0], kind=ValueError):
         RemotePolicy(url)
@@ -242,14 +251,17 @@ def test_values_that_cannot_be_sent_are_refused_before_they_are(
 
 def test_an_oversized_observation_is_refused_before_it_is_sent() -> None:
     seen = {**SEEN, "observation.images.front": np.zeros((200, 300, 3), np.uint8)}
-    with small_server(greeting={"max_message_bytes": 50_000}) as server, RemotePolicy(server.address) as policy:
+    with (
+        small_server(greeting={"max_message_bytes": 50_000}) as server,
+        RemotePolicy(server.address) as policy,
+    ):
         with refused("50,000", kind=MessageError):
             policy.act(seen)
         assert server.controls == []
         assert policy.reconnects == 0
 
 
-# -- statements of the robot ------------------------------------------------------------------------------------------
+# -- statements of the robot -----------------------------------------------------------------------
 
 
 def test_statements_are_made_at_each_handshake() -> None:
@@ -282,7 +294,7 @@ def test_a_strict_server_refuses_statements() -> None:
         assert server.connections == 1  # refused for good
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,7 +318,8 @@ def test_errors_of_the_server_have_the_types_of_the_local_policy(
         assert getattr(caught.value, "fault", None) == fault
         if isinstance(error, ContractError):
             assert caught.value.mismatches == (UNLIKE,)
-        assert np.array_equal(policy.act(SEEN), scripted_chunk(0))  # the connection stays, and the step was none
+        # the connection stays, and the step was none
+        assert np.array_equal(policy.act(SEEN), scripted_chunk(0))
         assert policy.reconnects == 0
 
 
@@ -343,7 +356,9 @@ def test_actions_that_are_not_finite_reach_no_robot(broken: float) -> None:
             chunks.select_action(SEEN)
 
 
-@pytest.mark.parametrize("greeting", ["hello", b"\xc1", encode([1]), encode({}), encode({"chunk": 8})])
+@pytest.mark.parametrize(
+    "greeting", ["hello", b"\xc1", encode([1]), encode({}), encode({"chunk": 8})]
+)
 def test_a_greeting_of_another_kind_of_server_is_refused(greeting: Any) -> None:
     with small_server(greeting=greeting) as server:
         with refused(f"ws://127.0.0.1:{server.port}", "metadata", kind=RemoteError):
@@ -352,14 +367,17 @@ def test_a_greeting_of_another_kind_of_server_is_refused(greeting: Any) -> None:
 
 
 def test_a_larger_answer_than_agreed_is_not_read() -> None:
-    with small_server() as server, RemotePolicy(server.address, timeout_s=1, max_message_mb=0.01) as policy:
+    with (
+        small_server() as server,
+        RemotePolicy(server.address, timeout_s=1, max_message_mb=0.01) as policy,
+    ):
         server.script += [{"actions": np.zeros((5000, 2), np.float32)}] * 20
         with refused(kind=DeadlineError) as caught:
             policy.act(SEEN)
         assert caught.value.fault == "lost"
 
 
-# -- deadlines --------------------------------------------------------------------------------------------------------
+# -- deadlines -------------------------------------------------------------------------------------
 
 
 def test_a_late_answer_is_a_deadline_and_not_taken_for_the_next_one() -> None:
@@ -380,7 +398,9 @@ def test_a_missing_server_is_a_deadline() -> None:
     assert caught.value.fault == "lost"
 
 
-def test_a_long_wait_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def waits() -> list[str]:
         return [str(record.args) for record in caplog.records if "ws://" in str(record.args)]
 
@@ -412,10 +432,12 @@ def test_messages_have_no_password() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-# -- reconnections ----------------------------------------------------------------------------------------------------
+# -- reconnections ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [Vanish(), Close(1011), Close(1000), RemoteError("it restarts", "closing")])
+@pytest.mark.parametrize(
+    "fault", [Vanish(), Close(1011), Close(1000), RemoteError("it restarts", "closing")]
+)
 def test_a_lost_connection_is_made_again_within_a_request(fault: Answer) -> None:
     with small_server(script=[fault]) as server, RemotePolicy(server.address) as policy:
         policy.reset(seed=1)
@@ -483,7 +505,7 @@ def test_another_policy_behind_the_address_is_refused(change: dict[str, Any]) ->
         assert np.array_equal(policy.act(SEEN), scripted_chunk(1))
 
 
-# -- access -----------------------------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["other", "s3cret2", ""])
@@ -508,7 +530,10 @@ def test_the_token_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_server_that_is_not_ready_is_waited_for() -> None:
-    with small_server(statuses=[503, 503]) as server, RemotePolicy(server.address, timeout_s=20) as policy:
+    with (
+        small_server(statuses=[503, 503]) as server,
+        RemotePolicy(server.address, timeout_s=20) as policy,
+    ):
         assert policy.reconnects == 0
         assert (len(server.tokens), server.connections) == (3, 1)
 
@@ -521,7 +546,7 @@ def test_a_forbidden_robot_is_not_sent_again_and_again() -> None:
         assert len(server.tokens) == 1
 
 
-# -- policies with a history ------------------------------------------------------------------------------------------
+# -- policies with a history -----------------------------------------------------------------------
 
 HISTORY = {"history": {"observation.state": [-0.3, -0.1]}}
 

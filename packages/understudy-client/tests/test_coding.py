@@ -1,4 +1,6 @@
-"""Messages keep their values to the bit, are those of openpi's client, and no bytes break the reader."""
+"""Messages keep their values to the bit, are those of openpi's client, and no bytes break the
+reader.
+"""
 
 import os
 import subprocess
@@ -27,7 +29,11 @@ def same(one: Any, two: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
     if isinstance(one, np.ndarray):
-        return one.shape == two.shape and one.astype(two.dtype).tobytes() == two.tobytes() and two.dtype.isnative
+        return (
+            one.shape == two.shape
+            and one.astype(two.dtype).tobytes() == two.tobytes()
+            and two.dtype.isnative
+        )
     return bool(one == two) and type(one) is type(two)
 
 
@@ -40,16 +46,29 @@ def test_values_come_back_without_the_compiled_module_of_msgpack() -> None:
     program += "sys.stdout.buffer.write(encode(decode(sys.stdin.buffer.read())))"
     message = encode(MESSAGE)
     plain = os.environ | {"MSGPACK_PUREPYTHON": "1"}
-    done = subprocess.run([sys.executable, "-c", program], input=message, env=plain, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=message,
+        env=plain,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     assert done.stdout == encode(decode(message))
 
 
 def test_the_form_is_that_of_openpi() -> None:
     """By the bytes of the published format; and by openpi's own package, where it is installed."""
     packed = msgpack.unpackb(encode({"a": np.ones((1, 2), np.float32), "n": np.int32(3)}))
-    assert packed["a"] == {b"__ndarray__": True, b"data": b"\0\0\x80?" * 2, b"dtype": "<f4", b"shape": [1, 2]}
+    assert packed["a"] == {
+        b"__ndarray__": True,
+        b"data": b"\0\0\x80?" * 2,
+        b"dtype": "<f4",
+        b"shape": [1, 2],
+    }
     assert packed["n"] == {b"__npgeneric__": True, b"data": 3, b"dtype": "<i4"}
-    theirs = pytest.importorskip("openpi_client.msgpack_numpy", reason="openpi-client is not installed")
+    theirs = pytest.importorskip(
+        "openpi_client.msgpack_numpy", reason="openpi-client is not installed"
+    )
     assert theirs.packb(MESSAGE) == encode(MESSAGE)
     assert same(MESSAGE, decode(theirs.packb(MESSAGE)))
 

@@ -9,8 +9,15 @@ import pytest
 from understudy_client.dialects import OPENPI, Dialect, describe
 from understudy_client.protocol import MessageError, decode, decode_message, encode
 
-DIALECTS = [Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")]
-ARRAYS = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True]), np.array([1, 2], ">i2"), np.float32(2.5)]
+DIALECTS = [
+    Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")
+]
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array([True]),
+    np.array([1, 2], ">i2"),
+    np.float32(2.5),
+]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -30,7 +37,9 @@ def test_the_form_is_that_of_msgpack_numpy() -> None:
     assert msgpack.unpackb(encode(array, Dialect("msgpack-numpy"))) == theirs
     package = pytest.importorskip("msgpack_numpy", reason="msgpack-numpy is not installed")
     assert np.array_equal(decode(msgpack.packb(array, default=package.encode)), array)
-    assert np.array_equal(msgpack.unpackb(encode(array, Dialect("msgpack-numpy")), object_hook=package.decode), array)
+    assert np.array_equal(
+        msgpack.unpackb(encode(array, Dialect("msgpack-numpy")), object_hook=package.decode), array
+    )
 
 
 @pytest.mark.parametrize("kind", [b"", b"f", "", "f"])
@@ -69,7 +78,10 @@ def test_plain_maps_stay_maps() -> None:
     ("value", "words"),
     [
         ({"buffer": b"", "dims": [4]}, "a map with the keys buffer, dims"),
-        ({f"key{number}": 0 for number in range(9)}, "a map with the keys key0, key1, key2, key3, key4, key5, ..."),
+        (
+            {f"key{number}": 0 for number in range(9)},
+            "a map with the keys key0, key1, key2, key3, key4, key5, ...",
+        ),
         ({b"k": 1}, "a map with the keys b'k'"),
         ({}, "an empty map"),
         (b"\xff\xd8\xff\xe0 jfif", "9 bytes, which begin as a JPEG image"),
@@ -78,7 +90,10 @@ def test_plain_maps_stay_maps() -> None:
         (b"\x80\x04.", "3 bytes, which begin as a pickle"),
         (b"plain", "5 bytes"),
         (msgpack.ExtType(78, b"1234"), "the extension type 78 of msgpack, with 4 bytes"),
-        ([[1, 2], 3], "a list of 2, the first of them a list of 2, the first of them a whole number"),
+        (
+            [[1, 2], 3],
+            "a list of 2, the first of them a list of 2, the first of them a whole number",
+        ),
         ([], "an empty list"),
         ("12.5", "a text"),
         (True, "a truth value"),
@@ -95,7 +110,11 @@ def test_the_dialect_of_a_message_is_that_of_its_first_array() -> None:
     ones = np.ones(2)
     first = Dialect("msgpack-numpy", "text")
     second = Dialect("openpi", "bytes")
-    parts = {"a": [{"x": 1}], "b": msgpack.unpackb(encode(ones, first)), "c": msgpack.unpackb(encode(ones, second))}
+    parts = {
+        "a": [{"x": 1}],
+        "b": msgpack.unpackb(encode(ones, first)),
+        "c": msgpack.unpackb(encode(ones, second)),
+    }
     message, found = decode_message(msgpack.packb(parts))
     assert found == first
     assert np.array_equal(message["b"], message["c"])

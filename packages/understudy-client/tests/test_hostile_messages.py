@@ -47,4 +47,6 @@ def test_long_lists_and_dicts_take_no_memory(head: bytes) -> None:
 
 
 def test_lists_of_numbers_are_still_read() -> None:
-    assert np.asarray(decode(msgpack.packb({"image": [[[1, 2, 3]] * 128] * 96}))["image"]).shape == (96, 128, 3)
+    assert np.asarray(
+        decode(msgpack.packb({"image": [[[1, 2, 3]] * 128] * 96}))["image"]
+    ).shape == (96, 128, 3)

@@ -37,7 +37,9 @@ FAULTS = [
         (RuntimeError(), RemoteError, "server"),
     ],
 )
-def test_an_error_crosses_the_wire(error: Exception, kind: type[Exception], fault: str | None) -> None:
+def test_an_error_crosses_the_wire(
+    error: Exception, kind: type[Exception], fault: str | None
+) -> None:
     rebuilt = rebuild_error(decode(encode(describe_error(error))))
     assert type(rebuilt) is kind
     assert str(rebuilt) == (str(error) or type(error).__name__)
@@ -57,7 +59,9 @@ def test_errors_have_the_types_that_callers_catch() -> None:
     assert issubclass(ContractError, ValueError)
     assert issubclass(RemoteError, OSError)
     assert issubclass(DeadlineError, TimeoutError)
-    assert all(issubclass(kind, UnderstudyError) for kind in (MessageError, ContractError, RemoteError))
+    assert all(
+        issubclass(kind, UnderstudyError) for kind in (MessageError, ContractError, RemoteError)
+    )
 
 
 def test_differences_cross_the_wire_and_processes() -> None:

@@ -11,7 +11,9 @@ from understudy_client.dialects import Dialect
 from understudy_client.protocol import decode_message, encode
 from understudy_client.testing.small_server import METADATA, Close, scripted_chunk, small_server
 
-DIALECTS = [Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")]
+DIALECTS = [
+    Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")
+]
 
 
 def ask(connection: ClientConnection, message: bytes) -> Any:
@@ -27,7 +29,9 @@ def test_a_client_of_openpi_gets_chunks_in_its_form(dialect: Dialect) -> None:
         greeting = connection.recv(5)
         assert isinstance(greeting, bytes)
         assert decode_message(greeting)[0] == METADATA
-        message, found = ask(connection, encode({"observation.state": np.zeros(2), "prompt": "push"}, dialect))
+        message, found = ask(
+            connection, encode({"observation.state": np.zeros(2), "prompt": "push"}, dialect)
+        )
         assert found == dialect
         assert np.array_equal(message["actions"], scripted_chunk(0))
         assert server.observations[0]["prompt"] == "push"
@@ -35,7 +39,10 @@ def test_a_client_of_openpi_gets_chunks_in_its_form(dialect: Dialect) -> None:
 
 
 def test_errors_are_text_for_clients_of_openpi() -> None:
-    with small_server(script=[ValueError("joints")]) as server, connect(server.address, proxy=None) as connection:
+    with (
+        small_server(script=[ValueError("joints")]) as server,
+        connect(server.address, proxy=None) as connection,
+    ):
         connection.recv(5)
         assert ask(connection, encode({"prompt": "push"})) == "joints"
         assert isinstance(ask(connection, b"\xc1"), str)

@@ -1,4 +1,6 @@
-"""Grain 0.2.18: an endless `MapDataset` over LeRobot's reader, shuffled anew in each repetition, sharded by slices."""
+"""Grain 0.2.18: an endless `MapDataset` over LeRobot's reader, shuffled anew in each repetition,
+sharded by slices.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +22,10 @@ class Samples:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.data[int(index)]
-        return {key: value if isinstance(value, str) else np.asarray(value) for key, value in sample.items()}
+        return {
+            key: value if isinstance(value, str) else np.asarray(value)
+            for key, value in sample.items()
+        }
 
 
 class Loader:

@@ -1,7 +1,8 @@
-"""GR00T N1.7: `ShardedSingleStepDataset` in `ShardedMixtureDataset` and its trainer's `DataLoader`, on a copy of v2.1.
+"""GR00T N1.7: `ShardedSingleStepDataset` in `ShardedMixtureDataset` and its trainer's `DataLoader`,
+on a copy of v2.1.
 
-GR00T is the folder of a checkout. Its shards of 1024 frames are of 4 here, and its epoch of 100 000 shards is all of
-them. A sample passes through no processor of a model.
+GR00T is the folder of a checkout. Its shards of 1024 frames are of 4 here, and its epoch of 100 000
+shards is all of them. A sample passes through no processor of a model.
 """
 
 import json
@@ -22,7 +23,13 @@ from gr00t.data.dataset.sharded_mixture_dataset import ShardedMixtureDataset
 from gr00t.data.dataset.sharded_single_step_dataset import ShardedSingleStepDataset
 from gr00t.data.types import EmbodimentTag, ModalityConfig
 
-STATES = ("observation.state", "observation.gripper", "observation.clock", "episode_index", "frame_index")
+STATES = (
+    "observation.state",
+    "observation.gripper",
+    "observation.clock",
+    "episode_index",
+    "frame_index",
+)
 
 
 def prepare(root: Path) -> tuple[Path, dict[str, Any]]:
@@ -32,7 +39,10 @@ def prepare(root: Path) -> tuple[Path, dict[str, Any]]:
     cameras = [key for key, feature in features.items() if feature["dtype"] == "video"]
     keys = {"state": STATES, "action": ("action",)}
     parts = {
-        kind: {key: {"original_key": key, "start": 0, "end": features[key]["shape"][0]} for key in names}
+        kind: {
+            key: {"original_key": key, "start": 0, "end": features[key]["shape"][0]}
+            for key in names
+        }
         for kind, names in keys.items()
     }
     layout = parts | {
@@ -49,8 +59,15 @@ def prepare(root: Path) -> tuple[Path, dict[str, Any]]:
         moments |= {f"q{q:02}": np.quantile(rows, q / 100, 0) for q in (1, 99)}
         stats[key] = {name: value.tolist() for name, value in moments.items()}
     (copy / "meta/stats.json").write_text(json.dumps(stats))
-    names = {"state": list(STATES), "action": ["action"], "video": cameras, "language": ["annotation.task"]}
-    return copy, {kind: ModalityConfig(delta_indices=[0], modality_keys=keys) for kind, keys in names.items()}
+    names = {
+        "state": list(STATES),
+        "action": ["action"],
+        "video": cameras,
+        "language": ["annotation.task"],
+    }
+    return copy, {
+        kind: ModalityConfig(delta_indices=[0], modality_keys=keys) for kind, keys in names.items()
+    }
 
 
 class Processor:
@@ -61,7 +78,11 @@ class Processor:
 
     def __call__(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         step = messages[0]["content"]
-        values = {key: value[0] for part in (step.states, step.actions, step.images) for key, value in part.items()}
+        values = {
+            key: value[0]
+            for part in (step.states, step.actions, step.images)
+            for key, value in part.items()
+        }
         return values | {"task": step.text}
 
 
@@ -82,6 +103,8 @@ def reader(root: Path) -> Iterator[dict[str, Any]]:
 
 def loader(root: Path, num_workers: int, seed: int, batch_size: int) -> Any:
     data = single(root, seed)
-    mixture = ShardedMixtureDataset([data], [1.0], Processor(), seed=seed, num_shards_per_epoch=len(data))
+    mixture = ShardedMixtureDataset(
+        [data], [1.0], Processor(), seed=seed, num_shards_per_epoch=len(data)
+    )
     options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     return torch.utils.data.DataLoader(mixture, batch_size, collate_fn=list, **options)

@@ -1,4 +1,5 @@
-"""LeRobot 0.6.1 (`lerobot[dataset]`): `lerobot-conformance loader lerobot_061:TrainerLoader`, from this folder.
+"""LeRobot 0.6.1 (`lerobot[dataset]`): `lerobot-conformance loader lerobot_061:TrainerLoader`, from
+this folder.
 
 Map-style and streaming datasets, and the loader, the resume and the seed of its training script.
 """
@@ -24,15 +25,25 @@ from lerobot.datasets.streaming_dataset import StreamingLeRobotDataset
 Windows = Mapping[str, Sequence[float]]
 
 
-def reader(root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None) -> Any:
-    return LeRobotDataset("local/set", root=root, episodes=episodes, delta_timestamps=delta_timestamps)
+def reader(
+    root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None
+) -> Any:
+    return LeRobotDataset(
+        "local/set", root=root, episodes=episodes, delta_timestamps=delta_timestamps
+    )
 
 
-def streaming_reader(root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None) -> Any:
-    return StreamingLeRobotDataset("local/set", root=root, episodes=episodes, delta_timestamps=delta_timestamps)
+def streaming_reader(
+    root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None
+) -> Any:
+    return StreamingLeRobotDataset(
+        "local/set", root=root, episodes=episodes, delta_timestamps=delta_timestamps
+    )
 
 
-def writer(root: Path, episodes: list[list[dict[str, Any]]], features: dict[str, Any], fps: int) -> None:
+def writer(
+    root: Path, episodes: list[list[dict[str, Any]]], features: dict[str, Any], fps: int
+) -> None:
     recording = LeRobotDataset.create("local/set", fps, features, root=root)
     for episode in episodes:
         for frame in episode:
@@ -44,7 +55,9 @@ def writer(root: Path, episodes: list[list[dict[str, Any]]], features: dict[str,
 def statistics(root: Path) -> dict[str, Any]:
     """Statistics that the writer records, of the rows in the files and the images of the reader."""
     data = reader(root)
-    rows = pa.concat_tables([pq.read_table(path) for path in sorted((root / "data").rglob("*.parquet"))]).to_pylist()
+    rows = pa.concat_tables(
+        [pq.read_table(path) for path in sorted((root / "data").rglob("*.parquet"))]
+    ).to_pylist()
     indices = ("timestamp", "frame_index", "episode_index", "index", "task_index")
     features = {key: feature for key, feature in data.meta.features.items() if key not in indices}
     episodes: dict[int, list[dict[str, Any]]] = {}
@@ -52,7 +65,9 @@ def statistics(root: Path) -> dict[str, Any]:
         frame = {"task": sample["task"]}
         for key, feature in features.items():
             if feature["dtype"] == "video":
-                frame[key] = (np.asarray(sample[key]) * 255).round().astype(np.uint8).transpose(1, 2, 0)
+                frame[key] = (
+                    (np.asarray(sample[key]) * 255).round().astype(np.uint8).transpose(1, 2, 0)
+                )
             else:
                 frame[key] = np.asarray(row[key], feature["dtype"]).reshape(feature["shape"])
         episodes.setdefault(int(sample["episode_index"]), []).append(frame)
@@ -99,9 +114,16 @@ class TrainerLoader:
         self.sampler = EpisodeAwareSampler(*ends, shuffle=True, seed=self.seed)
         if state is not None:
             self.sampler.load_state_dict(state)
-        options: dict[str, Any] = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
-        loader = torch.utils.data.DataLoader(self.data, self.batch_size, sampler=self.sampler, **options)
-        self.loader = prepare_data_loader(loader, num_processes=self.world_size, process_index=self.rank)
+        options: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+        }
+        loader = torch.utils.data.DataLoader(
+            self.data, self.batch_size, sampler=self.sampler, **options
+        )
+        self.loader = prepare_data_loader(
+            loader, num_processes=self.world_size, process_index=self.rank
+        )
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.loader:
@@ -118,10 +140,20 @@ class TrainerLoader:
 
 
 def streaming_loader(
-    root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int, delta_timestamps: Any = None
+    root: Path,
+    rank: int,
+    world_size: int,
+    num_workers: int,
+    seed: int,
+    batch_size: int,
+    delta_timestamps: Any = None,
 ) -> Any:
-    """The streaming dataset in torch's `DataLoader`, divided by Accelerate, as in `lerobot_train.py`."""
-    data = StreamingLeRobotDataset("local/set", root=root, delta_timestamps=delta_timestamps, seed=seed)
+    """The streaming dataset in torch's `DataLoader`, divided by Accelerate, as in
+    `lerobot_train.py`.
+    """
+    data = StreamingLeRobotDataset(
+        "local/set", root=root, delta_timestamps=delta_timestamps, seed=seed
+    )
     loader = torch.utils.data.DataLoader(data, batch_size, num_workers=num_workers)
     return prepare_data_loader(loader, num_processes=world_size, process_index=rank)
 
@@ -130,7 +162,9 @@ def trainer_seed(root: Path, seed: int) -> Iterator[int]:
     """Frames of `make_dataset` with `--dataset.streaming=true --seed=SEED`, without videos."""
     copy = Path(shutil.copytree(root, Path(tempfile.mkdtemp()) / "set"))
     info = json.loads((copy / "meta/info.json").read_text())
-    info["features"] = {key: feature for key, feature in info["features"].items() if feature["dtype"] != "video"}
+    info["features"] = {
+        key: feature for key, feature in info["features"].items() if feature["dtype"] != "video"
+    }
     (copy / "meta/info.json").write_text(json.dumps(info))
     transforms = SimpleNamespace(enable=False)
     dataset = SimpleNamespace(
@@ -143,9 +177,13 @@ def trainer_seed(root: Path, seed: int) -> Iterator[int]:
         image_transforms=transforms,
         use_imagenet_stats=False,
     )
-    deltas = dict.fromkeys(("reward_delta_indices", "action_delta_indices", "observation_delta_indices"))
+    deltas = dict.fromkeys(
+        ("reward_delta_indices", "action_delta_indices", "observation_delta_indices")
+    )
     policy = SimpleNamespace(**deltas)
-    config = SimpleNamespace(dataset=dataset, trainable_config=policy, seed=seed, num_workers=4, tolerance_s=1e-4)
+    config = SimpleNamespace(
+        dataset=dataset, trainable_config=policy, seed=seed, num_workers=4, tolerance_s=1e-4
+    )
     return (int(sample["index"]) for sample in make_dataset(config))
 
 
@@ -164,9 +202,17 @@ class Policy:
             "observation.state": PolicyFeature(FeatureType.STATE, (4,)),
             "observation.environment_state": PolicyFeature(FeatureType.ENV, (3,)),
         }
-        sizes = {"dim_model": 16, "n_heads": 2, "dim_feedforward": 16, "n_encoder_layers": 1, "chunk_size": 4}
+        sizes = {
+            "dim_model": 16,
+            "n_heads": 2,
+            "dim_feedforward": 16,
+            "n_encoder_layers": 1,
+            "chunk_size": 4,
+        }
         outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
-        config = ACTConfig(input_features=inputs, output_features=outputs, n_action_steps=4, use_vae=False, **sizes)
+        config = ACTConfig(
+            input_features=inputs, output_features=outputs, n_action_steps=4, use_vae=False, **sizes
+        )
         return ACTPolicy(config)
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,7 +222,10 @@ class Policy:
         from safetensors.torch import save_file
 
         self.policy.config.save_pretrained(folder)
-        save_file({name: torch.from_numpy(value) for name, value in state.items()}, folder / "model.safetensors")
+        save_file(
+            {name: torch.from_numpy(value) for name, value in state.items()},
+            folder / "model.safetensors",
+        )
 
     def load(self, folder: Path) -> dict[str, Any]:
         self.policy = type(self.policy).from_pretrained(folder, local_files_only=True, strict=True)
@@ -184,7 +233,9 @@ class Policy:
 
 
 class Pi0(Policy):
-    """`PI0Policy.from_pretrained`, with a network of one layer in place of the 3 billion parameters."""
+    """`PI0Policy.from_pretrained`, with a network of one layer in place of the 3 billion
+    parameters.
+    """
 
     def make(self) -> Any:
         from lerobot.policies.pi0 import modeling_pi0

@@ -1,4 +1,5 @@
-"""MosaicML Streaming 0.13: `StreamingDataLoader` over a copy in its format, read from LeRobot's reader.
+"""MosaicML Streaming 0.13: `StreamingDataLoader` over a copy in its format, read from LeRobot's
+reader.
 
 Its ranks are processes with RANK and WORLD_SIZE, so those of one process are not examined.
 """
@@ -22,14 +23,22 @@ def convert(root: Path) -> Path:
     kinds = {key: "str" if isinstance(value, str) else "ndarray" for key, value in data[0].items()}
     with MDSWriter(out=str(out), columns=kinds) as writer:
         for sample in (data[i] for i in range(len(data))):
-            writer.write({k: v if isinstance(v, str) else np.atleast_1d(np.asarray(v)) for k, v in sample.items()})
+            writer.write(
+                {
+                    k: v if isinstance(v, str) else np.atleast_1d(np.asarray(v))
+                    for k, v in sample.items()
+                }
+            )
     return out
 
 
 class Loader:
     def __init__(self, root: Path, num_workers: int, seed: int, batch_size: int) -> None:
-        local = shutil.copytree(convert(root), Path(tempfile.mkdtemp()) / "mds")  # it refuses a folder in use
-        data = StreamingDataset(local=str(local), shuffle=True, shuffle_seed=seed, batch_size=batch_size)
+        # it refuses a folder in use
+        local = shutil.copytree(convert(root), Path(tempfile.mkdtemp()) / "mds")
+        data = StreamingDataset(
+            local=str(local), shuffle=True, shuffle_seed=seed, batch_size=batch_size
+        )
         self.loader = StreamingDataLoader(data, batch_size=batch_size, num_workers=num_workers)
 
     def __iter__(self) -> Iterator[Any]:

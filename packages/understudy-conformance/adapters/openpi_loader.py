@@ -1,4 +1,5 @@
-"""openpi at 15a9616: its `TorchDataLoader` for PyTorch over LeRobot's reader. OPENPI is the folder of a checkout.
+"""openpi at 15a9616: its `TorchDataLoader` for PyTorch over LeRobot's reader. OPENPI is the folder
+of a checkout.
 
 JAX, which it does not need there, may be missing; `jax.tree.map` then is torch's.
 """
@@ -24,9 +25,16 @@ except ImportError:
     jax.process_count.return_value = 1
     jax.tree.map = _pytree.tree_map
     sys.modules |= {"jax": jax, "jax.numpy": jax.numpy}
-for name in ("models", "models.model", "training.config", "training.droid_rlds_dataset", "transforms"):
+for name in (
+    "models",
+    "models.model",
+    "training.config",
+    "training.droid_rlds_dataset",
+    "transforms",
+):
     sys.modules[f"openpi.{name}"] = MagicMock()
-lerobot.common = MagicMock()  # its dataset of an older LeRobot, in whose place there is that of today
+# its dataset of an older LeRobot, in whose place there is that of today
+lerobot.common = MagicMock()
 for name in ("common", "common.datasets", "common.datasets.lerobot_dataset"):
     sys.modules[f"lerobot.{name}"] = lerobot.common
 data_loader: Any = importlib.import_module("openpi.training.data_loader")
@@ -42,7 +50,11 @@ class Numbers:
         return len(self.data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {key: np.asarray(value) for key, value in self.data[index].items() if not isinstance(value, str)}
+        return {
+            key: np.asarray(value)
+            for key, value in self.data[index].items()
+            if not isinstance(value, str)
+        }
 
 
 def loader(
@@ -53,5 +65,10 @@ def loader(
     delta_timestamps: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
     data = Numbers(reader(root, None, delta_timestamps))
-    options: dict[str, Any] = {"shuffle": True, "num_workers": num_workers, "seed": seed, "framework": "pytorch"}
+    options: dict[str, Any] = {
+        "shuffle": True,
+        "num_workers": num_workers,
+        "seed": seed,
+        "framework": "pytorch",
+    }
     return data_loader.TorchDataLoader(data, batch_size, **options)

@@ -17,11 +17,15 @@ CODEC = "libx264"  # AV1 encodes images of 64 pixels slowly
 Windows = Mapping[str, Sequence[float]]
 
 
-def reader(root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None) -> Any:
+def reader(
+    root: Path, episodes: Sequence[int] | None = None, delta_timestamps: Windows | None = None
+) -> Any:
     return us.EpisodeDataset(root, delta_timestamps, episodes=episodes)
 
 
-def writer(root: Path, episodes: list[list[dict[str, Any]]], features: dict[str, Any], fps: int) -> None:
+def writer(
+    root: Path, episodes: list[list[dict[str, Any]]], features: dict[str, Any], fps: int
+) -> None:
     with us.EpisodeWriter(root, fps=fps, features=features, codec=CODEC) as recording:
         for episode in episodes:
             for frame in episode:
@@ -41,11 +45,22 @@ def statistics(root: Path) -> dict[str, Any]:
     copy = root.with_name(f"{root.name}-copy-{np.random.default_rng().integers(1 << 60)}")
     episodes: dict[int, list[dict[str, Any]]] = {}
     for sample in (data[i] for i in range(len(data))):
-        frame = {key: np.asarray(sample[key]).reshape(features[key]["shape"]) for key in features if "image" not in key}
+        frame = {
+            key: np.asarray(sample[key]).reshape(features[key]["shape"])
+            for key in features
+            if "image" not in key
+        }
         frame |= {key: sample[key].permute(1, 2, 0).numpy() for key in features if "image" in key}
-        episodes.setdefault(int(sample["episode_index"]), []).append(frame | {"task": sample["task"]})
+        episodes.setdefault(int(sample["episode_index"]), []).append(
+            frame | {"task": sample["task"]}
+        )
     kinds = ("dtype", "shape", "names")
-    writer(copy, list(episodes.values()), {k: {n: f[n] for n in kinds} for k, f in features.items()}, info["fps"])
+    writer(
+        copy,
+        list(episodes.values()),
+        {k: {n: f[n] for n in kinds} for k, f in features.items()},
+        info["fps"],
+    )
     return json.loads((copy / "meta/stats.json").read_text())
 
 
@@ -56,7 +71,9 @@ def sampler(lengths: Sequence[int], seed: int, epoch: int, rank: int, world_size
         def __len__(self) -> int:
             return sum(lengths)
 
-    sampler = us.EpisodeSampler(Frames(), seed=seed, batch_size=world_size, rank=rank, world_size=world_size)
+    sampler = us.EpisodeSampler(
+        Frames(), seed=seed, batch_size=world_size, rank=rank, world_size=world_size
+    )
     sampler.set_epoch(epoch)
     return sampler
 
@@ -87,9 +104,13 @@ resume = seeds = loader
 class Stream:
     """`EpisodeStream` in torch's DataLoader, with its state."""
 
-    def __init__(self, root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int) -> None:
+    def __init__(
+        self, root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int
+    ) -> None:
         size = batch_size * world_size
-        self.stream = us.EpisodeStream(root, batch_size=size, seed=seed, rank=rank, world_size=world_size)
+        self.stream = us.EpisodeStream(
+            root, batch_size=size, seed=seed, rank=rank, world_size=world_size
+        )
         self.loader = DataLoader(self.stream, batch_size=None, num_workers=num_workers)
         self.last: Any = None
 
@@ -108,14 +129,20 @@ class Stream:
 class SamplerLoader:
     """`EpisodeSampler` in torch's DataLoader with persistent workers, with its state."""
 
-    def __init__(self, root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int) -> None:
+    def __init__(
+        self, root: Path, rank: int, world_size: int, num_workers: int, seed: int, batch_size: int
+    ) -> None:
         data = us.EpisodeDataset(root)
         self.size = batch_size * world_size
         self.consumed = 0
         options: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
         self.sampler = us.EpisodeSampler(data, batch_size=self.size, **options)
         self.loader = DataLoader(
-            data, batch_size, sampler=self.sampler, num_workers=num_workers, persistent_workers=num_workers > 0
+            data,
+            batch_size,
+            sampler=self.sampler,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -136,10 +163,18 @@ class weights:
 
     def __init__(self) -> None:
         self.config = FlowPolicyConfig(
-            action_dim=3, state_dim=2, cameras=(), chunk=4, channels=8, keypoints=4, width=32, layers=2
+            action_dim=3,
+            state_dim=2,
+            cameras=(),
+            chunk=4,
+            channels=8,
+            keypoints=4,
+            width=32,
+            layers=2,
         )
         self.numbers = {
-            key: {"offset": [0.0] * n, "spread": [1.0] * n} for key, n in (("action", 3), ("observation.state", 2))
+            key: {"offset": [0.0] * n, "spread": [1.0] * n}
+            for key, n in (("action", 3), ("observation.state", 2))
         }
         self.policy = FlowPolicy(self.config, self.numbers)
 

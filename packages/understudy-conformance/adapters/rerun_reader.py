@@ -1,4 +1,6 @@
-"""rerun-sdk 0.41: `LeRobotReader`, whose chunks of one episode become samples. PyAV decodes its packets."""
+"""rerun-sdk 0.41: `LeRobotReader`, whose chunks of one episode become samples. PyAV decodes its
+packets.
+"""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -32,10 +34,16 @@ def reader(root: Path) -> Iterator[dict[str, Any]]:
         for chunk in recording.stream(episode).to_chunks():
             batch = chunk.to_record_batch()
             for column in batch.schema.names:
-                columns.setdefault((chunk.entity_path, column), []).extend(batch.column(column).to_pylist())
+                columns.setdefault((chunk.entity_path, column), []).extend(
+                    batch.column(column).to_pylist()
+                )
         rows = {key: columns[f"/{key}", "Scalars:scalars"] for key in ROWS}
         videos = {key: columns.get((f"/{key}", "VideoStream:sample")) for key in CAMERAS}
-        images = {key: decode([bytes(packet[0]) for packet in video]) for key, video in videos.items() if video}
+        images = {
+            key: decode([bytes(packet[0]) for packet in video])
+            for key, video in videos.items()
+            if video
+        }
         texts = columns["/task", "TextDocument:text"]
         for frame in range(len(rows["action"])):
             sample = {key: np.asarray(values[frame]) for key, values in (rows | images).items()}

@@ -1,7 +1,8 @@
-"""starVLA at 0ed0aad: its `LeRobotMixtureDataset` over LeRobot's reader, in the `DataLoader` of its training.
+"""starVLA at 0ed0aad: its `LeRobotMixtureDataset` over LeRobot's reader, in the `DataLoader` of its
+training.
 
-STARVLA is the folder of a checkout. Packages that only its transforms and decoders use may be missing. `Mended` has the
-shared epoch of pull request 471.
+STARVLA is the folder of a checkout. Packages that only its transforms and decoders use may be
+missing. `Mended` has the shared epoch of pull request 471.
 """
 
 import importlib
@@ -18,10 +19,14 @@ import numpy as np
 import torch
 from lerobot_061 import reader
 
-for name in ("starVLA", "starVLA.dataloader", "starVLA.dataloader.gr00t_lerobot"):  # without their __init__.py
+# without their __init__.py
+for name in ("starVLA", "starVLA.dataloader", "starVLA.dataloader.gr00t_lerobot"):
     sys.modules[name] = ModuleType(name)
     sys.modules[name].__path__ = [str(Path(os.environ["STARVLA"], *name.split(".")))]
-for name in ("starVLA.dataloader.gr00t_lerobot.video", "starVLA.dataloader.gr00t_lerobot.transform"):
+for name in (
+    "starVLA.dataloader.gr00t_lerobot.video",
+    "starVLA.dataloader.gr00t_lerobot.transform",
+):
     sys.modules[name] = MagicMock()
 sys.modules["starVLA.dataloader.gr00t_lerobot.transform.state_action"] = MagicMock()
 sys.modules.setdefault("numpydantic", MagicMock(NDArray=Any))

@@ -41,7 +41,11 @@ class Reader:
             raise ValueError(f"version {version} is not known")
 
     def choose_frames(self) -> list[tuple[int, int]]:
-        return [place for place in self.demo.frames if self.episodes is None or place[0] in self.episodes]
+        return [
+            place
+            for place in self.demo.frames
+            if self.episodes is None or place[0] in self.episodes
+        ]
 
     def row(self, episode: int, frame: int) -> dict[str, Any]:
         return dict(values(episode, frame))
@@ -126,7 +130,9 @@ class Loader:
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data)).tolist()
 
     def shares(self) -> list[list[int]]:
-        """Numbers of this rank's batches from sample `taken` of the epoch on; each rank has as many batches."""
+        """Numbers of this rank's batches from sample `taken` of the epoch on; each rank has as many
+        batches.
+        """
         rest = self.order()[self.taken :]
         size = self.batch_size * self.world_size
         steps = [rest[i : i + size] for i in range(0, len(rest), size)]
@@ -157,7 +163,9 @@ class Loader:
 class Sampler:
     """A correct sampler."""
 
-    def __init__(self, lengths: Sequence[int], seed: int, epoch: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int], seed: int, epoch: int, rank: int, world_size: int
+    ) -> None:
         self.total = sum(lengths)
         self.seed = seed
         self.epoch = epoch
@@ -201,7 +209,9 @@ def compute_statistics(root: Path) -> dict[str, Any]:
     for key in values(0, 0):
         out[key] = moments(np.array([values(*place)[key] for place in demo.frames], np.float64))
     for camera, key in enumerate(demo.cameras):
-        out[key] = moments(np.array([paint(camera, *place) for place in demo.frames]).reshape(-1, 3) / 255)
+        out[key] = moments(
+            np.array([paint(camera, *place) for place in demo.frames]).reshape(-1, 3) / 255
+        )
     return out
 
 
@@ -253,7 +263,8 @@ def import_package(way: str) -> None:
             raise RuntimeError("no decoder") from error
     if way == "quotes":
         raise RuntimeError(
-            "Traceback (most recent call last):\n  ...\nModuleNotFoundError: No module named 'no_package'"
+            "Traceback (most recent call last):\n  ...\n"
+            "ModuleNotFoundError: No module named 'no_package'"
         )
     import no_package  # type: ignore[import-not-found]  # noqa: F401
 

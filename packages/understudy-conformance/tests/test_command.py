@@ -64,11 +64,17 @@ def test_command_compares_processes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["seeds", "conformance_toys:hashed_indices"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if " R-SEED-" in line] == ["passed", "passed", "failed"]
+    assert [line.split()[0] for line in lines if " R-SEED-" in line] == [
+        "passed",
+        "passed",
+        "failed",
+    ]
     assert lines[-1].startswith("2 passed, 1 failed, 0 not applicable")
 
 
-@pytest.mark.parametrize("path", ["conformance_toys", "conformance_toys:Nothing", "no_such_module:factory"])
+@pytest.mark.parametrize(
+    "path", ["conformance_toys", "conformance_toys:Nothing", "no_such_module:factory"]
+)
 def test_command_refuses_a_factory(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reader", path]) == 2
     assert path in capsys.readouterr().err
@@ -96,7 +102,15 @@ def test_missing_package_is_no_finding(
 
 
 def test_plugin_has_an_error_of_set_up_for_a_missing_package(tmp_path: Path) -> None:
-    options = ["-q", "-p", "understudy_conformance.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options = [
+        "-q",
+        "-p",
+        "understudy_conformance.plugin",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
     command = [
         sys.executable,
         "-m",
@@ -105,7 +119,9 @@ def test_plugin_has_an_error_of_set_up_for_a_missing_package(tmp_path: Path) -> 
         "--lerobot-conformance",
         "reader=conformance_toys:LacksPackage",
     ]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     count = len(select_requirements("reader"))
     assert f"{count} errors" in done.stdout
     assert "failed" not in done.stdout
@@ -120,12 +136,24 @@ def test_command_refuses_arguments() -> None:
 
 
 def test_plugin_imports_no_numpy_without_its_option() -> None:
-    code = "import sys, understudy_conformance.plugin as p; sys.exit('numpy' in sys.modules or not p.OPTION)"
+    code = (
+        "import sys, understudy_conformance.plugin as p; sys.exit('numpy' in sys.modules or not "
+        "p.OPTION)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:
-    options = ["-q", "-rs", "-p", "understudy_conformance.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    options = [
+        "-q",
+        "-rs",
+        "-p",
+        "understudy_conformance.plugin",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
     options += ["--lerobot-conformance", "seeds=conformance_toys:hashed_indices"]
     options += ["--lerobot-conformance", "sampler=conformance_toys:Sampler"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
@@ -133,7 +161,12 @@ def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 7 passed" in done.stdout
     assert "R-SEED-03" in done.stdout
-    bad = subprocess.run([*command, "--lerobot-conformance", "pilot=a:b"], capture_output=True, text=True, check=False)
+    bad = subprocess.run(
+        [*command, "--lerobot-conformance", "pilot=a:b"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert bad.returncode == 4
 
 

@@ -1,4 +1,6 @@
-"""Correct code meets all requirements. Each planted fault fails those that name it, and no other."""
+"""Correct code meets all requirements. Each planted fault fails those that name it, and no
+other.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -30,7 +32,11 @@ def outcomes(subject: str, function: Callable[..., Any]) -> dict[str, tuple[str,
 
 
 def failures(subject: str, function: Callable[..., Any]) -> dict[str, str]:
-    return {number: facts for number, (status, facts) in outcomes(subject, function).items() if status == "failed"}
+    return {
+        number: facts
+        for number, (status, facts) in outcomes(subject, function).items()
+        if status == "failed"
+    }
 
 
 def expect(subject: str, function: Callable[..., Any], numbers: str) -> None:
@@ -38,7 +44,7 @@ def expect(subject: str, function: Callable[..., Any], numbers: str) -> None:
     assert set(found) == set(numbers.split()), found
 
 
-# -- readers ----------------------------------------------------------------------------------------------------------
+# -- readers ---------------------------------------------------------------------------------------
 
 
 class LeavesOutTheLast(Reader):
@@ -79,7 +85,10 @@ class TimeOfTheDataset(Reader):
             return episode, frame
         packed = (2, 3)[camera]
         index = sum(self.demo.lengths[:episode]) + frame
-        members = range(episode // packed * packed, min((episode // packed + 1) * packed, len(self.demo.lengths)))
+        members = range(
+            episode // packed * packed,
+            min((episode // packed + 1) * packed, len(self.demo.lengths)),
+        )
         frames = [(member, i) for member in members for i in range(self.demo.lengths[member])]
         return frames[min(index, len(frames) - 1)]
 
@@ -97,7 +106,9 @@ class RoundsUp(Reader):
 
     def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:
         late = self.demo.timestamp(episode, frame) * self.demo.fps + 0.7
-        return episode, min(int(late + 1e-6), self.demo.lengths[episode] - 1) if self.demo is DRIFT else frame
+        return episode, min(
+            int(late + 1e-6), self.demo.lengths[episode] - 1
+        ) if self.demo is DRIFT else frame
 
 
 class OtherCamera(Reader):
@@ -210,7 +221,9 @@ def test_reader(reader: type[Reader], numbers: str) -> None:
 
 
 def test_reader_that_is_iterated() -> None:
-    """Without positions; without `episodes` and `delta_timestamps`, their requirements do not apply."""
+    """Without positions; without `episodes` and `delta_timestamps`, their requirements do not
+    apply.
+    """
 
     def iterate(root: Path) -> Iterator[dict[str, Any]]:
         reader = Reader(root)
@@ -235,7 +248,10 @@ def test_reader_of_one_version_and_other_layouts() -> None:
             return super().image(camera, episode, frame).transpose(2, 0, 1).astype(np.float32) / 255
 
     found = outcomes("reader", OfV21)
-    assert {number for number, (status, _) in found.items() if status == "not applicable"} == {"12", "15"}
+    assert {number for number, (status, _) in found.items() if status == "not applicable"} == {
+        "12",
+        "15",
+    }
     assert {status for status, _ in found.values()} == {"passed", "not applicable"}, found
 
 
@@ -260,7 +276,7 @@ def test_reader_that_opens_nothing() -> None:
     assert "OSError: the disk is gone" in found["01"][1]
 
 
-# -- samplers ---------------------------------------------------------------------------------------------------------
+# -- samplers --------------------------------------------------------------------------------------
 
 
 class DropsTheTail(Sampler):
@@ -270,7 +286,11 @@ class DropsTheTail(Sampler):
 
 class WithReplacement(Sampler):
     def order(self) -> list[int]:
-        return np.random.default_rng([self.seed, self.epoch]).integers(self.total, size=self.total).tolist()
+        return (
+            np.random.default_rng([self.seed, self.epoch])
+            .integers(self.total, size=self.total)
+            .tolist()
+        )
 
 
 class RanksAlike(Sampler):
@@ -329,7 +349,7 @@ def test_endless_sampler() -> None:
     expect("sampler", Endless, "")
 
 
-# -- loaders and resume -----------------------------------------------------------------------------------------------
+# -- loaders and resume ----------------------------------------------------------------------------
 
 
 class LastBatchDropped(Loader):
@@ -478,7 +498,9 @@ class CountsAhead(Loader):
 
 
 class FillsFromTheRest(Loader):
-    """Ranks fill the last batch from the samples that are left at the start of the loader, as Accelerate does."""
+    """Ranks fill the last batch from the samples that are left at the start of the loader, as
+    Accelerate does.
+    """
 
     def shares(self) -> list[list[int]]:
         rest = self.order()[self.taken :]
@@ -566,10 +588,14 @@ def test_resume_without_states() -> None:
 
     found = outcomes("resume", Stateless)
     assert found["01"] == ("failed", "Stateless has no state_dict and load_state_dict")
-    assert {number for number, (status, _) in found.items() if status == "not applicable"} == {"03", "04", "06"}
+    assert {number for number, (status, _) in found.items() if status == "not applicable"} == {
+        "03",
+        "04",
+        "06",
+    }
 
 
-# -- seeds, statistics, weights ---------------------------------------------------------------------------------------
+# -- seeds, statistics, weights --------------------------------------------------------------------
 
 
 def fixed_seed(root: Path, seed: int) -> Iterator[int]:
@@ -600,9 +626,13 @@ def test_seeds(factory: Callable[..., Any], numbers: str) -> None:
 def difference_of_squares(root: Path) -> dict[str, Any]:
     """As in LeRobot #4704."""
     out = compute_statistics(root)
-    rows = np.array([Reader(root).row(*place)["observation.state"] for place in demo_of(root).frames])
+    rows = np.array(
+        [Reader(root).row(*place)["observation.state"] for place in demo_of(root).frames]
+    )
     square = np.square(rows).mean(0) - np.square(rows.mean(0))
-    return out | {"observation.state": out["observation.state"] | {"std": np.sqrt(np.maximum(square, 0))}}
+    return out | {
+        "observation.state": out["observation.state"] | {"std": np.sqrt(np.maximum(square, 0))}
+    }
 
 
 def change(key: str, name: str, edit: Callable[[Any], Any]) -> Callable[[Path], dict[str, Any]]:
@@ -618,7 +648,9 @@ def overflowing_squares(root: Path) -> dict[str, Any]:
     out = compute_statistics(root)
     key = demo_of(root).cameras[0]
     pixels = np.full((100, 3), DARK, np.uint8)
-    std = np.sqrt(np.maximum((pixels * pixels).mean(0) / 255**2 - np.square(pixels.mean(0) / 255), 0))
+    std = np.sqrt(
+        np.maximum((pixels * pixels).mean(0) / 255**2 - np.square(pixels.mean(0) / 255), 0)
+    )
     return out | {key: out[key] | {"std": std}}
 
 
@@ -628,8 +660,16 @@ def averaged_quantiles(root: Path) -> dict[str, Any]:
     out = compute_statistics(root)
     parts = []
     for episode, length in enumerate(demo.lengths):
-        parts.append(moments(np.array([Reader(root).row(episode, i)["action"] for i in range(length)], np.float64)))
-    means = {name: np.mean([part[name] for part in parts], axis=0) for name in parts[0] if name[0] == "q"}
+        parts.append(
+            moments(
+                np.array(
+                    [Reader(root).row(episode, i)["action"] for i in range(length)], np.float64
+                )
+            )
+        )
+    means = {
+        name: np.mean([part[name] for part in parts], axis=0) for name in parts[0] if name[0] == "q"
+    }
     return out | {"action": out["action"] | means}
 
 
@@ -677,7 +717,12 @@ class LosesATensor(Model):
 
 @pytest.mark.parametrize(
     ("model", "numbers"),
-    [(Model, ""), (ReturnsUntrained, "02 03 04 05 06"), (LoadsWhatFits, "03 04 05"), (LosesATensor, "01")],
+    [
+        (Model, ""),
+        (ReturnsUntrained, "02 03 04 05 06"),
+        (LoadsWhatFits, "03 04 05"),
+        (LosesATensor, "01"),
+    ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_weights(model: type[Model], numbers: str) -> None:

@@ -25,14 +25,19 @@ def contents(root: Path) -> dict[str, Any]:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
             rows = table.to_pylist()
-            found[name] = (str(table.schema), [{key: show(value) for key, value in row.items()} for row in rows])
+            found[name] = (
+                str(table.schema),
+                [{key: show(value) for key, value in row.items()} for row in rows],
+            )
         elif path.suffix == ".mp4":
             with av.open(str(path)) as container:
                 images = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
             found[name] = [read_image(image)[0] for image in images]
         else:
             found[name] = (
-                [json.loads(line) for line in path.read_text().splitlines()] if name.endswith("l") else path.read_text()
+                [json.loads(line) for line in path.read_text().splitlines()]
+                if name.endswith("l")
+                else path.read_text()
             )
     return found
 
@@ -88,6 +93,12 @@ def test_images_of_other_sizes_and_damaged_ones() -> None:
 
 
 def test_a_batch_may_have_values_without_rows() -> None:
-    batch = {"index": np.arange(2), "task": ["a", "b"], "fps": np.array(30), "rate": 30.0, "robot": "arm"}
+    batch = {
+        "index": np.arange(2),
+        "task": ["a", "b"],
+        "fps": np.array(30),
+        "rate": 30.0,
+        "robot": "arm",
+    }
     assert [sample["index"] for sample in split_batch(batch)] == [0, 1]
     assert [sample["fps"] for sample in split_batch(batch)] == [30, 30]

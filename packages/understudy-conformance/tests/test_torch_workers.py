@@ -1,4 +1,6 @@
-"""starVLA #470 with torch's own workers: the dataset chooses the frame by its epoch, which persistent workers keep."""
+"""starVLA #470 with torch's own workers: the dataset chooses the frame by its epoch, which
+persistent workers keep.
+"""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ torch_data = pytest.importorskip("torch.utils.data")
 
 
 class Mixture:
-    """The frame at an index is chosen by (epoch, seed); the epoch is an attribute of the process."""
+    """The frame at an index is chosen by (epoch, seed); the epoch is an attribute of the
+    process.
+    """
 
     def __init__(self, root: Path, seed: int) -> None:
         self.reader = Reader(root)
@@ -32,7 +36,9 @@ class Mixture:
         return len(self.reader)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        order = np.random.default_rng([self.seed, self.current_epoch()]).permutation(len(self.reader))
+        order = np.random.default_rng([self.seed, self.current_epoch()]).permutation(
+            len(self.reader)
+        )
         return self.reader[int(order[index])]
 
 

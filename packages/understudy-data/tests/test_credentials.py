@@ -30,7 +30,10 @@ def _no_remembered_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://h/@scope/table@2", "https://h/@scope/table@2"),
         ("s3://KEY:SECRET@bucket/table", "s3://bucket/table"),
         ("sftp://me:PASS@h/table", "sftp://h/table"),
-        ("abfs://container@account.dfs.core.windows.net/t?sig=S", "abfs://container@account.dfs.core.windows.net/t"),
+        (
+            "abfs://container@account.dfs.core.windows.net/t?sig=S",
+            "abfs://container@account.dfs.core.windows.net/t",
+        ),
         ("hf://datasets/lerobot/pusht@main", "hf://datasets/lerobot/pusht@main"),
         ("github://org:repo@sha/data", "github://org:repo@sha/data"),
         ("simplecache::https://u:PASS@h/t?sig=S", "simplecache::https://h/t"),
@@ -57,7 +60,11 @@ def test_restore_credentials_returns_the_remembered_address() -> None:
     name = credentials.remember_credentials(second, names)
     assert name != "http://h/t", "it may be another dataset"
     assert credentials.remember_credentials(name, {}) == name
-    assert credentials.restore_credentials("http://h/t") == credentials.restore_credentials("http://h/t/") == first
+    assert (
+        credentials.restore_credentials("http://h/t")
+        == credentials.restore_credentials("http://h/t/")
+        == first
+    )
     assert credentials.restore_credentials(name) == second
     assert credentials.restore_credentials("http://h/other") == "http://h/other"
     assert not credentials.has_credentials("http://h/other")
@@ -90,10 +97,14 @@ def test_restore_credentials_reads_the_environment(monkeypatch: pytest.MonkeyPat
 
 def test_redact_removes_all_secrets() -> None:
     credentials.remember_credentials("http://user:p%40ssw0rd@h/t?sig=SIGNATURE&v=1", {})
-    seen = credentials.redact("GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA==")
+    seen = credentials.redact(
+        "GET /t?sig=SIGNATURE&v=1 for user:p%40ssw0rd, p@ssw0rd, SIGNATURE, dXNlcjpwQHNzdzByZA=="
+    )
     for secret in ("SIGNATURE", "ssw0rd", "dXNlcjpwQHNzdzByZA"):
         assert secret not in seen
-    error = DatasetError("at http://x:PASS@g/y?k=K it fails", where="http://a:PASS@g/z", fix="see http://h/t?a=PASS")
+    error = DatasetError(
+        "at http://x:PASS@g/y?k=K it fails", where="http://a:PASS@g/z", fix="see http://h/t?a=PASS"
+    )
     again = pickle.loads(pickle.dumps(error))
     for one in (error, again):
         assert "PASS" not in str(one) + str(one.where) + one.what + one.fix

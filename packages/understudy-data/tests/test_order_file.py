@@ -1,4 +1,6 @@
-"""Order files: written whole or not at all, read in parts, refused where they were changed or are not well-defined."""
+"""Order files: written whole or not at all, read in parts, refused where they were changed or are
+not well-defined.
+"""
 
 import json
 import os
@@ -19,14 +21,24 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order_file import GROUP, KEY, OrderFile, Samples, _seal, write_order_file
 
-FACTS = {"datasets": [{"name": "a", "lengths": ""}, {"name": "b", "lengths": ""}], "start": 12, "batch": 4}
+FACTS = {
+    "datasets": [{"name": "a", "lengths": ""}, {"name": "b", "lengths": ""}],
+    "start": 12,
+    "batch": 4,
+}
 
 
 def block(first: int, rows: int) -> Samples:
     position = np.arange(first, first + rows)
     weight = np.ones(rows, np.float32)
     return Samples(
-        position // 4, position, (position % 2).astype(np.int32), position % 2, position % 7, position, weight
+        position // 4,
+        position,
+        (position % 2).astype(np.int32),
+        position % 2,
+        position % 7,
+        position,
+        weight,
     )
 
 
@@ -64,8 +76,13 @@ def blocks():
     os.kill(os.getpid(), signal.SIGKILL)
 write_order_file(Path({str(tmp_path / "order.parquet")!r}), blocks(), FACTS)
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == -signal.SIGKILL
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    }
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=environment).returncode
+        == -signal.SIGKILL
+    )
     assert list(tmp_path.glob("[!.]*")) == []
 
 
@@ -102,26 +119,44 @@ def test_changed_rows_and_facts_are_refused(path: Path) -> None:
         OrderFile(rewritten(path, batch))
 
 
-@pytest.mark.parametrize("facts", [b"garbage", b"\xff", b'{"a": 1}', b"3", b'{"seal": "x", "digests": 3}'])
+@pytest.mark.parametrize(
+    "facts", [b"garbage", b"\xff", b'{"a": 1}', b"3", b'{"seal": "x", "digests": 3}']
+)
 def test_damaged_facts_are_refused(path: Path, facts: bytes) -> None:
-    pq.write_table(pq.read_table(path).replace_schema_metadata({KEY: facts}), path.with_name("other.parquet"))
+    pq.write_table(
+        pq.read_table(path).replace_schema_metadata({KEY: facts}), path.with_name("other.parquet")
+    )
     with refused("changed", where="other.parquet", fix="export"):
         OrderFile(path.with_name("other.parquet"))
 
 
 def foreign(path: Path, rows: int = 10, group: int = 4, **columns: Any) -> Path:
-    table = {"episode_index": np.zeros(rows, np.int32), "frame_index": np.arange(rows), "loss": np.ones(rows)} | columns
+    table = {
+        "episode_index": np.zeros(rows, np.int32),
+        "frame_index": np.arange(rows),
+        "loss": np.ones(rows),
+    } | columns
     pq.write_table(pa.table(table), path, row_group_size=group)
     return path
 
 
 def test_files_of_other_tools_are_orders(tmp_path: Path) -> None:
     file = OrderFile(foreign(tmp_path / "plain.parquet"))
-    assert (file.start, file.stop, file.batch_size, file.names, file.facts) == (0, 10, None, ("",), {})
+    assert (file.start, file.stop, file.batch_size, file.names, file.facts) == (
+        0,
+        10,
+        None,
+        ("",),
+        {},
+    )
     assert file.locate(np.array([9, 3], np.uint64)).tolist() == [[0, 0], [0, 0], [9, 3]]
     named: dict[str, Any] = {"dataset": ["b"] * 5 + ["a"] * 5, "step": np.arange(10) // 3 + 7}
     file = OrderFile(foreign(tmp_path / "named.parquet", **named))
-    assert (file.batch_size, file.names, file.digest) == (3, ("b", "a"), OrderFile(tmp_path / "named.parquet").digest)
+    assert (file.batch_size, file.names, file.digest) == (
+        3,
+        ("b", "a"),
+        OrderFile(tmp_path / "named.parquet").digest,
+    )
     assert file.locate(np.array([4, 5], np.uint64))[0].tolist() == [0, 1]
 
 
@@ -129,8 +164,12 @@ SECONDS = np.arange(10).astype("datetime64[s]")
 
 
 @pytest.mark.parametrize("name", ["episode_index", "frame_index", "step", "weight"])
-@pytest.mark.parametrize("values", [np.arange(10) > 4, SECONDS, SECONDS - SECONDS[0], [str(i) for i in range(10)]])
-def test_other_types_than_numbers_are_refused_by_column(tmp_path: Path, name: str, values: Any) -> None:
+@pytest.mark.parametrize(
+    "values", [np.arange(10) > 4, SECONDS, SECONDS - SECONDS[0], [str(i) for i in range(10)]]
+)
+def test_other_types_than_numbers_are_refused_by_column(
+    tmp_path: Path, name: str, values: Any
+) -> None:
     file = foreign(tmp_path / "order.parquet", **{name: values})
     kind = pq.read_schema(file).field(name).type
     with refused(name.removesuffix("_index"), kind, where="order.parquet", fix="integers"):
@@ -162,7 +201,9 @@ def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("what", "columns"), list(wrong()))
-def test_files_that_are_not_well_defined_are_refused(tmp_path: Path, what: str, columns: dict[str, Any]) -> None:
+def test_files_that_are_not_well_defined_are_refused(
+    tmp_path: Path, what: str, columns: dict[str, Any]
+) -> None:
     with refused(what, where="wrong.parquet", fix=""):
         OrderFile(foreign(tmp_path / "wrong.parquet", **columns))
 
@@ -170,11 +211,16 @@ def test_files_that_are_not_well_defined_are_refused(tmp_path: Path, what: str, 
 def test_first_step_may_be_several_row_groups(tmp_path: Path) -> None:
     for rows, size in ((10, 7), (7, 7)):
         steps = np.arange(rows) // 7 + 3
-        assert OrderFile(foreign(tmp_path / "steps.parquet", rows, group=2, step=steps)).batch_size == size
+        assert (
+            OrderFile(foreign(tmp_path / "steps.parquet", rows, group=2, step=steps)).batch_size
+            == size
+        )
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 9])
-@pytest.mark.parametrize(("sizes", "size"), [((4, 4, 2), 4), ((4, 2, 4), None), ((2, 4), None), ((3, 3, 3), 3)])
+@pytest.mark.parametrize(
+    ("sizes", "size"), [((4, 4, 2), 4), ((4, 2, 4), None), ((2, 4), None), ((3, 3, 3), 3)]
+)
 def test_steps_of_several_sizes_have_no_batch_size(
     tmp_path: Path, sizes: tuple[int, ...], size: int | None, group: int
 ) -> None:
@@ -186,7 +232,9 @@ def test_steps_of_several_sizes_have_no_batch_size(
 
 def test_file_that_shrinks_under_a_reader_is_refused(tmp_path: Path) -> None:
     """A mapped one would end the process."""
-    path = foreign(tmp_path / "order.parquet", 40_000, group=20_000, frame_index=np.arange(40_000) % 977)
+    path = foreign(
+        tmp_path / "order.parquet", 40_000, group=20_000, frame_index=np.arange(40_000) % 977
+    )
     program = f"""
 import os
 from understudy_data.order_file import OrderFile
@@ -225,9 +273,15 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no parquet")
     pq.write_table(pa.table({"episode": [0]}), tmp_path / "lacking.parquet")
     pq.write_table(
-        pa.table({"episode": pa.array([], pa.int64()), "frame": pa.array([], pa.int64())}), tmp_path / "no.parquet"
+        pa.table({"episode": pa.array([], pa.int64()), "frame": pa.array([], pa.int64())}),
+        tmp_path / "no.parquet",
     )
-    for name, what in (("text", "parquet"), ("lacking", "frame"), ("no", 0), ("missing", "directory")):
+    for name, what in (
+        ("text", "parquet"),
+        ("lacking", "frame"),
+        ("no", 0),
+        ("missing", "directory"),
+    ):
         with refused(what, where=f"{name}.parquet", fix="") as caught:
             OrderFile(tmp_path / f"{name}.parquet")
         assert str(caught.value).count(f"{name}.parquet") == 1
@@ -237,7 +291,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 WRONG_FACTS: list[tuple[str, Any]] = [
     *(("start", value) for value in ("x", -1, True, 1.5, None, [1])),
     *(("batch", value) for value in ("x", 0, -4, True, 2.5, [4])),
-    *(("datasets", value) for value in ([5], [{}], [], "a", {"name": "a"}, [{"name": 1, "lengths": ""}])),
+    *(
+        ("datasets", value)
+        for value in ([5], [{}], [], "a", {"name": "a"}, [{"name": 1, "lengths": ""}])
+    ),
     *(("datasets", value) for value in ([{"name": "a", "lengths": None}], [{"name": "a"}], None)),
 ]
 
@@ -263,7 +320,9 @@ def test_columns_that_no_order_has_are_not_read(tmp_path: Path, kind: str) -> No
     if kind == "bytes":
         note = note.cast(pa.binary())
     numbers = {"episode_index": np.zeros(count, np.int32), "frame_index": np.arange(count)}
-    pq.write_table(pa.table(numbers | {"note": note}), tmp_path / "order.parquet", store_schema=False)
+    pq.write_table(
+        pa.table(numbers | {"note": note}), tmp_path / "order.parquet", store_schema=False
+    )
     read = list[Any]()
     original = pq.ParquetFile.read_row_group
     with pytest.MonkeyPatch.context() as patch:
@@ -282,9 +341,13 @@ def test_columns_that_no_order_has_are_not_read(tmp_path: Path, kind: str) -> No
 def test_names_of_datasets_are_never_written_out_row_by_row(tmp_path: Path) -> None:
     """A name of 1,000 letters in each of 262,144 rows, in a file of some kilobytes."""
     count = 1 << 18
-    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(count, dtype=np.int32) % 2), pa.array(["b" * 1000, "a"]))
+    names = pa.DictionaryArray.from_arrays(
+        pa.array(np.arange(count, dtype=np.int32) % 2), pa.array(["b" * 1000, "a"])
+    )
     numbers = {"episode": np.zeros(count, np.int64), "frame": np.arange(count)}
-    pq.write_table(pa.table(numbers | {"dataset": names}), tmp_path / "order.parquet", store_schema=False)
+    pq.write_table(
+        pa.table(numbers | {"dataset": names}), tmp_path / "order.parquet", store_schema=False
+    )
     program = f"""
 import resource
 from understudy_data.order_file import OrderFile

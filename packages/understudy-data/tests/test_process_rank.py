@@ -1,4 +1,6 @@
-"""Rank of a process: from the process group, the environment or the caller; and loaders that keep to it."""
+"""Rank of a process: from the process group, the environment or the caller; and loaders that keep
+to it.
+"""
 
 import itertools
 import pickle
@@ -73,14 +75,22 @@ Make = Callable[..., Any]
 
 def take(reader: Any, count: int = 2) -> list[Any]:
     """Positions of the first batches, or the first indices of a sampler."""
-    items = list(itertools.islice(reader, count * (BATCH if isinstance(reader, EpisodeSampler) else 1)))
+    items = list(
+        itertools.islice(reader, count * (BATCH if isinstance(reader, EpisodeSampler) else 1))
+    )
     if isinstance(reader, Loader):
         reader.close()
-    return items if isinstance(reader, EpisodeSampler) else [item["position"].tolist() for item in items]
+    return (
+        items
+        if isinstance(reader, EpisodeSampler)
+        else [item["position"].tolist() for item in items]
+    )
 
 
 @READERS
-def test_rank_is_that_of_the_environment(make: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_that_of_the_environment(
+    make: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (make(root).rank, make(root).world_size) == (0, 1)
     expected = take(make(root, rank=1, world_size=2))
     set_rank(monkeypatch, "1", "2")
@@ -90,9 +100,12 @@ def test_rank_is_that_of_the_environment(make: Make, root: Path, monkeypatch: py
 
 
 @READERS
-def test_rank_is_that_of_the_process_group(make: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_that_of_the_process_group(
+    make: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     join_group(1, 2)
-    for names in (("0", "3"), ("", "2")):  # of hosts, as some operators of clusters set it; of Lightning
+    # of hosts, as some operators of clusters set it; of Lightning
+    for names in (("0", "3"), ("", "2")):
         set_rank(monkeypatch, *names)
         reader = make(root)
         assert (reader.rank, reader.world_size) == (1, 2)
@@ -100,16 +113,21 @@ def test_rank_is_that_of_the_process_group(make: Make, root: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size"), [("1", ""), ("", "2"), ("2", "2"), ("-1", "2"), ("one", "2"), ("0", "0"), ("1.0", "2")]
+    ("rank", "world_size"),
+    [("1", ""), ("", "2"), ("2", "2"), ("-1", "2"), ("one", "2"), ("0", "0"), ("1.0", "2")],
 )
-def test_environment_that_names_no_rank_is_refused(rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_that_names_no_rank_is_refused(
+    rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_rank(monkeypatch, rank, world_size)
     with pytest.raises(ConfigError):
         find_rank()
     assert find_rank(3, 4).rank == 3
 
 
-def test_group_of_one_in_an_environment_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_one_in_an_environment_of_several_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     set_rank(monkeypatch, "1", "2")
     join_group(0, 1)
     with pytest.raises(ConfigError):
@@ -138,7 +156,9 @@ def test_group_that_is_made_later_with_the_rank_of_the_environment_is_accepted(
 
 
 @READERS
-def test_rank_0_of_1_in_a_group_of_several_warns_once(make: Make, root: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_rank_0_of_1_in_a_group_of_several_warns_once(
+    make: Make, root: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     join_group(1, 2)
     for _ in range(2):
         take(make(root, rank=0, world_size=1))
@@ -148,20 +168,30 @@ def test_rank_0_of_1_in_a_group_of_several_warns_once(make: Make, root: Path, re
     assert len(recwarn) == 1
 
 
-def test_workers_of_a_stream_have_the_rank_of_their_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_stream_have_the_rank_of_their_process(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_rank(monkeypatch, "1", "2")
     batches = DataLoader(streamed(root), batch_size=None, num_workers=2)
-    assert [batch["position"].tolist() for batch in itertools.islice(batches, 3)] == [[2, 3], [6, 7], [10, 11]]
+    assert [batch["position"].tolist() for batch in itertools.islice(batches, 3)] == [
+        [2, 3],
+        [6, 7],
+        [10, 11],
+    ]
 
 
-def test_sampler_of_several_ranks_needs_the_global_batch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_of_several_ranks_needs_the_global_batch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_rank(monkeypatch, "0", "2")
     with pytest.raises(ValueError, match="batch_size"):
         EpisodeSampler(EpisodeDataset(root))
 
 
 @pytest.mark.parametrize("make", [Loader, EpisodeStream, EpisodeSampler])
-def test_shares_of_unlike_size_are_refused(make: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_unlike_size_are_refused(
+    make: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_rank(monkeypatch, "1", "2")
     data = EpisodeDataset(root)
     with refused("batch_size", 7, kind=ValueError):

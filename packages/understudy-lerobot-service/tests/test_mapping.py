@@ -14,4 +14,8 @@ def test_features_may_not_share_a_name() -> None:
     found = read_inputs(Instructions("flow", "run", FEATURES, 8, renamed))
     assert found.images == {"observation.images.c": "a", "observation.images.b": "b"}
     with refused("observation.images.b", kind=MessageError):
-        read_inputs(Instructions("flow", "run", FEATURES, 8, {"observation.images.a": "observation.images.b"}))
+        read_inputs(
+            Instructions(
+                "flow", "run", FEATURES, 8, {"observation.images.a": "observation.images.b"}
+            )
+        )

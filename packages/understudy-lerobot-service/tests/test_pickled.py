@@ -1,4 +1,6 @@
-"""Pickles of LeRobot's client are read without `pickle`: all of its values, and nothing that runs code."""
+"""Pickles of LeRobot's client are read without `pickle`: all of its values, and nothing that runs
+code.
+"""
 
 import io
 import os
@@ -19,12 +21,30 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from support.lerobot_client import FEATURES, RemotePolicyConfig, TimedObservation, pickled, raw, unpickled
+from support.lerobot_client import (
+    FEATURES,
+    RemotePolicyConfig,
+    TimedObservation,
+    pickled,
+    raw,
+    unpickled,
+)
 from understudy_base.testing.refusals import refused
 from understudy_client.protocol import MessageError
 from understudy_client.testing.arm import arm_observations
-from understudy_lerobot_service.messages import MODULES, read_instructions, read_observation, write_actions
-from understudy_lerobot_service.pickles import MOST_OPERATIONS, NAMES, Budget, read_array, read_pickle
+from understudy_lerobot_service.messages import (
+    MODULES,
+    read_instructions,
+    read_observation,
+    write_actions,
+)
+from understudy_lerobot_service.pickles import (
+    MOST_OPERATIONS,
+    NAMES,
+    Budget,
+    read_array,
+    read_pickle,
+)
 
 SENT = pickled(TimedObservation(1.5, 3, raw(arm_observations(1)[0]), True))
 
@@ -45,7 +65,9 @@ def test_an_observation_of_the_client_is_read(protocol: int, module: str) -> Non
         assert np.array_equal(found.values[key], value), key
 
 
-@pytest.mark.parametrize("timestamp", [None, "1.5", 10**400, -(10**400), float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize(
+    "timestamp", [None, "1.5", 10**400, -(10**400), float("nan"), float("inf"), 1e300]
+)
 def test_an_observation_has_a_time_in_seconds(timestamp: Any) -> None:
     with refused("timestamp", kind=MessageError):
         read_observation(pickled(TimedObservation(timestamp, 3, {}, True)))
@@ -72,7 +94,9 @@ def test_arrays_are_equal(number: int, protocol: int) -> None:
     assert np.array_equal(found, ARRAYS[number])
 
 
-@pytest.mark.parametrize("value", [np.float32(0.1), np.float64(0.1), np.int64(-3), np.bool_(True), 2, True])
+@pytest.mark.parametrize(
+    "value", [np.float32(0.1), np.float64(0.1), np.int64(-3), np.bool_(True), 2, True]
+)
 def test_numbers_are_floats(value: Any) -> None:
     assert received(value) == float(value)
 
@@ -88,7 +112,9 @@ def test_tensors_are_equal(dtype: str) -> None:
 
 
 def test_instructions_are_read() -> None:
-    found = read_instructions(pickled(RemotePolicyConfig("act", "user/model", FEATURES, 50, rename_map={"a": "b"})))
+    found = read_instructions(
+        pickled(RemotePolicyConfig("act", "user/model", FEATURES, 50, rename_map={"a": "b"}))
+    )
     assert (found.policy_type, found.name, found.actions_per_chunk) == ("act", "user/model", 50)
     assert found.features == FEATURES
     assert found.rename_map == {"a": "b"}
@@ -107,7 +133,7 @@ def test_the_client_can_read_the_actions(module: str) -> None:
     assert len(data) < actions.nbytes + 300 * 300
 
 
-# -- hostile pickles --------------------------------------------------------------------------------------------------
+# -- hostile pickles -------------------------------------------------------------------------------
 
 
 class Call:
@@ -131,7 +157,9 @@ CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_other_names_are_refused_and_named(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_names_are_refused_and_named(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for value in (CALLS[name], TimedObservation(1, 0, {"value": CALLS[name]})):
         with refused(name.rpartition(".")[2], kind=MessageError):
@@ -212,7 +240,11 @@ def test_self_references_and_repetition_are_refused() -> None:
     for value in (cycle, doubled, {"a": doubled}):
         with refused("value", kind=MessageError):
             received(value)
-        for change in ({"actions_per_chunk": value}, {"pretrained_name_or_path": value}, {"rename_map": value}):
+        for change in (
+            {"actions_per_chunk": value},
+            {"pretrained_name_or_path": value},
+            {"rename_map": value},
+        ):
             fields = {
                 "policy_type": "a",
                 "pretrained_name_or_path": "b",
@@ -234,8 +266,12 @@ DTYPE = Call(np.dtype, "u1", False, True)
 FORGED = {
     "larger than its bytes": Call(np._core.numeric._frombuffer, b"abcd", DTYPE, (1 << 39, 4), "C"),
     "negative": Call(np._core.numeric._frombuffer, b"abcd", DTYPE, (-4,), "C"),
-    "of objects": Call(np._core.numeric._frombuffer, b"abcdefgh", Call(np.dtype, "O", False, True), (1,), "C"),
-    "of records": Call(np._core.numeric._frombuffer, b"abcdefgh", Call(np.dtype, "u4,u4", False, True), (1,), "C"),
+    "of objects": Call(
+        np._core.numeric._frombuffer, b"abcdefgh", Call(np.dtype, "O", False, True), (1,), "C"
+    ),
+    "of records": Call(
+        np._core.numeric._frombuffer, b"abcdefgh", Call(np.dtype, "u4,u4", False, True), (1,), "C"
+    ),
     "with many dimensions": Call(np._core.numeric._frombuffer, b"a", DTYPE, (1,) * 50_000, "C"),
     "without a dtype": Call(np._core.numeric._frombuffer, b"abcd", "u1", (4,), "C"),
     "a dtype": np.dtype("u1"),
@@ -279,7 +315,8 @@ def test_arrays_that_come_many_times_are_refused_in_little_memory(storages: int)
     loaded = [Call(torch.storage._load_from_bytes, saved) for _ in range(storages)]
     view = 0, (1 << 18,), (1,), False, OrderedDict()
     values = {
-        str(number): Call(torch._utils._rebuild_tensor_v2, loaded[number % storages], *view) for number in range(600)
+        str(number): Call(torch._utils._rebuild_tensor_v2, loaded[number % storages], *view)
+        for number in range(600)
     }
     sent = pickled(TimedObservation(1.5, 3, values))
     assert len(sent) < 2e6
@@ -293,11 +330,19 @@ def test_arrays_that_come_many_times_are_refused_in_little_memory(storages: int)
 
 
 def test_operations_of_storages_count() -> None:
-    """A storage has pickles of its own; read for each tensor, they would outlast the bound of the message."""
+    """A storage has pickles of its own; read for each tensor, they would outlast the bound of the
+    message.
+    """
     saved = pickle.dumps([None] * 1000, 2)
     tensors = {
         str(number): Call(
-            torch._utils._rebuild_tensor_v2, Call(torch.storage._load_from_bytes, saved), 0, (1,), (1,), False, None
+            torch._utils._rebuild_tensor_v2,
+            Call(torch.storage._load_from_bytes, saved),
+            0,
+            (1,),
+            (1,),
+            False,
+            None,
         )
         for number in range(4)
     }

@@ -1,4 +1,6 @@
-"""LeRobot's own `robot_client`, unchanged and in a process of its own, drives a simulated arm with our server."""
+"""LeRobot's own `robot_client`, unchanged and in a process of its own, drives a simulated arm with
+our server.
+"""
 
 import json
 import os
@@ -51,7 +53,9 @@ class SimulatedArm(Robot):
         self.config, self.seen = config, dict(np.load(config.images))
         self.file = open(config.performed, "a", buffering=1)
 
-    observation_features = property(lambda self: dict.fromkeys(NAMES, float) | dict.fromkeys(CAMERAS, SHAPE))
+    observation_features = property(
+        lambda self: dict.fromkeys(NAMES, float) | dict.fromkeys(CAMERAS, SHAPE)
+    )
     action_features = property(lambda self: dict.fromkeys(NAMES, float))
     is_connected = is_calibrated = True
 
@@ -87,9 +91,19 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Arm:
     """A process of `python -m lerobot.async_inference.robot_client`."""
 
-    def __init__(self, plugin: Path, folder: Path, address: str, seen: Observation, policy: Path, **flags: str) -> None:
+    def __init__(
+        self,
+        plugin: Path,
+        folder: Path,
+        address: str,
+        seen: Observation,
+        policy: Path,
+        **flags: str,
+    ) -> None:
         folder.mkdir()
-        np.savez(folder / "seen.npz", **{key: value for key, value in seen.items() if key != "task"})
+        np.savez(
+            folder / "seen.npz", **{key: value for key, value in seen.items() if key != "task"}
+        )
         self.file = folder / "performed"
         self.log = folder / "log"
         self.file.touch()
@@ -117,7 +131,9 @@ class Arm:
             )
 
     def performed(self) -> np.ndarray:
-        return np.array([json.loads(line) for line in self.file.read_text().splitlines()], np.float32).reshape(-1, 7)
+        return np.array(
+            [json.loads(line) for line in self.file.read_text().splitlines()], np.float32
+        ).reshape(-1, 7)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 120
@@ -145,7 +161,9 @@ def driving(*arguments: Any, **flags: str) -> Iterator[Arm]:
 
 
 def expected(folder: Path, seen: Observation, seed: int, chunks: int) -> np.ndarray:
-    """Actions that the client executes: its next chunk begins with the action that it executed last."""
+    """Actions that the client executes: its next chunk begins with the action that it executed
+    last.
+    """
     robot = us.load_policy(folder, head="arm")
     generator = torch.Generator().manual_seed(seed)
     robot.reset()
@@ -173,9 +191,20 @@ def test_two_robots_execute_the_actions_of_the_local_policy_to_the_bit(
 
 
 @pytest.mark.long
-def test_a_killed_server_is_found_again(folder: Path, plugin: Path, tmp_path: Path, seen: list[Observation]) -> None:
+def test_a_killed_server_is_found_again(
+    folder: Path, plugin: Path, tmp_path: Path, seen: list[Observation]
+) -> None:
     def start(port: int) -> tuple[subprocess.Popen[str], str]:
-        arguments = ["serve", str(folder), "--head", "arm", "--port", "0", "--lerobot-port", str(port)]
+        arguments = [
+            "serve",
+            str(folder),
+            "--head",
+            "arm",
+            "--port",
+            "0",
+            "--lerobot-port",
+            str(port),
+        ]
         command = [sys.executable, "-m", "understudy", *arguments, "--warm-up", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -184,7 +213,9 @@ def test_a_killed_server_is_found_again(folder: Path, plugin: Path, tmp_path: Pa
 
     process, address = start(0)
     try:
-        with driving(plugin, tmp_path / "one", address, seen[0], folder, chunk_size_threshold="0.5") as arm:
+        with driving(
+            plugin, tmp_path / "one", address, seen[0], folder, chunk_size_threshold="0.5"
+        ) as arm:
             arm.wait_for(lambda: len(arm.performed()) >= 20)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
@@ -203,7 +234,14 @@ def test_another_policy_is_refused_by_a_strict_server(
 ) -> None:
     with (
         served(folder, lerobot_port=0, contract="strict") as server,
-        driving(plugin, tmp_path / "one", str(server.lerobot_address), seen[0], folder, policy_type="act") as arm,
+        driving(
+            plugin,
+            tmp_path / "one",
+            str(server.lerobot_address),
+            seen[0],
+            folder,
+            policy_type="act",
+        ) as arm,
     ):
         assert arm.process.wait(120) == 0  # it logs the refusal and ends
         assert len(arm.performed()) == 0

@@ -1,4 +1,6 @@
-"""LeRobot's service: chunks of the local policy, skipped observations, and faulty, greedy, vanished robots."""
+"""LeRobot's service: chunks of the local policy, skipped observations, and faulty, greedy, vanished
+robots.
+"""
 
 import json
 import logging
@@ -29,7 +31,16 @@ if not entry_points(group="understudy.services", name="lerobot"):
 import grpc
 
 import understudy as us
-from support.lerobot_client import FEATURES, MODULE, Client, TimedAction, TimedObservation, pickled, raw, standard
+from support.lerobot_client import (
+    FEATURES,
+    MODULE,
+    Client,
+    TimedAction,
+    TimedObservation,
+    pickled,
+    raw,
+    standard,
+)
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
@@ -78,7 +89,9 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_chunks_are_those_of_the_local_policy_to_the_bit(folder: Path, seen: list[Observation]) -> None:
+def test_chunks_are_those_of_the_local_policy_to_the_bit(
+    folder: Path, seen: list[Observation]
+) -> None:
     """Also beside a robot on the websocket, with the numbers and times of LeRobot's server."""
     robot = us.load_policy(folder, head="arm")
     generator = torch.Generator().manual_seed(9)
@@ -92,33 +105,50 @@ def test_chunks_are_those_of_the_local_policy_to_the_bit(folder: Path, seen: lis
                 expected = robot.act(standard(observation), generator=generator)
                 assert np.array_equal(values(found), expected[:12])
                 assert [each.timestep for each in found] == list(range(10 * step, 10 * step + 12))
-                assert [each.timestamp for each in found] == [1000.5 + row / 30 for row in range(12)]
+                assert [each.timestamp for each in found] == [
+                    1000.5 + row / 30 for row in range(12)
+                ]
         assert arm.actions() == []
         assert outcomes(server) == {"ok": 7}
 
 
 def test_two_robots_have_their_own_chunks(folder: Path, seen: list[Observation]) -> None:
-    with served(folder, lerobot_port=0, seed=3, max_batch=1) as server, client(server) as one, client(server) as two:
+    with (
+        served(folder, lerobot_port=0, seed=3, max_batch=1) as server,
+        client(server) as one,
+        client(server) as two,
+    ):
         for arm in (one, two):
             arm.start()
         with ThreadPoolExecutor(2) as pool:
-            found = [future.result() for future in [pool.submit(one.act, seen[0]), pool.submit(two.act, seen[1])]]
+            found = [
+                future.result()
+                for future in [pool.submit(one.act, seen[0]), pool.submit(two.act, seen[1])]
+            ]
         for number, actions in enumerate(found):
             robot = us.load_policy(folder, head="arm")
             generator = torch.Generator().manual_seed(3 + number)
-            assert np.array_equal(values(actions), robot.act(standard(seen[number]), generator=generator))
-        assert "understudy_connections 2" in server.metrics.text({"understudy_connections": server._engine.connected})
+            assert np.array_equal(
+                values(actions), robot.act(standard(seen[number]), generator=generator)
+            )
+        assert "understudy_connections 2" in server.metrics.text(
+            {"understudy_connections": server._engine.connected}
+        )
 
 
 def skipped(server: PolicyServer) -> dict[str, int]:
     counts = {
-        reason: int(server.metrics.value("understudy_skipped_observations_total", f'reason="{reason}"'))
+        reason: int(
+            server.metrics.value("understudy_skipped_observations_total", f'reason="{reason}"')
+        )
         for reason in ("predicted", "similar", "replaced")
     }
     return {reason: count for reason, count in counts.items() if count}
 
 
-def test_observations_are_skipped_unless_the_robot_has_no_action_left(folder: Path, seen: list[Observation]) -> None:
+def test_observations_are_skipped_unless_the_robot_has_no_action_left(
+    folder: Path, seen: list[Observation]
+) -> None:
     still = {**seen[1], "joints": seen[0]["joints"] + 1e-4}
     with served(folder, lerobot_port=0) as server, client(server) as arm:
         arm.start()
@@ -155,12 +185,22 @@ def test_after_a_failure_no_observation_is_skipped(folder: Path, seen: list[Obse
         assert outcomes(server) == {"ok": 4, "message": 1, "value": 1}
 
 
-@pytest.mark.parametrize(("reaction", "code"), [("off", "INVALID_ARGUMENT"), ("strict", "FAILED_PRECONDITION")])
-def test_absurd_values_are_errors(reaction: Any, code: str, folder: Path, seen: list[Observation]) -> None:
-    """Of a chunk that is not finite, of an image without pixels, and of one whose shape is absurd."""
+@pytest.mark.parametrize(
+    ("reaction", "code"), [("off", "INVALID_ARGUMENT"), ("strict", "FAILED_PRECONDITION")]
+)
+def test_absurd_values_are_errors(
+    reaction: Any, code: str, folder: Path, seen: list[Observation]
+) -> None:
+    """Of a chunk that is not finite, of an image without pixels, and of one whose shape is
+    absurd.
+    """
     with served(folder, lerobot_port=0, contract=reaction) as server, client(server) as arm:
         for number, change in enumerate(
-            ({NAMES[0]: 1e38}, {"front": np.zeros((0, 0, 3), np.uint8)}, {"front": np.zeros((1, 100_000, 3), np.uint8)})
+            (
+                {NAMES[0]: 1e38},
+                {"front": np.zeros((0, 0, 3), np.uint8)},
+                {"front": np.zeros((1, 100_000, 3), np.uint8)},
+            )
         ):
             arm.start()
             arm.send(TimedObservation(0, number, {**raw(seen[0]), **change}, True))
@@ -170,20 +210,31 @@ def test_absurd_values_are_errors(reaction: Any, code: str, folder: Path, seen: 
             assert np.isfinite(values(arm.act(seen[1]))).all()
 
 
-def test_clamped_dimensions_are_in_the_metadata_of_the_answer(folder: Path, seen: list[Observation]) -> None:
+def test_clamped_dimensions_are_in_the_metadata_of_the_answer(
+    folder: Path, seen: list[Observation]
+) -> None:
     local = us.load_policy(folder, head="arm", action_bounds="clamp")
-    with served(folder, lerobot_port=0, seed=9, action_bounds="clamp") as server, client(server) as arm:
+    with (
+        served(folder, lerobot_port=0, seed=9, action_bounds="clamp") as server,
+        client(server) as arm,
+    ):
         for net in (local.policy, server.robot.policy):
-            net.act = lambda *args, act=net.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+            net.act = lambda *args, act=net.act, **options: (  # type: ignore[method-assign]
+                6 * act(*args, **options)
+            )
         local.act(standard(seen[0]), generator=torch.Generator().manual_seed(9))
         arm.start()
         arm.send(TimedObservation(0, 0, raw(seen[0]), True))
-        _, call = arm.channel.unary_unary("/transport.AsyncInference/GetActions").with_call(b"", timeout=10)
+        _, call = arm.channel.unary_unary("/transport.AsyncInference/GetActions").with_call(
+            b"", timeout=10
+        )
         metadata = dict(call.trailing_metadata())
         assert local.clamped
         assert json.loads(metadata[service.CLAMPED]) == local.clamped
     with served(folder, lerobot_port=0, action_bounds="error") as server, client(server) as arm:
-        server.robot.policy.act = lambda *args, act=server.robot.policy.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+        server.robot.policy.act = lambda *args, act=server.robot.policy.act, **options: (
+            6 * act(*args, **options)
+        )  # type: ignore[method-assign]
         arm.start()
         with failing("INVALID_ARGUMENT", "action_bounds"):
             arm.act(seen[0])
@@ -202,13 +253,21 @@ def test_robots_write_no_line_of_their_own(
         {"rename_map": {"observation.images.front": FORGED}},
     ]
     observations = [{FORGED: 1.0}, {FORGED: [1]}, {"task": FORGED}, {"task": "t" * 1_000_000}]
-    with served(folder, lerobot_port=0) as server, caplog.at_level(logging.INFO, "understudy.serve"):
-        for changes, values in [*((each, {}) for each in instructions), *(({}, each) for each in observations)]:
+    with (
+        served(folder, lerobot_port=0) as server,
+        caplog.at_level(logging.INFO, "understudy.serve"),
+    ):
+        for changes, values in [
+            *((each, {}) for each in instructions),
+            *(({}, each) for each in observations),
+        ]:
             with client(server) as arm, suppress(grpc.RpcError):
                 arm.start(**changes)
                 arm.send(TimedObservation(0, 0, {**raw(seen[0]), **values}, True))
                 arm.actions()
-    records = [record.getMessage() for record in caplog.records if record.name == "understudy.serve"]
+    records = [
+        record.getMessage() for record in caplog.records if record.name == "understudy.serve"
+    ]
     assert sum(FORGED.encode("unicode_escape").decode() in text for text in records) >= 5
     assert all(text.isprintable() and len(text) < 3000 for text in records)
 
@@ -233,7 +292,10 @@ def test_garbage_is_refused_and_the_robots_stay(
             with failing("INVALID_ARGUMENT", "system"):
                 arm.send(garbage)
             with failing("INVALID_ARGUMENT", "it is refused"):
-                arm.call("SendPolicyInstructions", b"\x0a" + messages._write_varint(len(garbage)) + garbage)
+                arm.call(
+                    "SendPolicyInstructions",
+                    b"\x0a" + messages._write_varint(len(garbage)) + garbage,
+                )
         for message in (b"\xff", b"\x08\x03\x12\x7f", b"\x08\x09", b"\x0b"):
             with failing("INVALID_ARGUMENT"):
                 arm.send(iter([message]))
@@ -248,7 +310,9 @@ def test_garbage_is_refused_and_the_robots_stay(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_contract_holds(folder: Path, seen: list[Observation], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_contract_holds(
+    folder: Path, seen: list[Observation], caplog: pytest.LogCaptureFixture
+) -> None:
     names = {**FEATURES["observation.state"], "names": list(NAMES[::-1])}
     turned = FEATURES | {"observation.state": names}
     lacking = {key: value for key, value in FEATURES.items() if not key.endswith("front")}
@@ -265,7 +329,11 @@ def test_the_contract_holds(folder: Path, seen: list[Observation], caplog: pytes
         arm.send(TimedObservation(0, 0, {**raw(seen[0]), "task": "dance"}, True))
         with failing("FAILED_PRECONDITION", "instruction"):
             arm.actions()
-    with served(folder, lerobot_port=0) as server, client(server) as arm, caplog.at_level(logging.WARNING):
+    with (
+        served(folder, lerobot_port=0) as server,
+        client(server) as arm,
+        caplog.at_level(logging.WARNING),
+    ):
         arm.start(policy_type="act", pretrained_name_or_path="user/model", lerobot_features=turned)
         assert arm.act(seen[0])
         for word in ("'act'", "'flow'", "'user/model'", "dimension order"):
@@ -284,7 +352,9 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("kind", "name", "own", "served_as", "differences"), NAMED)
-def test_names_of_policies_are_compared(kind: str, name: str, own: str, served_as: str, differences: int) -> None:
+def test_names_of_policies_are_compared(
+    kind: str, name: str, own: str, served_as: str, differences: int
+) -> None:
     robot: Any = SimpleNamespace(config=SimpleNamespace(type=own))
     found = compare_policy(Instructions(kind, name, {}, 1), robot, served_as)
     assert len(found) == differences
@@ -304,12 +374,18 @@ def test_renamed_cameras_have_the_keys_of_the_policy(folder: Path, seen: list[Ob
 
 
 def test_a_restarted_server_needs_no_instructions(folder: Path, seen: list[Observation]) -> None:
-    """LeRobot's client gives them once. Its values are those of training by name, or it must start again."""
+    """LeRobot's client gives them once. Its values are those of training by name, or it must start
+    again.
+    """
     with served(folder, lerobot_port=0) as server, client(server) as arm:
         arm.start()
         assert arm.act(seen[0])
     port = int(str(server.lerobot_address).rpartition(":")[2])
-    with served(folder, lerobot_port=port, seed=2) as server, client(server) as arm, client(server) as other:
+    with (
+        served(folder, lerobot_port=port, seed=2) as server,
+        client(server) as arm,
+        client(server) as other,
+    ):
         arm.send(TimedObservation(0, 4, raw(seen[0])))
         robot = us.load_policy(folder, head="arm")
         expected = robot.act(standard(seen[0]), generator=torch.Generator().manual_seed(2))
@@ -327,7 +403,17 @@ def test_a_killed_server_is_found_again(folder: Path, seen: list[Observation]) -
     """The command, ended without notice and started again at its port."""
 
     def start(port: str) -> tuple[subprocess.Popen[str], str]:
-        arguments = [str(folder), "--head", "arm", "--port", "0", "--lerobot-port", port, "--seed", "2"]
+        arguments = [
+            str(folder),
+            "--head",
+            "arm",
+            "--port",
+            "0",
+            "--lerobot-port",
+            port,
+            "--seed",
+            "2",
+        ]
         command = [sys.executable, "-m", "understudy", "serve", *arguments, "--warm-up", "1"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -363,7 +449,9 @@ def is_answered(arm: Client, observation: Observation) -> bool:
     return True
 
 
-def test_an_older_client_gets_the_classes_of_its_module(server: PolicyServer, seen: list[Observation]) -> None:
+def test_an_older_client_gets_the_classes_of_its_module(
+    server: PolicyServer, seen: list[Observation]
+) -> None:
     old = "lerobot.scripts.server.helpers"
     with client(server) as arm:
         arm.start()
@@ -417,7 +505,9 @@ def test_deadlines_and_a_full_queue_are_answered(
 
 
 def test_a_vanished_robot_frees_its_place(
-    slow: tuple[PolicyServer, threading.Event], seen: list[Observation], monkeypatch: pytest.MonkeyPatch
+    slow: tuple[PolicyServer, threading.Event],
+    seen: list[Observation],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, held = slow
     monkeypatch.setattr(service, "WAIT_S", 30.0)
@@ -429,12 +519,15 @@ def test_a_vanished_robot_frees_its_place(
         fourth.start()
     robots[0].send(TimedObservation(0, 0, raw(seen[0]), True))
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(robot.actions) for robot in robots[:2]]  # in its pass, and waiting for an observation
-        wait_for(lambda: sum(own.serving.locked() for own in server._lerobot._robots.values()) == 2)  # type: ignore[union-attr]
+        # in its pass, and waiting for an observation
+        futures = [pool.submit(robot.actions) for robot in robots[:2]]
+        connected = server._lerobot._robots  # type: ignore[union-attr]
+        wait_for(lambda: sum(own.serving.locked() for own in connected.values()) == 2)
         for robot in robots[:2]:
             robot.channel.close()
         for future in futures:
-            with pytest.raises((grpc.RpcError, ValueError)):  # ValueError: of a call on a closed channel
+            # ValueError: of a call on a closed channel
+            with pytest.raises((grpc.RpcError, ValueError)):
                 future.result()
     wait_for(lambda: server._engine.connected == 1)
     held.set()
@@ -462,8 +555,12 @@ def test_a_call_that_its_client_gives_up_costs_no_features(
         assert server._engine.connected == 1
 
 
-def test_cameras_and_joints_that_the_policy_lacks_are_left_out(folder: Path, seen: list[Observation]) -> None:
-    """A robot of LeRobot sends all that it has. Where a camera is lacking, it may be one of them."""
+def test_cameras_and_joints_that_the_policy_lacks_are_left_out(
+    folder: Path, seen: list[Observation]
+) -> None:
+    """A robot of LeRobot sends all that it has. Where a camera is lacking, it may be one of
+    them.
+    """
     more = FEATURES | {"observation.images.side": FEATURES["observation.images.front"]}
     observation = raw(seen[0]) | {"side": seen[1]["cam_front"]}
     with served(folder, lerobot_port=0, contract="strict") as server, client(server) as arm:
@@ -471,11 +568,19 @@ def test_cameras_and_joints_that_the_policy_lacks_are_left_out(folder: Path, see
         arm.send(TimedObservation(0, 0, observation, True))
         assert len(arm.actions()) == 16
         with failing("FAILED_PRECONDITION", "camera map", "cam_front"):
-            arm.start(lerobot_features={key: own for key, own in more.items() if not key.endswith("front")})
+            arm.start(
+                lerobot_features={
+                    key: own for key, own in more.items() if not key.endswith("front")
+                }
+            )
 
 
 def test_idle_robots_give_up_their_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(folder, lerobot_port=0, max_connections=1) as server, client(server) as one, client(server) as two:
+    with (
+        served(folder, lerobot_port=0, max_connections=1) as server,
+        client(server) as one,
+        client(server) as two,
+    ):
         one.start()
         with failing("RESOURCE_EXHAUSTED", "max_connections"):
             two.start()
@@ -523,7 +628,9 @@ def test_settings_that_cannot_work_are_refused(folder: Path, server: PolicyServe
     assert ServeConfig(policy="p", lerobot_port=8080).problems() == []
 
 
-@pytest.mark.parametrize("config", [{"image_times": (-0.1, 0.0)}, {"state_times": (-0.1, 0.0)}, {"past_steps": 1}])
+@pytest.mark.parametrize(
+    "config", [{"image_times": (-0.1, 0.0)}, {"state_times": (-0.1, 0.0)}, {"past_steps": 1}]
+)
 def test_a_policy_with_a_history_is_refused(config: dict[str, Any]) -> None:
     """LeRobot's client sends only some of its observations."""
     robot = SimpleNamespace(config=SimpleNamespace(**config))

@@ -1,6 +1,7 @@
 """The core without extras, and the message about a missing extra.
 
-Each test is a process of its own in which the packages of the extras (or torch, or pyarrow and av) cannot be imported.
+Each test is a process of its own in which the packages of the extras (or torch, or pyarrow and av)
+cannot be imported.
 """
 
 import ast
@@ -18,7 +19,14 @@ import pytest
 
 from understudy.testing.runs import tiny_dataset
 from understudy_base import optional_packages
-from understudy_base.optional_packages import EXTRAS, INCLUDES, OWNERS, PIP_LINES, MissingExtraError, pip_line
+from understudy_base.optional_packages import (
+    EXTRAS,
+    INCLUDES,
+    OWNERS,
+    PIP_LINES,
+    MissingExtraError,
+    pip_line,
+)
 from understudy_kit.cli.main import COMMANDS
 
 BLOCKER = """
@@ -33,7 +41,9 @@ class Without:
         return getattr(self.finder, name)
 
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in BLOCKED else self.finder.find_spec(name, path, target)
+        if name.partition(".")[0] in BLOCKED:
+            return None
+        return self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = map(Without, sys.meta_path)
 """
@@ -71,21 +81,30 @@ sampler = us.EpisodeSampler(found, batch_size=4, seed=0)
 pulled = next(iter(DataLoader(found, batch_size=4, sampler=sampler)))
 streamed = next(iter(DataLoader(us.EpisodeStream([found], order=order), batch_size=None)))
 camera = "observation.images.top"
-same = [pulled[camera].shape == batch[camera].shape, bool((streamed[camera] == batch[camera]).all())]
+same = [
+    pulled[camera].shape == batch[camera].shape,
+    bool((streamed[camera] == batch[camera]).all()),
+]
 
-features = {camera: {"dtype": "video", "shape": (32, 32, 3)}, "action": {"dtype": "float32", "shape": (2,)}}
+features = {
+    camera: {"dtype": "video", "shape": (32, 32, 3)},
+    "action": {"dtype": "float32", "shape": (2,)},
+}
 with us.EpisodeWriter(out, fps=10, features=features, codec="libx264") as writer:
     for _ in range(3):
-        writer.add_frame({camera: np.zeros((32, 32, 3), np.uint8), "action": np.zeros(2, np.float32)}, task="wait")
+        frame = {camera: np.zeros((32, 32, 3), np.uint8), "action": np.zeros(2, np.float32)}
+        writer.add_frame(frame, task="wait")
     writer.save_episode()
 
 model = torch.nn.Linear(3, 3).to(torch.bfloat16)
 optimizer = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-3))
 model(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
 optimizer.step()
+catalog = us.Catalog.open(out)
+names = set(us.__all__) - {"TrainConfig", "train", "RemotePolicy"}
 print(json.dumps({
-    "same": same, "report": us.Catalog.open(out).report(), "episodes": len(us.Catalog.open(out).episodes.lengths),
-    "names": [hasattr(us, name) for name in us.__all__ if name not in ("TrainConfig", "train", "RemotePolicy")],
+    "same": same, "report": catalog.report(), "episodes": len(catalog.episodes.lengths),
+    "names": [hasattr(us, name) for name in names],
 }))
 """
     printed = without(ALL, code, data, tmp_path / "written")
@@ -214,23 +233,32 @@ tool.record = broken
 
 def test_extras_match_the_papers() -> None:
     spelt = {"rerun": "rerun-sdk", "libero": "hf-libero"}
-    spelt |= dict.fromkeys(("diffusers", "transformers", "num2words"), "lerobot")  # its own extras install them
+    # its own extras install them
+    spelt |= dict.fromkeys(("diffusers", "transformers", "num2words"), "lerobot")
     papers = Path(__file__).parents[2]
-    doors = tomllib.loads((papers.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    doors = tomllib.loads((papers.parent / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for extra, modules in EXTRAS.items():
         owner = OWNERS[extra]
-        optional = tomllib.loads((papers / owner / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        optional = tomllib.loads((papers / owner / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
         packages = {re.split(r"[<>=\[;]", wanted)[0] for wanted in optional[extra]}
         assert {spelt.get(module, module) for module in modules} <= packages
         included = re.findall(rf"{owner}\[([\w,]+)\]", " ".join(optional[extra]))
-        assert sorted(",".join(included).split(",") if included else []) == sorted(INCLUDES.get(extra, ()))
+        assert sorted(",".join(included).split(",") if included else []) == sorted(
+            INCLUDES.get(extra, ())
+        )
         assert f"{owner}[{extra}] @ {{root:uri}}/packages/{owner}" in doors[extra]
 
 
 def test_the_lines_of_distributions_name_doors_that_exist() -> None:
     root = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     for line in PIP_LINES.values():
-        door = re.fullmatch(rf"pip install '{root['name']}\[(\w+)\] @ git\+{root['urls']['Homepage']}'", line)
+        door = re.fullmatch(
+            rf"pip install '{root['name']}\[(\w+)\] @ git\+{root['urls']['Homepage']}'", line
+        )
         assert door is not None
         assert door[1] in root["optional-dependencies"]
 
@@ -238,14 +266,16 @@ def test_the_lines_of_distributions_name_doors_that_exist() -> None:
 def test_a_package_that_asks_for_a_newer_numpy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"numpy": "1.26.4", "pyarrow": "26.0.0"}
     monkeypatch.setattr(optional_packages, "_version", lambda package: versions.get(package, ""))
-    refusal = ImportError("pyarrow requires NumPy 2.0 or newer, found 1.26.4")  # as pyarrow 26 words it, without a name
+    # as pyarrow 26 words it, without a name
+    refusal = ImportError("pyarrow requires NumPy 2.0 or newer, found 1.26.4")
     line = str(optional_packages.describe_old_numpy(refusal))
     assert "numpy 1.26.4" in line
     assert "pyarrow 26.0.0" in line
     assert "pyarrow<26" in line
     named = ImportError("it requires NumPy 2", name="pyarrow.lib")
     assert str(optional_packages.describe_old_numpy(named)) == line
-    other = ImportError("numpy.core.multiarray failed to import")  # of any package compiled for numpy 2
+    # of any package compiled for numpy 2
+    other = ImportError("numpy.core.multiarray failed to import")
     assert "pyarrow" not in str(optional_packages.describe_old_numpy(other))
     assert optional_packages.describe_old_numpy(ImportError("libarrow.so: cannot open")) is None
     versions["numpy"] = "2.3.0"
@@ -268,7 +298,10 @@ def test_packages_that_tests_import_are_declared() -> None:
     for file in (top / "pyproject.toml", *top.glob("packages/*/pyproject.toml")):
         papers = tomllib.loads(file.read_text(encoding="utf-8"))
         project = papers["project"]
-        groups = [*project.get("optional-dependencies", {}).values(), *papers.get("dependency-groups", {}).values()]
+        groups = [
+            *project.get("optional-dependencies", {}).values(),
+            *papers.get("dependency-groups", {}).values(),
+        ]
         for lines in (project.get("dependencies", []), *groups):
             declared |= {distribution_name(line) for line in lines if isinstance(line, str)}
     undeclared: list[str] = []

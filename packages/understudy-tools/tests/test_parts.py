@@ -1,4 +1,6 @@
-"""Work cut into parts: equal for any number of processes, after kills, and with results of an earlier call."""
+"""Work cut into parts: equal for any number of processes, after kills, and with results of an
+earlier call.
+"""
 
 import atexit
 import multiprocessing
@@ -46,7 +48,9 @@ def test_run_gives_results_in_order(calls: Path, count: int) -> None:
     assert children() == []
 
 
-def test_run_works_where_no_fork_server_can_be_started(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_works_where_no_fork_server_can_be_started(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptors: list[int]) -> None:
         raise OSError("AF_UNIX path too long")
 
@@ -68,7 +72,12 @@ def test_run_names_the_item_that_ends_its_processes(calls: Path) -> None:
         results = list(workers.run(work, PARTS))
     lost = [part for part, result in results if isinstance(result, Lost)]
     assert lost == [(5,)]
-    assert [pair for pair in results if pair[0] != (5,)] == [*RESULTS[:2], ((4,), [16]), ((6,), [36]), *RESULTS[3:]]
+    assert [pair for pair in results if pair[0] != (5,)] == [
+        *RESULTS[:2],
+        ((4,), [16]),
+        ((6,), [36]),
+        *RESULTS[3:],
+    ]
     assert len(list(calls.glob("5.*"))) == TRIES
 
 
@@ -92,7 +101,9 @@ def test_run_is_refused_while_the_results_of_another_are_read(calls: Path) -> No
 def test_run_goes_on_after_kills_of_the_fork_server(calls: Path) -> None:
     finished = []
     with Workers(2) as workers:
-        for part, result in workers.run(Squares(calls, slow=0.02), [(number,) for number in range(12)]):
+        for part, result in workers.run(
+            Squares(calls, slow=0.02), [(number,) for number in range(12)]
+        ):
             finished.append((part, result))
             for server in forked([os.getpid()]) if len(finished) % 5 == 0 else ():
                 os.kill(server, signal.SIGKILL)
@@ -137,7 +148,9 @@ def test_a_single_process_apart_survives_an_item(calls: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_run_continues_with_the_results_of_a_folder(calls: Path, tmp_path: Path, count: int) -> None:
+def test_run_continues_with_the_results_of_a_folder(
+    calls: Path, tmp_path: Path, count: int
+) -> None:
     folder = tmp_path / "work"
     with pytest.raises(ValueError), Workers(1, folder=folder) as workers:
         list(workers.run(Squares(calls, wrong=(7,)), PARTS))
@@ -160,7 +173,8 @@ from understudy_data.parts import Workers
 if __name__ == "__main__":
     calls, folder = map(Path, sys.argv[1:])
     with Workers(2, folder=folder) as workers:
-        print(list(workers.run(Squares(calls, slow=0.05, held=(5, 6, 7)), [(n,) for n in range(8)])))
+        squares = Squares(calls, slow=0.05, held=(5, 6, 7))
+        print(list(workers.run(squares, [(n,) for n in range(8)])))
 """
 
 

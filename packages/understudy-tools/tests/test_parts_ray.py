@@ -1,4 +1,6 @@
-"""Work cut into parts on a Ray cluster of several nodes on this machine. Needs the extra `ray` (`nox -s ray`)."""
+"""Work cut into parts on a Ray cluster of several nodes on this machine. Needs the extra `ray`
+(`nox -s ray`).
+"""
 
 import os
 import random
@@ -57,11 +59,16 @@ def test_cluster_repeats_parts_names_items_and_raises_errors(
         results = list(workers.run(Squares(calls, deadly=(5,)), [(4, 5)]))
         with pytest.raises(ValueError):
             list(workers.run(Squares(calls, wrong=(1,)), PARTS))
-    assert [(part, isinstance(result, Lost)) for part, result in results] == [((4,), False), ((5,), True)]
+    assert [(part, isinstance(result, Lost)) for part, result in results] == [
+        ((4,), False),
+        ((5,), True),
+    ]
     assert "raylet" not in capsys.readouterr().out
 
 
-def test_cluster_with_a_slow_node_that_leaves_and_one_that_joins(cluster: Any, calls: Path, tmp_path: Path) -> None:
+def test_cluster_with_a_slow_node_that_leaves_and_one_that_joins(
+    cluster: Any, calls: Path, tmp_path: Path
+) -> None:
     finished: list[Part] = []
 
     def done(part: Part) -> None:
@@ -113,7 +120,10 @@ def test_cluster_edits_into_a_bucket_as_one_process(
                 os.kill(worker, signal.SIGKILL)
                 killed.append(worker)
 
-    with s3_bucket("sets") as options, Workers(ray=cluster.address, folder=tmp_path / "work") as workers:
+    with (
+        s3_bucket("sets") as options,
+        Workers(ray=cluster.address, folder=tmp_path / "work") as workers,
+    ):
         killer = threading.Thread(target=kill_one)
         killer.start()
         try:
@@ -168,7 +178,10 @@ def test_kills_at_random_change_nothing(
                 workers = ray_workers()
                 if len(list(work.glob("*.part"))) == parts or not workers:
                     continue
-                (kind,), parts = draw.choices(list(KINDS), list(KINDS.values())), len(list(work.glob("*.part")))
+                (kind,), parts = (
+                    draw.choices(list(KINDS), list(KINDS.values())),
+                    len(list(work.glob("*.part"))),
+                )
                 victim = draw.choice(workers)
                 if kind == "driver":
                     driver.kill()
@@ -176,7 +189,9 @@ def test_kills_at_random_change_nothing(
                     cluster.remove_node(nodes.pop(0), allow_graceful=False)
                     nodes.append(cluster.add_node(num_cpus=1, object_store_memory=MEMORY))
                 else:
-                    signals = [signal.SIGSTOP, signal.SIGCONT] if kind == "stop" else [signal.SIGKILL]
+                    signals = (
+                        [signal.SIGSTOP, signal.SIGCONT] if kind == "stop" else [signal.SIGKILL]
+                    )
                     for number in signals:
                         try:
                             os.kill(victim, number)
@@ -187,7 +202,9 @@ def test_kills_at_random_change_nothing(
             driver.wait(300)
             errors = (tmp_path / "errors").read_text()
             # A task that three of the kills hit is named; the same command continues.
-            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, errors
+            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, (
+                errors
+            )
         assert content(out) == content(tmp_path / "whole")
         rounds += 1
     print(dict(events), "in", rounds, "edits")

@@ -1,4 +1,6 @@
-"""Plain values in files of both kinds: they come back with types and bits, and a file makes no class known."""
+"""Plain values in files of both kinds: they come back with types and bits, and a file makes no
+class known.
+"""
 
 import os
 from collections import Counter
@@ -48,7 +50,10 @@ def same(one: Any, two: Any) -> bool:
     if type(one) is not type(two):
         return False
     if isinstance(one, (np.ndarray, np.generic)):
-        facts = [(part.dtype, part.shape, part.flags.fnc, part.tobytes()) for part in map(np.asarray, (one, two))]
+        facts = [
+            (part.dtype, part.shape, part.flags.fnc, part.tobytes())
+            for part in map(np.asarray, (one, two))
+        ]
         return facts[0] == facts[1]
     if isinstance(one, dict):
         return same(list(one), list(two)) and all(same(one[key], two[key]) for key in one)
@@ -64,8 +69,12 @@ def same(one: Any, two: Any) -> bool:
 
 
 TEXTS = st.text(st.characters(codec=None))
-NUMBERS = of_numpy.scalar_dtypes() | of_numpy.byte_string_dtypes() | of_numpy.unicode_string_dtypes()
-ARRAYS = of_numpy.arrays(NUMBERS, of_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+NUMBERS = (
+    of_numpy.scalar_dtypes() | of_numpy.byte_string_dtypes() | of_numpy.unicode_string_dtypes()
+)
+ARRAYS = of_numpy.arrays(
+    NUMBERS, of_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+)
 KEYS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS | st.binary(),
     lambda parts: st.tuples(parts, parts),
@@ -74,7 +83,14 @@ KEYS = st.recursive(
 ERRORS = st.builds(DatasetError, TEXTS, where=st.none() | TEXTS, fix=TEXTS)
 ERRORS |= st.builds(SourceError, TEXTS, where=st.just(Path("a")), transient=st.booleans())
 LEAVES = (
-    (KEYS | st.floats() | st.integers(1 << 62, 1 << 70) | ARRAYS | ARRAYS.map(np.asfortranarray) | ERRORS)
+    (
+        KEYS
+        | st.floats()
+        | st.integers(1 << 62, 1 << 70)
+        | ARRAYS
+        | ARRAYS.map(np.asfortranarray)
+        | ERRORS
+    )
     | of_numpy.arrays(NUMBERS, 3).map(lambda array: array[1])
     | st.sets(KEYS, max_size=3)
     | st.dictionaries(KEYS, st.integers(), max_size=3).map(Counter)
@@ -95,7 +111,9 @@ VALUES = st.recursive(
 
 @both
 @given(value=VALUES)
-def test_every_value_comes_back_with_types_and_bits(stored: Callable[[Any, Path], Any], value: Any) -> None:
+def test_every_value_comes_back_with_types_and_bits(
+    stored: Callable[[Any, Path], Any], value: Any
+) -> None:
     with TemporaryDirectory() as folder:
         assert same(value, stored(value, Path(folder, "a")))
 
@@ -104,9 +122,22 @@ def test_every_value_comes_back_with_types_and_bits(stored: Callable[[Any, Path]
 def test_odd_values_come_back(stored: Callable[[Any, Path], Any], tmp_path: Path) -> None:
     odd: list[Any] = [
         [1 << 63, -(1 << 63), 1 << 50_000, -0.0, float("inf"), 5e-324, "a \udcff \u20ac\n"],
-        [np.array([1 + 2j]), np.array([1.5], np.longdouble), np.array([-np.nan, np.inf], np.float16)],
-        [np.arange(3, dtype=">i4"), np.array(["ab", "c"]), np.array([1], "M8[us]"), np.arange(10)[::3]],
-        [np.asfortranarray(np.arange(6).reshape(2, 3)), np.zeros((0, 3), bool), np.array(7, np.uint8)],
+        [
+            np.array([1 + 2j]),
+            np.array([1.5], np.longdouble),
+            np.array([-np.nan, np.inf], np.float16),
+        ],
+        [
+            np.arange(3, dtype=">i4"),
+            np.array(["ab", "c"]),
+            np.array([1], "M8[us]"),
+            np.arange(10)[::3],
+        ],
+        [
+            np.asfortranarray(np.arange(6).reshape(2, 3)),
+            np.zeros((0, 3), bool),
+            np.array(7, np.uint8),
+        ],
         [np.int64(-1), np.float32(0.1), np.bool_(True), np.str_("a"), np.datetime64(3, "s")],
         MissingFileError("is missing", where=Path("a")),
         {"the same": [array := np.arange(3), array]},
@@ -161,10 +192,21 @@ class Fraction(float):
 @both
 @pytest.mark.parametrize(
     "value",
-    [Unregistered(), object(), np.array([object()]), np.zeros(1, "i4,i4"), print, ValueError("a"), os, Fraction(1)],
+    [
+        Unregistered(),
+        object(),
+        np.array([object()]),
+        np.zeros(1, "i4,i4"),
+        print,
+        ValueError("a"),
+        os,
+        Fraction(1),
+    ],
     ids=lambda value: type(value).__name__,
 )
-def test_other_values_are_refused(stored: Callable[[Any, Path], Any], value: object, tmp_path: Path) -> None:
+def test_other_values_are_refused(
+    stored: Callable[[Any, Path], Any], value: object, tmp_path: Path
+) -> None:
     with pytest.raises(TypeError):
         stored([{"a": value}], tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

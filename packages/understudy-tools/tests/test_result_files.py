@@ -71,7 +71,10 @@ def test_a_file_under_another_name_is_none(tmp_path: Path) -> None:
 def test_a_file_of_an_unknown_class_is_none(tmp_path: Path) -> None:
     write_result(tmp_path / "a", Shown(aspect=(4, 3), crop=b""))
     assert is_result(tmp_path / "a")
-    script = f"from understudy_data.plain_values import *; raise SystemExit(is_result(Path({str(tmp_path / 'a')!r})))"
+    script = (
+        "from understudy_data.plain_values import *; raise "
+        f"SystemExit(is_result(Path({str(tmp_path / 'a')!r})))"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -83,9 +86,19 @@ def test_other_kinds_of_files_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["code", "cut", "empty", "a bit"])
-def test_check_computes_a_damaged_part_anew(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_computes_a_damaged_part_anew(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4), cameras=()))
-    words = ["check", str(tmp_path / "d"), "--depth", "all", "--work", str(tmp_path / "parts"), "--json"]
+    words = [
+        "check",
+        str(tmp_path / "d"),
+        "--depth",
+        "all",
+        "--work",
+        str(tmp_path / "parts"),
+        "--json",
+    ]
     code = main(words)
     expected = json.loads(capsys.readouterr().out)["findings"]
     before = {path: path.read_bytes() for path in (tmp_path / "parts").glob("*.part")}

@@ -9,7 +9,13 @@ import pytest
 import understudy as us
 from understudy.testing.policies import policy
 from understudy_base.testing.refusals import refused
-from understudy_data.checksums import FILE, ChecksumError, check_checksums, file_sha256, write_checksums
+from understudy_data.checksums import (
+    FILE,
+    ChecksumError,
+    check_checksums,
+    file_sha256,
+    write_checksums,
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "normalisation.json", "contract.json", FILE])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "normalisation.json", "contract.json", FILE]
+)
 def test_each_flipped_bit_is_refused(folder: Path, name: str) -> None:
     path = folder / name
     draw = random.Random(name)
@@ -33,7 +41,10 @@ def test_each_flipped_bit_is_refused(folder: Path, name: str) -> None:
             path.write_bytes(damaged)
             with pytest.raises(ChecksumError) as caught:
                 us.load_policy(folder, contract="off")
-            assert name == FILE or (caught.value.path, caught.value.expected) == (path, _sum(folder, name))
+            assert name == FILE or (caught.value.path, caught.value.expected) == (
+                path,
+                _sum(folder, name),
+            )
             assert name == FILE or caught.value.actual == file_sha256(path) != caught.value.expected
     finally:
         path.write_bytes(sound)
@@ -54,7 +65,9 @@ def test_edited_card_stops_no_robot_and_another_file_is_accepted_on_request(tmp_
     with refused(config, FILE, kind=ChecksumError):
         us.load_policy(tmp_path / "p")
     sums = tmp_path / "p" / FILE
-    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line))
+    sums.write_text(
+        "".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line)
+    )
     us.load_policy(tmp_path / "p")
 
 

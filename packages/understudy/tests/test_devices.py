@@ -43,9 +43,14 @@ def warned(device: Literal["auto", "cpu"] = "auto") -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_card_that_torch_cannot_use_is_named(no_card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_torch_cannot_use_is_named(
+    no_card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert warned() == []
-    fake_smi(no_card, "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-x)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-y)'")
+    fake_smi(
+        no_card,
+        "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-x)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-y)'",
+    )
     (line,) = warned()
     assert "NVIDIA H100 80GB HBM3" in line
     assert "2 GPUs" in line
@@ -59,7 +64,9 @@ def test_a_card_that_torch_cannot_use_is_named(no_card: Path, monkeypatch: pytes
         assert warned() == []
 
 
-def test_the_drivers_folder_names_a_card_without_nvidia_smi(no_card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_folder_names_a_card_without_nvidia_smi(
+    no_card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     card = no_card / "gpus/0000:01:00.0"
     card.mkdir(parents=True)
     (card / "information").write_text("Model: \t\t NVIDIA GeForce RTX 3090\nIRQ:   12\n")
@@ -68,13 +75,19 @@ def test_the_drivers_folder_names_a_card_without_nvidia_smi(no_card: Path, monke
     assert "RTX 3090" in line
 
 
-def test_nvidia_smi_that_blocks_or_fails_holds_up_nothing(no_card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_that_blocks_or_fails_holds_up_nothing(
+    no_card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(devices, "SMI_SECONDS", 0.3)
     fake_smi(no_card, "trap '' TERM INT\nexec sleep 60")
     began = time.monotonic()
     assert warned() == []
     assert time.monotonic() - began < 30
-    for body in ("echo 'GPU 0: NVIDIA L4 (UUID: GPU-y)'; exit 1", "printf '\\377\\376'", "exec /no/such/program"):
+    for body in (
+        "echo 'GPU 0: NVIDIA L4 (UUID: GPU-y)'; exit 1",
+        "printf '\\377\\376'",
+        "exec /no/such/program",
+    ):
         fake_smi(no_card, body)
         assert warned() == []
 
@@ -96,7 +109,9 @@ def test_nvidia_smi_that_blocks_or_fails_holds_up_nothing(no_card: Path, monkeyp
         (["gfx942"], (9, 4), True),
     ],
 )
-def test_kernels_fit_a_card_by_its_capability(built: list[str], capability: tuple[int, int], runs: bool) -> None:
+def test_kernels_fit_a_card_by_its_capability(
+    built: list[str], capability: tuple[int, int], runs: bool
+) -> None:
     assert devices.has_kernels(built, capability) is runs
 
 
@@ -122,7 +137,9 @@ def test_a_card_without_kernels_is_named_at_the_start(monkeypatch: pytest.Monkey
         devices.torch_device("cuda")
 
 
-def test_a_card_without_kernels_beside_a_sound_one_is_refused_with_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_kernels_beside_a_sound_one_is_refused_with_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cards(monkeypatch, (6, 1), (9, 0))
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
         choose_device(TrainConfig(), 0)

@@ -12,7 +12,10 @@ from understudy_data.testing.datasets import Spec, write_dataset
 
 pytestmark = pytest.mark.long
 
-SHIM = '#include <unistd.h>\nint mallopt(int p, int v) { return p + v < 0 ? 1 : (int)write(2, "mallopt\\n", 8); }\n'
+SHIM = (
+    "#include <unistd.h>\n"
+    'int mallopt(int p, int v) { return p + v < 0 ? 1 : (int)write(2, "mallopt\\n", 8); }\n'
+)
 LOADER = """
 import sys, understudy
 data = understudy.EpisodeDataset(sys.argv[1])
@@ -30,12 +33,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     compiler = shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs a C compiler and glibc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
+    )
     return {**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "OMP_NUM_THREADS": "1"}
 
 
 def sets_allocator(environment: dict[str, str], *command: str | Path) -> bool:
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return "mallopt" in done.stderr
 
@@ -44,7 +51,10 @@ def test_loader_leaves_the_allocator_alone(environment: dict[str, str], tmp_path
     write_dataset(tmp_path / "data", Spec(lengths=(6, 5)))
     assert not sets_allocator(environment, "-c", LOADER, tmp_path / "data")
     assert sets_allocator(
-        environment, "-c", "import understudy; understudy.keep_freed_memory()" + LOADER, tmp_path / "data"
+        environment,
+        "-c",
+        "import understudy; understudy.keep_freed_memory()" + LOADER,
+        tmp_path / "data",
     )
 
 

@@ -45,10 +45,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("score")
     write_outcomes(root / "data", LENGTHS, SUCCESS)
     config = override(
-        tiny_config(root / "data", root / "flow"), steps=2, val={"every": 0}, optim={"ema": {"decay": 0.0}}
+        tiny_config(root / "data", root / "flow"),
+        steps=2,
+        val={"every": 0},
+        optim={"ema": {"decay": 0.0}},
     )
     run.train(config)
-    policy = ValueSettings(width=16, bins=11, text_bytes=16, returns="time", horizon=2.0, discount=0.9)
+    policy = ValueSettings(
+        width=16, bins=11, text_bytes=16, returns="time", horizon=2.0, discount=0.9
+    )
     run.train(override(config, output_dir=str(root / "value"), steps=8, policy=policy))
     return root
 
@@ -58,9 +63,20 @@ def frames(root: Path) -> list[dict[str, Any]]:
     return [data[index] for index in range(len(data))]
 
 
-def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_writes_values_and_advantages(
+    scene: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "scored"
-    arguments = ["score", str(scene / "value"), str(scene / "data"), str(out), "--num-steps", "3", "--positive", "0.4"]
+    arguments = [
+        "score",
+        str(scene / "value"),
+        str(scene / "data"),
+        str(out),
+        "--num-steps",
+        "3",
+        "--positive",
+        "0.4",
+    ]
     assert main.main([*arguments, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     before = frames(scene / "data")
@@ -68,7 +84,9 @@ def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys:
     assert len(before) == len(after) == summary["frames"]
     for old, new in zip(before, after, strict=True):
         assert set(new) == set(old) | set(COLUMNS)
-        assert all(torch.equal(old[key], new[key]) for key in ("action", "observation.state", "reward"))
+        assert all(
+            torch.equal(old[key], new[key]) for key in ("action", "observation.state", "reward")
+        )
     policy = load(scene / "value/policy")
     batch = {
         "observation.state": torch.stack([f["observation.state"] for f in before]),
@@ -76,9 +94,13 @@ def test_score_writes_values_and_advantages(scene: Path, tmp_path: Path, capsys:
     }
     with torch.no_grad():
         expected = policy.values(policy.preprocess(batch))  # type: ignore[operator]
-    torch.testing.assert_close(torch.stack([frame["value"] for frame in after]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.stack([frame["value"] for frame in after]), expected, atol=1e-5, rtol=0
+    )
     advantages = _naive_advantages(after)
-    np.testing.assert_allclose([float(frame["advantage"]) for frame in after], advantages, atol=1e-5)
+    np.testing.assert_allclose(
+        [float(frame["advantage"]) for frame in after], advantages, atol=1e-5
+    )
     tasks = np.array([frame["task"] for frame in after])
     positive = np.array([bool(frame["advantage_is_positive"]) for frame in after])
     for task in np.unique(tasks):
@@ -103,7 +125,9 @@ def _naive_advantages(after: list[dict[str, Any]]) -> list[float]:
                 last = t + k == length - 1
                 total += 0.9**k * ((0.0 if won else -2.0) if last else -1 / FPS)
                 k += 1
-            advantages.append(total + (0.9**k * values[t + k] if t + k < length else 0.0) - values[t])
+            advantages.append(
+                total + (0.9**k * values[t + k] if t + k < length else 0.0) - values[t]
+            )
         first += length
     return advantages
 
@@ -151,12 +175,24 @@ command(ScoreConfig(paths=paths, num_threads=1))
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> None:
     def start(out: Path, seconds: float) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", SCRIPT, str(seconds), str(scene / "value"), str(scene / "data"), str(out)]
+        words = [
+            sys.executable,
+            "-c",
+            SCRIPT,
+            str(seconds),
+            str(scene / "value"),
+            str(scene / "data"),
+            str(out),
+        ]
         return subprocess.Popen(words)
 
     assert start(tmp_path / "whole/out", 0).wait(300) == 0
@@ -186,7 +222,9 @@ def test_values_are_equal_for_any_number_of_processes(
     opened = scene / "value", str(scene / "data"), "", "cpu"
     function = score_module.open_value_function(*opened)
     frames = len(function.dataset)
-    whole = score_module.compute_values(score_module.ComputeValues(opened, 1, "one", function), frames, Workers())
+    whole = score_module.compute_values(
+        score_module.ComputeValues(opened, 1, "one", function), frames, Workers()
+    )
     monkeypatch.setattr(score_module, "PIECE", 8)
     work = score_module.ComputeValues(opened, 1, "one")
     with Workers(workers, folder=tmp_path) as engine:
@@ -203,7 +241,9 @@ def test_values_are_equal_for_any_number_of_processes(
 def test_kept_values_belong_to_all_that_they_depend_on(
     scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second call with another mapping, separator, task or policy computes anew; settings of advantages do not."""
+    """A second call with another mapping, separator, task or policy computes anew; settings of
+    advantages do not.
+    """
     identities: list[str] = []
 
     def compute(work: score_module.ComputeValues, frames: int, workers: Workers) -> np.ndarray:
@@ -213,13 +253,19 @@ def test_kept_values_belong_to_all_that_they_depend_on(
     monkeypatch.setattr(score_module, "compute_values", compute)
 
     def identity(run_root: Path, data: Path = scene / "data", **changes: Any) -> str:
-        score(ScoreConfig(paths=(str(run_root), str(data), str(tmp_path / f"out{len(identities)}")), **changes))
+        score(
+            ScoreConfig(
+                paths=(str(run_root), str(data), str(tmp_path / f"out{len(identities)}")), **changes
+            )
+        )
         return identities[-1]
 
     def changed(name: str, **changes: Any) -> Path:
         shutil.copytree(scene / "value", tmp_path / name)
         run_dir = RunDir(tmp_path / name)
-        run_dir.write_settings(override(run_dir.settings(), output_dir=str(tmp_path / name), **changes))
+        run_dir.write_settings(
+            override(run_dir.settings(), output_dir=str(tmp_path / name), **changes)
+        )
         return tmp_path / name
 
     first = identity(scene / "value")
@@ -260,10 +306,15 @@ def test_a_value_that_is_not_finite_names_the_episode(scene: Path, tmp_path: Pat
     states[sum(LENGTHS[:3]) + 2] = np.nan  # frame 2 of episode 3, which was cut
     column = pa.array(states.tolist(), table.schema.field("observation.state").type)
     pq.write_table(
-        table.set_column(table.schema.get_field_index("observation.state"), "observation.state", column), file
+        table.set_column(
+            table.schema.get_field_index("observation.state"), "observation.state", column
+        ),
+        file,
     )
     with refused(2, 3, where="data", fix="--exclude-episodes 3"):
-        score(ScoreConfig(paths=(str(scene / "value"), str(tmp_path / "data"), str(tmp_path / "out"))))
+        score(
+            ScoreConfig(paths=(str(scene / "value"), str(tmp_path / "data"), str(tmp_path / "out")))
+        )
     assert not (tmp_path / "out").exists()
 
 

@@ -21,7 +21,9 @@ START = f"videos/{TOP}/from_timestamp"
 
 
 def partly(root: Path, keep: tuple[int, ...], late: float = 0.0) -> Path:
-    """One video of five episodes; the tables list those of `keep`, their times late by `late` frames."""
+    """One video of five episodes; the tables list those of `keep`, their times late by `late`
+    frames.
+    """
     write_dataset(root, Spec(lengths=LENGTHS, per_video_file=5, per_data_file=5, foreign=False))
     for file in (root / "meta/episodes").rglob("*.parquet"):
         table = pq.read_table(file)
@@ -50,11 +52,15 @@ def test_partly_listed_exact_times_say_which_images_are_meant(
         for _ in range(3):
             batch = next(loader)
             who = [identity(picture.numpy()) for picture in batch[TOP]]
-            assert who == list(zip([0] * 4, batch["episode_index"].tolist(), batch["frame_index"].tolist()))
+            assert who == list(
+                zip([0] * 4, batch["episode_index"].tolist(), batch["frame_index"].tolist())
+            )
 
 
 @pytest.mark.parametrize("late", [0.4, 1.0, -5.0, 9.0])
-def test_partly_listed_times_that_may_mean_something_else_are_refused(tmp_path: Path, late: float) -> None:
+def test_partly_listed_times_that_may_mean_something_else_are_refused(
+    tmp_path: Path, late: float
+) -> None:
     """Between two frames; a gap of one; before the beginning; behind the end."""
     data = EpisodeDataset(partly(tmp_path / "d", (0, 3, 4), late))
     with refused(25, 15, where="file-000.mp4 (episode 0)"):
@@ -62,7 +68,9 @@ def test_partly_listed_times_that_may_mean_something_else_are_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("late", [0.0, 2.0])
-def test_partly_listed_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_path: Path, late: float) -> None:
+def test_partly_listed_a_whole_file_goes_by_order_whatever_its_clock_says(
+    tmp_path: Path, late: float
+) -> None:
     data = EpisodeDataset(partly(tmp_path / "d", (0, 1, 2, 3, 4), late))
     assert [identity(data[i][TOP].numpy()) for i in range(len(data))] == [
         (0, e, f) for e in range(5) for f in range(LENGTHS[e])
@@ -72,7 +80,9 @@ def test_partly_listed_a_whole_file_goes_by_order_whatever_its_clock_says(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:.*from_timestamp gives")
 def test_partly_listed_exact_times_may_have_another_order_than_the_rows(tmp_path: Path) -> None:
-    """Rows were sorted anew, and the video file was kept: times that fit its frames still place the episodes."""
+    """Rows were sorted anew, and the video file was kept: times that fit its frames still place the
+    episodes.
+    """
     root = partly(tmp_path / "d", (1, 3))
     for file in (root / "meta/episodes").rglob("*.parquet"):
         table = pq.read_table(file)

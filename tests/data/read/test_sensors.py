@@ -1,4 +1,6 @@
-"""Sensors: the last sample up to a time and none of the future, by brute force; broken files are refused."""
+"""Sensors: the last sample up to a time and none of the future, by brute force; broken files are
+refused.
+"""
 
 import json
 import pickle
@@ -52,7 +54,13 @@ def root(bare: Path, tmp_path: Path) -> Path:
 
 
 def brute(
-    samples: Samples, episode: int, frame: int, offset: float, *, linear: bool, max_age: float | None
+    samples: Samples,
+    episode: int,
+    frame: int,
+    offset: float,
+    *,
+    linear: bool,
+    max_age: float | None,
 ) -> tuple[list[float], bool]:
     """The rule, one value at a time, over all samples. Times are whole tenths of milliseconds."""
     time = frame / FPS + offset
@@ -65,7 +73,12 @@ def brute(
         return [0.0] * 2, True
     last = before[-1]
     found = values[last].astype(float)
-    if linear and not over and last + 1 < len(times) and (offset > 1e-6 or times[last + 1] <= now + 1e-6):
+    if (
+        linear
+        and not over
+        and last + 1 < len(times)
+        and (offset > 1e-6 or times[last + 1] <= now + 1e-6)
+    ):
         share = min(max((time - times[last]) / (times[last + 1] - times[last]), 0.0), 1.0)
         found = found + share * (values[last + 1].astype(float) - found)
     old = max_age is not None and time - times[last] > max_age + 1e-6
@@ -74,7 +87,9 @@ def brute(
 
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize(("rate", "max_age"), [(60.0, None), (4.0, 0.3)])
-def test_sensor_values_follow_the_rule(root: Path, linear: bool, rate: float, max_age: float | None) -> None:
+def test_sensor_values_follow_the_rule(
+    root: Path, linear: bool, rate: float, max_age: float | None
+) -> None:
     samples = jittered(LENGTHS, rate)
     samples[1] = samples[1][0][:0], samples[1][1][:0]  # an episode without samples
     add_sensor(root, samples, interpolation="linear" if linear else "hold", max_age=max_age)
@@ -87,12 +102,22 @@ def test_sensor_values_follow_the_rule(root: Path, linear: bool, rate: float, ma
         for t, offset in enumerate(WINDOW):
             values, pad = brute(samples, episode, frame, offset, linear=linear, max_age=max_age)
             assert batch[f"{IMU}_is_pad"][i, t] == pad, (episode, frame, offset)
-            assert batch[IMU][i, t].tolist() == pytest.approx(values, rel=1e-6, abs=1e-7), (episode, frame, offset)
+            assert batch[IMU][i, t].tolist() == pytest.approx(values, rel=1e-6, abs=1e-7), (
+                episode,
+                frame,
+                offset,
+            )
 
 
-@given(frame=st.integers(0, 11), number=st.integers(0, 10_000), rate=st.sampled_from([7, 30, 60, 100, 200, 2000]))
+@given(
+    frame=st.integers(0, 11),
+    number=st.integers(0, 10_000),
+    rate=st.sampled_from([7, 30, 60, 100, 200, 2000]),
+)
 def test_sensor_sample_at_the_very_time_counts(frame: int, number: int, rate: int) -> None:
-    """A time and a timestamp that are equal as fractions are equal, whatever their floats round to."""
+    """A time and a timestamp that are equal as fractions are equal, whatever their floats round
+    to.
+    """
     number %= rate
     table = object.__new__(SensorTable)
     table.times = np.array([i / rate for i in range(rate)])
@@ -119,7 +144,9 @@ def test_sensor_files_per_episode_hold_the_same(root: Path) -> None:
     samples = jittered(LENGTHS, 50)
     add_sensor(root, samples)
     add_sensor(root, samples, "apart", "sensors/apart/episode-{episode_index:03d}.parquet")
-    batch = EpisodeDataset(root, {IMU: WINDOW, "apart": WINDOW}).batch(np.array([2, 0]), np.array([5, 1]))
+    batch = EpisodeDataset(root, {IMU: WINDOW, "apart": WINDOW}).batch(
+        np.array([2, 0]), np.array([5, 1])
+    )
     assert torch.equal(batch[IMU], batch["apart"])
     assert batch[IMU].abs().sum() > 0
     (root / "sensors/apart/episode-001.parquet").unlink()
@@ -144,7 +171,9 @@ def test_sensor_future_does_not_reach_an_observation(root: Path) -> None:
 def test_sensor_windows_of_segments_end_with_them(root: Path) -> None:
     add_sensor(root, jittered(LENGTHS, 100))
     ranges = {"2": [[2, 5]]}
-    data = EpisodeDataset(root, {IMU: [-0.1, 0.1, 0.15, 0.3]}, keep_ranges=ranges, keep_rule="start", episodes=[2])
+    data = EpisodeDataset(
+        root, {IMU: [-0.1, 0.1, 0.15, 0.3]}, keep_ranges=ranges, keep_rule="start", episodes=[2]
+    )
     assert data.sample(2, 3)[f"{IMU}_is_pad"].tolist() == [False, False, False, True]
     whole = EpisodeDataset(root, {IMU: [-0.05, 0.05]}, keep_ranges=ranges, episodes=[2])
     assert whole.segments.tolist() == [[2, 3, 4]]  # the window needs a frame on each side
@@ -162,7 +191,9 @@ def test_sensor_batches_of_a_loader_are_the_datasets(root: Path) -> None:
     assert torch.equal(batch[f"{IMU}_is_pad"], wanted[f"{IMU}_is_pad"])
 
 
-def test_large_sensor_is_mapped_and_pickles_small(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_sensor_is_mapped_and_pickles_small(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     times = np.arange(mapped_tables.MIN_ROWS + 10) / 2e5
     samples = {0: (times, np.arange(len(times), dtype=np.float32)[:, None])}
@@ -188,7 +219,11 @@ def test_changed_sensor_file_is_another_dataset(root: Path, tmp_path: Path) -> N
     assert changed_kinds(first, second) == [f"files of sensor {IMU}"]
     edit_json(root / "meta/sensors.json", lambda sensors: sensors[IMU].update(max_age=0.5))
     assert changed_kinds(second, digests()) == [f"files of sensor {IMU}"]
-    assert digest_files([EpisodeDataset(root, keys=["action"])], (), None).keys().isdisjoint([f"files of sensor {IMU}"])
+    assert (
+        digest_files([EpisodeDataset(root, keys=["action"])], (), None)
+        .keys()
+        .isdisjoint([f"files of sensor {IMU}"])
+    )
 
 
 def rewrite(root: Path, change: Any) -> None:
@@ -247,7 +282,9 @@ def test_broken_sensor_files_are_refused(root: Path, change: Any, values: list[o
         ({"max_agee": 1}, ["'max_agee'"]),
     ],
 )
-def test_wrong_declarations_are_refused(root: Path, entry: dict[str, Any], values: list[object]) -> None:
+def test_wrong_declarations_are_refused(
+    root: Path, entry: dict[str, Any], values: list[object]
+) -> None:
     declared = {"path": "sensors/imu.parquet", "dtype": "float32", "shape": [2]} | entry
     (root / "meta/sensors.json").write_text(json.dumps({IMU: declared}))
     with refused(*values, where="meta/sensors.json"):
@@ -255,7 +292,9 @@ def test_wrong_declarations_are_refused(root: Path, entry: dict[str, Any], value
 
 
 def test_sensor_with_the_key_of_a_feature_is_refused(root: Path) -> None:
-    (root / "meta/sensors.json").write_text(json.dumps({"action": {"path": "a", "dtype": "float32", "shape": [2]}}))
+    (root / "meta/sensors.json").write_text(
+        json.dumps({"action": {"path": "a", "dtype": "float32", "shape": [2]}})
+    )
     with refused("'action'", where="meta/sensors.json"):
         Catalog.open(root)
 

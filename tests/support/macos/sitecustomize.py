@@ -1,7 +1,8 @@
-"""Hide files and calls of Linux that macOS lacks, such as /proc. Python imports this file at its start.
+"""Hide files and calls of Linux that macOS lacks, such as /proc. Python imports this file at its
+start.
 
-A process with this folder in PYTHONPATH runs understudy as if on macOS. `sys.platform` changes with the import of
-understudy, after that of packages whose libraries depend on it.
+A process with this folder in PYTHONPATH runs understudy as if on macOS. `sys.platform` changes with
+the import of understudy, after that of packages whose libraries depend on it.
 """
 
 import importlib
@@ -16,9 +17,10 @@ from typing import Any
 
 LACKING = {
     "os": (
-        "sched_getaffinity sched_setaffinity sched_getscheduler sched_setscheduler sched_getparam sched_setparam "
-        "posix_fadvise posix_fallocate copy_file_range memfd_create pipe2 pidfd_open eventfd getrandom splice "
-        "setresuid getresuid getxattr setxattr listxattr removexattr O_DIRECT O_TMPFILE O_PATH O_RSYNC fdatasync"
+        "sched_getaffinity sched_setaffinity sched_getscheduler sched_setscheduler sched_getparam "
+        "sched_setparam posix_fadvise posix_fallocate copy_file_range memfd_create pipe2 "
+        "pidfd_open eventfd getrandom splice setresuid getresuid getxattr setxattr listxattr "
+        "removexattr O_DIRECT O_TMPFILE O_PATH O_RSYNC fdatasync"
     ),
     "select": "epoll",
     "signal": "sigtimedwait sigwaitinfo SIGPWR SIGRTMIN SIGRTMAX SIGPOLL SIGSTKFLT",

@@ -15,7 +15,14 @@ from understudy.policies.registry import PolicySettings
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
-from understudy.train.data.run_data import RunData, instructions, longest_prompts, make_loader, make_order, open_data
+from understudy.train.data.run_data import (
+    RunData,
+    instructions,
+    longest_prompts,
+    make_loader,
+    make_order,
+    open_data,
+)
 from understudy.train.data.run_normalization import choose_normalization, compute_normalization
 from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
@@ -68,14 +75,16 @@ def test_where_selects_the_episodes_of_a_run(rated: Path) -> None:
         ({"where": "quality > 9"}, "none of 10"),
     ],
 )
-def test_where_refuses_conditions_that_select_nothing(settings: dict[str, Any], named: str, rated: Path) -> None:
+def test_where_refuses_conditions_that_select_nothing(
+    settings: dict[str, Any], named: str, rated: Path
+) -> None:
     with pytest.raises(DatasetError) as refused:
         opened(rated, **settings)
     assert named in refused.value.what
     assert refused.value.where == str(rated)
 
 
-# -- the normalization of a new run: its policy chooses between that of the data and that of weights ----------
+# -- the normalization of a new run: its policy chooses between that of the data and that of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +104,23 @@ def test_the_default_mode_is_the_policys(data: Path, tmp_path: Path) -> None:
     assert config.data.normalize is None
     assert choose_normalization(config, opened) == compute_normalization(opened, "mean_std")
     other = replace(config, policy=Chooser())
-    assert choose_normalization(other, opened) == compute_normalization(opened, "quantile") | {"chosen": True}
+    assert choose_normalization(other, opened) == compute_normalization(opened, "quantile") | {
+        "chosen": True
+    }
     named = replace(other, data=replace(config.data, normalize="min_max"))
-    assert choose_normalization(named, opened) == compute_normalization(opened, "min_max") | {"chosen": True}
+    assert choose_normalization(named, opened) == compute_normalization(opened, "min_max") | {
+        "chosen": True
+    }
 
 
 def test_the_resolved_settings_name_the_mode(data: Path, tmp_path: Path) -> None:
     config = tiny_config(data, tmp_path)
     assert config.resolved().data.normalize == "mean_std"
     assert replace(config, policy=Chooser()).resolved().data.normalize == "quantile"
-    assert TrainConfig(data=replace(config.data, normalize="min_max")).resolved().data.normalize == "min_max"
+    assert (
+        TrainConfig(data=replace(config.data, normalize="min_max")).resolved().data.normalize
+        == "min_max"
+    )
 
 
 def test_weights_of_another_robot_stop_the_run(data: Path, tmp_path: Path) -> None:
@@ -121,7 +137,9 @@ class Prepared(dict[str, Any]):
 
 
 def test_batches_keep_their_type(tmp_path: Path) -> None:
-    config = replace(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run"), loader=LoaderConfig(1))
+    config = replace(
+        tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run"), loader=LoaderConfig(1)
+    )
     data = open_data(config)
     mesh: Any = SimpleNamespace(
         rank=0, world_size=1, local_world_size=1, device=torch.device("meta"), together=nullcontext
@@ -133,7 +151,9 @@ def test_batches_keep_their_type(tmp_path: Path) -> None:
     assert (images.shape[1], images.device.type) == (3, "cpu")
 
 
-def test_a_new_run_warns_of_an_order_that_costs_much(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_run_warns_of_an_order_that_costs_much(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run")
     data = open_data(config)
     mesh: Any = SimpleNamespace(rank=0, world_size=1, local_world_size=1)
@@ -198,7 +218,9 @@ def config_of(data: Path, out: Path, separator: str = SEPARATOR) -> TrainConfig:
 def read_all(held: ValidationData | None, size: int) -> list[str]:
     """Texts of all validation frames, read in batches of `size`."""
     assert held is not None
-    batches = [held.read(slice(low, min(low + size, len(held)))) for low in range(0, len(held), size)]
+    batches = [
+        held.read(slice(low, min(low + size, len(held)))) for low in range(0, len(held), size)
+    ]
     return [text for batch in batches for text in batch["task"]]
 
 
@@ -225,13 +247,19 @@ def test_start_says_how_many_texts_the_separator_divides(data: Path) -> None:
         return [line for line in summary if line.startswith("augment.task_separator")]
 
     assert not lines("")
-    assert ["2 of 3 task texts" in line for line in lines(SEPARATOR)] == [True]  # "wait" is one instruction
+    # "wait" is one instruction
+    assert ["2 of 3 task texts" in line for line in lines(SEPARATOR)] == [True]
     assert ["0 of 3 task texts" in line for line in lines(" || ")] == [True]
 
 
-def test_a_run_trains_on_single_instructions_and_its_contract_has_them(data: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_single_instructions_and_its_contract_has_them(
+    data: Path, tmp_path: Path
+) -> None:
     """`test_resume.py` resumes such a run on other ranks."""
-    whole, joined = (config_of(data, tmp_path / name, separator) for name, separator in (("w", SEPARATOR), ("j", "")))
+    whole, joined = (
+        config_of(data, tmp_path / name, separator)
+        for name, separator in (("w", SEPARATOR), ("j", ""))
+    )
     for config in (whole, joined):
         assert run.train(override(config, steps=3, val={"every": 0})) == run.DONE
     assert series(tmp_path / "w") != series(tmp_path / "j")
@@ -241,7 +269,7 @@ def test_a_run_trains_on_single_instructions_and_its_contract_has_them(data: Pat
     assert set(facts.tasks) == {*instructions(open_data(whole).training, SEPARATOR), ""}
 
 
-# -- the contract of a run: images that cannot be read, and outages, which are no fault of an image ----------
+# -- the contract of a run: images that cannot be read, and outages, which are no fault of an image
 
 
 WHERE = "episode 0"
@@ -264,7 +292,9 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Datase
     return made
 
 
-def test_an_unreadable_image_leaves_the_appearance_unknown(measure: Callable[[DatasetError], dict]) -> None:
+def test_an_unreadable_image_leaves_the_appearance_unknown(
+    measure: Callable[[DatasetError], dict],
+) -> None:
     robots = measure(DatasetError("damaged", where=WHERE, fix="record it again"))["robots"]
     looks = [camera["look"] for facts in robots.values() for camera in facts["cameras"].values()]
     assert looks == ["unknown"]
@@ -276,13 +306,18 @@ def test_an_outage_ends_the_start(measure: Callable[[DatasetError], dict]) -> No
 
 
 def test_sources_of_one_robot_state_facts_that_agree(tmp_path: Path) -> None:
-    """Two files with the same statements give them to the contract of a run; with other ones they give none."""
+    """Two files with the same statements give them to the contract of a run; with other ones they
+    give none.
+    """
     for name in ("one", "two"):
         root = tiny_dataset(tmp_path / name)
         contract = dataset_contract(str(root))
         (robot,) = contract.robots.values()
         units = replace(robot.action, units=("rad",) * robot.action.width)
-        write_contract(root / "meta/contract.json", replace(contract, robots={"": replace(robot, action=units)}))
+        write_contract(
+            root / "meta/contract.json",
+            replace(contract, robots={"": replace(robot, action=units)}),
+        )
     config = tiny_config(tmp_path / "one", tmp_path / "out", val={"every": 0})
     arm = SourceConfig(robot_type="arm", control_mode="joint")
     sources = tuple(replace(arm, root=str(tmp_path / name)) for name in ("one", "two"))

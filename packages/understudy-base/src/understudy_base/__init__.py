@@ -7,7 +7,8 @@ bytesize           sizes in bytes, as text
 cores              number of processor cores, and the share of one process
 credentials        credentials in addresses: removed for display, remembered for opening files
 dataset_address    addresses of datasets with a view, `PATH#NAME`
-entry_points       objects that installed packages offer by entry points of our groups, `understudy.NAME`
+entry_points       objects that installed packages offer by entry points of our groups,
+                   `understudy.NAME`
 episode_ids        ids of episodes as a user writes them: `0-7`, `12`, `3,5,9`
 errors             errors that users see, and addresses of pages for their messages
 lru                a cache that drops its least recently used values once they outgrow a budget

@@ -1,7 +1,8 @@
-"""Files and folders replaced in one step: a reader, or a kill at any instant, finds the old content or the new one.
+"""Files and folders replaced in one step: a reader, or a kill at any instant, finds the old content
+or the new one.
 
-A draft is written next to its target under a hidden name, flushed to the disk and renamed. An error removes the draft;
-only a kill leaves one behind.
+A draft is written next to its target under a hidden name, flushed to the disk and renamed. An error
+removes the draft; only a kill leaves one behind.
 """
 
 import errno
@@ -26,7 +27,8 @@ _WORK_SUFFIX = ".understudy"
 def refuse_existing(path: str | Path, setting: str, overwrite: bool | None = False) -> None:
     """Check that an output is new; the one rule of all commands. An empty folder is new.
 
-    A page or folder that a command writes again by its purpose, such as the report.html of a run, needs no check.
+    A page or folder that a command writes again by its purpose, such as the report.html of a run,
+    needs no check.
 
     Args:
         path: File or folder that will be written.
@@ -37,13 +39,21 @@ def refuse_existing(path: str | Path, setting: str, overwrite: bool | None = Fal
         ConfigError: Something is there, and `overwrite` is not True.
     """
     if is_taken(path) and not overwrite:
-        fix = "name another one" if overwrite is None else "name another one, or replace it with --overwrite"
+        fix = (
+            "name another one"
+            if overwrite is None
+            else "name another one, or replace it with --overwrite"
+        )
         raise ConfigError(f"{setting}: {path} exists; {fix}")
 
 
 def is_taken(path: str | Path) -> bool:
-    """Return whether something is at `path` that an output would replace; an empty folder is nothing."""
-    return os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path)))
+    """Return whether something is at `path` that an output would replace; an empty folder is
+    nothing.
+    """
+    return os.path.lexists(path) and (
+        os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path))
+    )
 
 
 def write_text(path: Path, text: str, *, durable: bool = True, is_new: bool = False) -> None:
@@ -63,7 +73,8 @@ def replace_file(path: Path, *, durable: bool = True, is_new: bool = False) -> I
 
     Args:
         path: The file to replace or create. Its folder must exist.
-        durable: Flush the file and its folder, so that both survive a power cut. This waits for the disk.
+        durable: Flush the file and its folder, so that both survive a power cut. This waits for the
+            disk.
         is_new: Replace nothing: of two processes that write it at the same time, one fails.
 
     Raises:
@@ -93,10 +104,14 @@ def _place(draft: Path, path: Path) -> None:
     try:
         os.link(draft, path)  # unlike a rename it replaces nothing
     except FileExistsError:
-        raise FileExistsError(errno.EEXIST, "was written by another process meanwhile", str(path)) from None
+        raise FileExistsError(
+            errno.EEXIST, "was written by another process meanwhile", str(path)
+        ) from None
     except OSError as error:  # a file system without hard links
         if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "was written by another process meanwhile", str(path)) from error
+            raise FileExistsError(
+                errno.EEXIST, "was written by another process meanwhile", str(path)
+            ) from error
         os.replace(draft, path)
     else:
         draft.unlink()
@@ -114,7 +129,9 @@ def path_in_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         name = str(error.filename or "")
-        if error.errno is None or (name and not name.endswith(DRAFT_SUFFIX) and f"{_WORK_SUFFIX}/new" not in name):
+        if error.errno is None or (
+            name and not name.endswith(DRAFT_SUFFIX) and f"{_WORK_SUFFIX}/new" not in name
+        ):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -135,8 +152,9 @@ def replace_folder(target: Path) -> Iterator[Path]:
         .NAME-x7k2q1.understudy/new    the folder that is yielded
         .NAME-x7k2q1.understudy/old    the earlier folder, between the two renames
 
-    The working folder has a unique name and is locked. A kill between the two renames leaves both folders complete;
-    `recover_folder`, which is called first, then finishes the replacement. Only files are flushed, not subfolders.
+    The working folder has a unique name and is locked. A kill between the two renames leaves both
+    folders complete; `recover_folder`, which is called first, then finishes the replacement. Only
+    files are flushed, not subfolders.
 
     Raises:
         OSError: `target` is as before and nothing is left next to it.
@@ -171,18 +189,21 @@ def replace_folder(target: Path) -> Iterator[Path]:
 def create_folder(target: Path, work: Path | None = None) -> Iterator[Path]:
     """Create folder `target` from the one that the block fills, in one step; parents are created.
 
-    All files and subfolders are flushed first. A kill at any instant leaves either nothing at `target` or all of it,
-    and perhaps the hidden working folder of `replace_folder`, which the next call with this target removes.
+    All files and subfolders are flushed first. A kill at any instant leaves either nothing at
+    `target` or all of it, and perhaps the hidden working folder of `replace_folder`, which the next
+    call with this target removes.
 
     Args:
         target: The folder.
-        work: Working folder in place of a hidden one, on the file system of `target`. An error leaves it as it is, and
-            the next call continues in it; success removes it.
+        work: Working folder in place of a hidden one, on the file system of `target`. An error
+            leaves it as it is, and the next call continues in it; success removes it.
 
     Raises:
         BeingWritten: Another process is creating `target` now.
-        FileExistsError: `target` exists and is not an empty folder, before or after the block; it is not touched.
-        OSError: Nothing is created and nothing is left next to it; the error names `target` and no draft.
+        FileExistsError: `target` exists and is not an empty folder, before or after the block; it
+            is not touched.
+        OSError: Nothing is created and nothing is left next to it; the error names `target` and no
+            draft.
     """
     taken = FileExistsError(errno.EEXIST, "exists already", str(target))
     if is_taken(target):
@@ -241,7 +262,9 @@ def hold_folder(folder: Path, waits: bool = False) -> Iterator[None]:
     try:
         lock = _lock(folder, waits)
     except FileNotFoundError:
-        raise BeingWritten(errno.EEXIST, "another process has just finished it", str(folder)) from None
+        raise BeingWritten(
+            errno.EEXIST, "another process has just finished it", str(folder)
+        ) from None
     try:
         if _is_held(folder) if lock is None else not os.fstat(lock).st_nlink:
             raise BeingWritten(errno.EEXIST, "another process is writing it", str(folder))
@@ -252,7 +275,8 @@ def hold_folder(folder: Path, waits: bool = False) -> Iterator[None]:
 
 
 def _work_folder(target: Path, alone: bool = False) -> tuple[Path, int | None]:
-    """Make and lock a working folder next to `target`, after a recovery; one process at a time does so.
+    """Make and lock a working folder next to `target`, after a recovery; one process at a time does
+    so.
 
     Raises:
         BeingWritten: another process has one, and this one is to be `alone`.
@@ -263,14 +287,17 @@ def _work_folder(target: Path, alone: bool = False) -> tuple[Path, int | None]:
             fcntl.flock(parent, fcntl.LOCK_EX)
         if recover_folder(target) and alone:
             raise BeingWritten(errno.EEXIST, "another process is writing it", str(target))
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent))
+        work = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_WORK_SUFFIX, dir=target.parent)
+        )
         return work, _lock(work)
     finally:
         os.close(parent)
 
 
 def recover_folder(target: Path) -> bool:
-    """Finish replacements of `target` that a kill cut between the two renames; remove unfinished ones.
+    """Finish replacements of `target` that a kill cut between the two renames; remove unfinished
+    ones.
 
     Returns:
         Whether another process is writing `target` now.
@@ -312,7 +339,9 @@ def _is_held(folder: Path) -> bool:
 
 
 def _lock(folder: Path, waits: bool = False) -> int | None:
-    """Lock `folder` until the returned handle is closed; None if another process holds it or locks are missing."""
+    """Lock `folder` until the returned handle is closed; None if another process holds it or locks
+    are missing.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

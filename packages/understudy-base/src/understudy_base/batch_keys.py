@@ -13,11 +13,16 @@ PROMPT_METADATA = "prompt_metadata"
 """B strings: metadata of the episode for the prompt, one field per line (`prompt_metadata.py`)."""
 RETURN = "return"
 RETURN_IS_PAD = "return_is_pad"
-"""float32 [B] and bool [B]: return of each frame, the target of a value function, and whether it is not known."""
+"""float32 [B] and bool [B]: return of each frame, the target of a value function, and whether it is
+not known.
+"""
 HOST_KEYS = ("position", SOURCE)
 """Keys that a training reads on the host, and that stay there."""
 CUT_SUFFIX = "_is_cut"
-"""End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep everything. A run logs their
-share."""
+"""End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep
+everything. A run logs their share.
+"""
 LOSS_WEIGHT = "loss_weight"
-"""float32 [B]: factor of a sample's losses, and of its elements in their mean (docs/frame_weights.md)."""
+"""float32 [B]: factor of a sample's losses, and of its elements in their mean
+(docs/frame_weights.md).
+"""

@@ -1,4 +1,6 @@
-"""Sizes in bytes, as text. Imports no torch, so that settings are checked before anything heavy is loaded."""
+"""Sizes in bytes, as text. Imports no torch, so that settings are checked before anything heavy is
+loaded.
+"""
 
 import re
 

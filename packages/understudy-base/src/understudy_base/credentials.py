@@ -1,9 +1,10 @@
 """Credentials in addresses of datasets: removed for display, remembered for opening files.
 
-A URL may hold secrets: user and password before the host, or a signature in the query. Run folders, exported policies,
-pages and messages may be shared, so they hold addresses without secrets (`strip_credentials`). The full address stays
-in this process's memory (`remember_credentials`) and is restored to open files (`restore_credentials`). Another process
-gets it from its settings, from the environment variable `VARIABLE`, or from ~/.netrc (`storage/http_client.py`).
+A URL may hold secrets: user and password before the host, or a signature in the query. Run folders,
+exported policies, pages and messages may be shared, so they hold addresses without secrets
+(`strip_credentials`). The full address stays in this process's memory (`remember_credentials`) and
+is restored to open files (`restore_credentials`). Another process gets it from its settings, from
+the environment variable `VARIABLE`, or from ~/.netrc (`storage/http_client.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from urllib.parse import unquote
 from understudy_base.dataset_address import split_view
 
 VARIABLE = "UNDERSTUDY_ADDRESSES"
-"""Environment variable with full addresses, separated by white space. Their datasets are opened with these secrets."""
-CREDENTIALS_HINT = f"~/.netrc, the full address in {VARIABLE} or as --data.root; a run's folder keeps no credentials"
+"""Environment variable with full addresses, separated by white space. Their datasets are opened
+with these secrets.
+"""
+CREDENTIALS_HINT = (
+    f"~/.netrc, the full address in {VARIABLE} or as --data.root; a run's folder "
+    "keeps no credentials"
+)
 """Places for credentials, for error messages."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -32,7 +38,8 @@ _PUBLIC_USERS = {
     "wasb",
     "wasbs",
 }  # protocols with a location before the @, not a user
-_MIN_SECRET = 4  # characters of a secret that `redact` searches for; a shorter one occurs in any text
+# characters of a secret that `redact` searches for; a shorter one occurs in any text
+_MIN_SECRET = 4
 _MIN_VALUE = 8  # the same for values of a query, most of which are no secrets
 
 full_addresses: dict[str, str] = {}  # address without credentials -> full address
@@ -41,9 +48,9 @@ full_addresses: dict[str, str] = {}  # address without credentials -> full addre
 def strip_credentials(address: str) -> str:
     """Remove user, password and query from an address; return other text unchanged.
 
-    A prefix such as "simplecache::" or "--data.root=" is kept. Spaces and quotes are part of the address: a query may
-    follow them. Two datasets that differ only in the removed parts get equal results, except for the suffixes `#2`,
-    `#3` of `remember_credentials`.
+    A prefix such as "simplecache::" or "--data.root=" is kept. Spaces and quotes are part of the
+    address: a query may follow them. Two datasets that differ only in the removed parts get equal
+    results, except for the suffixes `#2`, `#3` of `remember_credentials`.
     """
     scheme = _SCHEME.search(address)
     return address[: scheme.start()] + _strip_url(address[scheme.start() :]) if scheme else address
@@ -57,7 +64,8 @@ def _strip_url(url: str) -> str:
     number = _NUMBER.fullmatch(rest[rest.rfind("#") :])
     host, slash, path = place.partition("/")
     port = host.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
-    if port and not port.isdigit() and "@" in rest:  # the password holds one of / ? #, so the host follows
+    # the password holds one of / ? #, so the host follows
+    if port and not port.isdigit() and "@" in rest:
         rest = rest[rest.rfind("@") + 1 :]
         place = re.split(r"[?#]", rest, maxsplit=1)[0]
         host, slash, path = place.partition("/")
@@ -67,15 +75,17 @@ def _strip_url(url: str) -> str:
     return f"{scheme}://{host}{slash}{path}{number[0] if number else ''}"
 
 
-def remember_credentials(address: str, names: MutableMapping[str, str], replace: bool = True) -> str:
+def remember_credentials(
+    address: str, names: MutableMapping[str, str], replace: bool = True
+) -> str:
     """Return `strip_credentials(address)` and remember the full address for `restore_credentials`.
 
     Text that is no URL is returned unchanged, and a view (`dataset_address.py`) stays.
 
     Args:
         address: The full address.
-        names: URLs that belong together, without credentials -> full; this one is added. Equal names get the suffixes
-            #2, #3, ...
+        names: URLs that belong together, without credentials -> full; this one is added. Equal
+            names get the suffixes #2, #3, ...
         replace: Replace an earlier full address of the same name.
     """
     if "://" not in address:
@@ -98,7 +108,9 @@ def _unique_name(address: str, names: MutableMapping[str, str]) -> str:
 
 
 def restore_credentials(address: str) -> str:
-    """Return the full address: remembered, or from the environment; the address itself if there is neither."""
+    """Return the full address: remembered, or from the environment; the address itself if there is
+    neither.
+    """
     if strip_credentials(address) != address:
         return address
     key = address.rstrip("/")
@@ -131,8 +143,16 @@ def _secrets(address: str) -> Iterator[str]:
     user, at_sign, _ = before.partition("/")[0].rpartition("@")
     password = user.partition(":")[2]
     plain = unquote(user)
-    pieces = {user, plain, base64.b64encode(plain.encode()).decode(), password, unquote(password)} if at_sign else set()
+    pieces = (
+        {user, plain, base64.b64encode(plain.encode()).decode(), password, unquote(password)}
+        if at_sign
+        else set()
+    )
     pieces = {piece for piece in pieces if len(piece) >= _MIN_SECRET}
     values = {pair.partition("=")[2] for pair in re.split("[&;]", query.partition("#")[0])}
-    pieces |= {piece for value in values for piece in (value, unquote(value)) if len(piece) >= _MIN_VALUE}
-    yield from sorted(pieces | ({query} if len(query) >= _MIN_SECRET else set()), key=len, reverse=True)
+    pieces |= {
+        piece for value in values for piece in (value, unquote(value)) if len(piece) >= _MIN_VALUE
+    }
+    yield from sorted(
+        pieces | ({query} if len(query) >= _MIN_SECRET else set()), key=len, reverse=True
+    )

@@ -1,4 +1,6 @@
-"""Addresses of datasets with a view: `PATH#NAME` for its latest version, `PATH#NAME@VERSION` for that one."""
+"""Addresses of datasets with a view: `PATH#NAME` for its latest version, `PATH#NAME@VERSION` for
+that one.
+"""
 
 import glob
 import os
@@ -43,7 +45,9 @@ def absolute_path(path: str) -> str:
 
 
 def is_several(address: str) -> bool:
-    """Return whether an address stands for several datasets: a glob that is no folder itself, or a list file."""
+    """Return whether an address stands for several datasets: a glob that is no folder itself, or a
+    list file.
+    """
     if "://" in address or "\0" in address:
         return False
     path = os.path.expanduser(split_view(address)[0])

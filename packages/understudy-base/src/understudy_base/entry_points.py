@@ -5,12 +5,14 @@ A package offers an object in its pyproject.toml:
     [project.entry-points."understudy.policies"]
     mine = "my_package.policy:MINE"
 
-`find_entry_points("understudy.policies")["mine"].load()` imports it. Listing a group imports nothing.
+`find_entry_points("understudy.policies")["mine"].load()` imports it. Listing a group imports
+nothing.
 
-The lists are read where installers write them: in the folders of `sys.path`. Importing `importlib.metadata` alone would
-take 30 ms, a third of the time of `understudy --help`; this takes 1 to 2 ms for 180 packages, once. Of a source tree of
-this project on `sys.path` (a folder `src`), the pyproject.toml next to it is read instead: the list of an installed
-version is another one, or that of an older tree. Python 3.10 has no reader of TOML: there the installed lists count.
+The lists are read where installers write them: in the folders of `sys.path`. Importing
+`importlib.metadata` alone would take 30 ms, a third of the time of `understudy --help`; this takes
+1 to 2 ms for 180 packages, once. Of a source tree of this project on `sys.path` (a folder `src`),
+the pyproject.toml next to it is read instead: the list of an installed version is another one, or
+that of an older tree. Python 3.10 has no reader of TOML: there the installed lists count.
 """
 
 import os
@@ -25,7 +27,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from understudy_base.errors import UnderstudyError, summarize
-from understudy_base.optional_packages import describe_missing, describe_old_numpy, missing_distribution
+from understudy_base.optional_packages import (
+    describe_missing,
+    describe_old_numpy,
+    missing_distribution,
+)
 
 OURS = "understudy."
 """Beginning of the names of our groups. Others are not read."""
@@ -50,7 +56,10 @@ class EntryPoint(NamedTuple):
     """Other distributions that offer an object under the same name."""
 
     def __str__(self) -> str:
-        return f"the entry point {self.name!r} of the group {self.group} ({self.target}) in {self.distribution}"
+        return (
+            f"the entry point {self.name!r} of the group {self.group} ({self.target}) in "
+            f"{self.distribution}"
+        )
 
     def load(self) -> Any:
         """Import the object.
@@ -73,16 +82,18 @@ class EntryPoint(NamedTuple):
             missing = None
             if isinstance(error, ImportError):
                 missing = describe_missing(error) or describe_old_numpy(error)
-            raise missing or EntryPointError(f"{self} cannot be loaded: {summarize(error)}") from error
+            raise missing or EntryPointError(
+                f"{self} cannot be loaded: {summarize(error)}"
+            ) from error
         return found
 
 
 def find_entry_points(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group of ours by name, sorted. Nothing is imported.
 
-    Where several distributions offer one name, the error waits for `load`: the other names of the group stay usable.
-    A distribution that lies in several folders of `sys.path` counts once, from the first of them. The source trees of
-    this project count before them all.
+    Where several distributions offer one name, the error waits for `load`: the other names of the
+    group stay usable. A distribution that lies in several folders of `sys.path` counts once, from
+    the first of them. The source trees of this project count before them all.
 
     Args:
         group: as `understudy.policies`.
@@ -96,7 +107,9 @@ def find_entry_points(group: str) -> dict[str, EntryPoint]:
             continue
         seen.add(tree.name)
         for point, target in tree.groups.get(group, {}).items():
-            _add(found, EntryPoint(group, point, target, f"{tree.name} in {os.path.dirname(folder)}"))
+            _add(
+                found, EntryPoint(group, point, target, f"{tree.name} in {os.path.dirname(folder)}")
+            )
     for folder in folders:
         for distribution, groups in _read_folder(folder, _modified(folder)).items():
             name = distribution.partition(" ")[0]
@@ -124,7 +137,8 @@ def load_entry_point(group: str, name: str, what: str, distribution: str = "") -
         group: as `understudy.policies`.
         name: of the entry point.
         what: words of a message for what is missing without it.
-        distribution: the one of this project that offers it, a key of `PIP_LINES`; "" where any package may.
+        distribution: the one of this project that offers it, a key of `PIP_LINES`; "" where any
+            package may.
 
     Raises:
         MissingExtraError: this distribution is not installed; the message has the pip command.
@@ -134,12 +148,16 @@ def load_entry_point(group: str, name: str, what: str, distribution: str = "") -
     if name not in points:
         if distribution:
             raise missing_distribution(what, distribution)
-        raise EntryPointError(f"{what}: no installed package has the entry point {name!r} of the group {group}")
+        raise EntryPointError(
+            f"{what}: no installed package has the entry point {name!r} of the group {group}"
+        )
     return points[name].load()
 
 
 def _modified(folder: str) -> int:
-    """Return the time of the last change of a folder in nanoseconds, 0 without one: installing writes into it."""
+    """Return the time of the last change of a folder in nanoseconds, 0 without one: installing
+    writes into it.
+    """
     try:
         return os.stat(folder).st_mtime_ns
     except OSError:
@@ -150,7 +168,8 @@ def _modified(folder: str) -> int:
 def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     """Return name and version -> group of ours -> name -> target, of the distributions in a folder.
 
-    Of several versions of one distribution, which an interrupted installation leaves, the one written last counts.
+    Of several versions of one distribution, which an interrupted installation leaves, the one
+    written last counts.
 
     Args:
         folder: on `sys.path`; a file (a zip archive), or none, has no distributions.
@@ -163,7 +182,8 @@ def _read_folder(folder: str, modified: int) -> Mapping[str, Mapping[str, Mappin
     chosen: dict[str, tuple[str, str]] = {}
     for name in names:
         stem, extension = os.path.splitext(name)
-        if extension not in (".dist-info", ".egg-info") or name.startswith("~"):  # pip renames what it removes to ~
+        # pip renames what it removes to ~
+        if extension not in (".dist-info", ".egg-info") or name.startswith("~"):
             continue
         package, _, version = stem.partition("-")
         package = re.sub(r"[-_.]+", "-", package).lower()
@@ -206,18 +226,24 @@ def _read_tree(folder: str) -> _Tree:
 
 
 def _read_project(file: Path) -> Mapping[str, Any]:
-    """Return the table `project` of a pyproject.toml; nothing of one that is half written, or in Python 3.10."""
+    """Return the table `project` of a pyproject.toml; nothing of one that is half written, or in
+    Python 3.10.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
 
         with suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            project: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+            project: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get(
+                "project", {}
+            )
             return project
     return {}
 
 
 def _parse(text: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the entry points of our groups in a file `entry_points.txt`: group -> name -> target."""
+    """Return the entry points of our groups in a file `entry_points.txt`: group -> name ->
+    target.
+    """
     groups: dict[str, dict[str, str]] = {}
     if f"[{OURS}" not in text:
         return groups
@@ -227,6 +253,7 @@ def _parse(text: str) -> Mapping[str, Mapping[str, str]]:
             group = line.strip("[] ")
         elif group.startswith(OURS) and "=" in line and line[0] != "#":
             name, _, target = line.partition("=")
-            target = target.partition("[")[0]  # behind it are extras, which installers no longer read
+            # behind it are extras, which installers no longer read
+            target = target.partition("[")[0]
             groups.setdefault(group, {})[name.strip()] = target.replace(" ", "")
     return groups

@@ -1,4 +1,6 @@
-"""Ids of episodes as a user writes them: `0-7`, `12`, `3,5,9`. All commands and settings files read them here."""
+"""Ids of episodes as a user writes them: `0-7`, `12`, `3,5,9`. All commands and settings files read
+them here.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,9 @@ def parse_ids(words: Iterable[object]) -> list[int]:
     for word in (part.strip() for text in words for part in str(text).split(",")):
         match = _RANGE.fullmatch(word)
         if match is None:
-            raise ValueError(f"{word!r} is no number from 0 and no range of them: give them as in 0-7 12")
+            raise ValueError(
+                f"{word!r} is no number from 0 and no range of them: give them as in 0-7 12"
+            )
         first = int(match[1][:_DIGITS])
         last = int((match[2] or match[1])[:_DIGITS])
         if last < first:

@@ -1,4 +1,6 @@
-"""Errors that users see, and addresses of pages for their messages. `UnderstudyError` is the base of all errors."""
+"""Errors that users see, and addresses of pages for their messages. `UnderstudyError` is the base
+of all errors.
+"""
 
 import re
 import sys
@@ -27,7 +29,9 @@ class RankError(UnderstudyError, OSError):
 
 
 class RunInUseError(UnderstudyError, OSError):
-    """Another process trains this run, or a host that disappeared still holds its lock. A later attempt may succeed."""
+    """Another process trains this run, or a host that disappeared still holds its lock. A later
+    attempt may succeed.
+    """
 
 
 class CheckpointError(UnderstudyError, OSError):
@@ -37,8 +41,8 @@ class CheckpointError(UnderstudyError, OSError):
 class DatasetError(UnderstudyError, ValueError):
     """A dataset cannot be used as requested.
 
-    The message is one line with the value (file, episode), the rule that it breaks and the remedy. The command line
-    prints it and exits with 2. Credentials of addresses are removed from it.
+    The message is one line with the value (file, episode), the rule that it breaks and the remedy.
+    The command line prints it and exits with 2. Credentials of addresses are removed from it.
 
     Attributes:
         what: The broken rule.
@@ -86,13 +90,16 @@ class LfsPointerError(DatasetError):
 class SourceError(DatasetError):
     """The source of a file gives no answer, or the file changed since it was opened.
 
-    The data itself is not at fault: it is not a bad image or row, and no other sample may replace it.
+    The data itself is not at fault: it is not a bad image or row, and no other sample may replace
+    it.
 
     Attributes:
         transient: Whether the same command may succeed later: retries ended at their deadline.
     """
 
-    def __init__(self, what: str, *, where: object = None, fix: str = "", transient: bool = False) -> None:
+    def __init__(
+        self, what: str, *, where: object = None, fix: str = "", transient: bool = False
+    ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.transient = transient
 
@@ -102,21 +109,34 @@ class SourceError(DatasetError):
 
 
 def is_wrong_input(error: BaseException | None) -> bool:
-    """Return whether the same command would fail again: settings or data are wrong, and no outage is the cause."""
+    """Return whether the same command would fail again: settings or data are wrong, and no outage
+    is the cause.
+    """
     return isinstance(error, ConfigError | DatasetError) and not getattr(error, "transient", False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is that of an allocator without memory: torch's on any device, or Python's."""
+    """Return whether an error is that of an allocator without memory: torch's on any device, or
+    Python's.
+    """
     kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: torch is not imported here
     of_cpu = "DefaultCPUAllocator" in str(error) and "memory" in str(error)
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or ("RuntimeError" in kinds and of_cpu)
 
 
 def is_offline(error: BaseException | None) -> bool:
-    """Return whether no connection was made: the network is the cause, and neither a name nor a token."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: each library of HTTP has its own
-    if kinds & {"ConnectError", "ConnectTimeout", "ConnectionError", "gaierror", "OfflineModeIsEnabled"}:
+    """Return whether no connection was made: the network is the cause, and neither a name nor a
+    token.
+    """
+    # by name: each library of HTTP has its own
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {
+        "ConnectError",
+        "ConnectTimeout",
+        "ConnectionError",
+        "gaierror",
+        "OfflineModeIsEnabled",
+    }:
         return True
     return error is not None and is_offline(error.__cause__ or error.__context__)
 
@@ -127,14 +147,21 @@ def hub_remedy(error: BaseException) -> str:
     if is_offline(error) and offline_mode:
         return "HF_HUB_OFFLINE forbids requests to the hub: unset it, or give a local folder"
     if is_offline(error):
-        return "no connection to the hub: check the network, a proxy and HF_ENDPOINT, or give a local folder"
+        return (
+            "no connection to the hub: check the network, a proxy and HF_ENDPOINT, or give a "
+            "local folder"
+        )
     return "check the name, log in with `hf auth login`, or set HF_TOKEN"
 
 
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}" if text else type(error).__name__
+    return (
+        f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}"
+        if text
+        else type(error).__name__
+    )
 
 
 def _rebuild(kind: type[_Error], fields: Record) -> _Error:
@@ -147,5 +174,7 @@ def page(name: str) -> str:
 
 
 def with_addresses(text: str) -> str:
-    """Return a docstring with the addresses of the pages that it names as files of this repository."""
+    """Return a docstring with the addresses of the pages that it names as files of this
+    repository.
+    """
     return re.sub(r"(?<![\w/])docs/(?=\w+\.md\b)", f"{DOCUMENTATION}/", text)

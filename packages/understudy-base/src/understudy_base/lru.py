@@ -9,7 +9,8 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Values by key; iteration gives the keys, the least recently used first. Not safe in threads: use a lock.
+    """Values by key; iteration gives the keys, the least recently used first. Not safe in threads:
+    use a lock.
 
     Args:
         capacity: Sum of the sizes of all values, in bytes or whatever `size` counts.
@@ -42,7 +43,9 @@ class LRUCache(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> list[V]:
-        """Cache `value` as the newest, in place of an earlier value of `key`; return the values dropped for it."""
+        """Cache `value` as the newest, in place of an earlier value of `key`; return the values
+        dropped for it.
+        """
         self.pop(key)
         self._values[key] = value
         self.used += self._size(value)

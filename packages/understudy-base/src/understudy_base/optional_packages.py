@@ -38,11 +38,17 @@ OWNERS = {
     **dict.fromkeys(("demo", "sim", "gymnasium", "libero"), "understudy-robot"),
     **dict.fromkeys(("lerobot", "onnx", "jax-weights"), "understudy-zoo"),
 }
-"""Extra -> the distribution that has it. pip adds it to a distribution that is installed, wherever that came from."""
+"""Extra -> the distribution that has it. pip adds it to a distribution that is installed, wherever
+that came from.
+"""
 ADDRESS = "git+https://github.com/understudy-robotics/understudy"
-"""Where the distributions are: on no index yet, where a short name could be that of somebody else's package."""
+"""Where the distributions are: on no index yet, where a short name could be that of somebody else's
+package.
+"""
 _DOORS = {"tools": "tools", "understudy": "train", "robot": "robot", "zoo": "zoo"}
-PIP_LINES = {wheel: f"pip install 'understudy-wheels[{door}] @ {ADDRESS}'" for wheel, door in _DOORS.items()}
+PIP_LINES = {
+    wheel: f"pip install 'understudy-wheels[{door}] @ {ADDRESS}'" for wheel, door in _DOORS.items()
+}
 """Distribution of this project -> the line that installs it."""
 
 
@@ -51,10 +57,14 @@ class MissingExtraError(UnderstudyError, ModuleNotFoundError):
 
 
 def require(*extras: str) -> None:
-    """Raise MissingExtraError, with one command for all, unless all modules of `extras` are installed. Imports none."""
+    """Raise MissingExtraError, with one command for all, unless all modules of `extras` are
+    installed. Imports none.
+    """
     lacking = [extra for extra in extras if not is_installed(extra)]
     if lacking:
-        named = [extra for extra in lacking if not any(extra in _included(other) for other in lacking)]
+        named = [
+            extra for extra in lacking if not any(extra in _included(other) for other in lacking)
+        ]
         raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), *dict.fromkeys(named))
 
 
@@ -84,11 +94,18 @@ def describe_missing(error: ImportError) -> MissingExtraError | None:
 
 
 def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
-    """Return one line for a package that asks for numpy 2 where an older one is installed; None for other errors."""
+    """Return one line for a package that asks for numpy 2 where an older one is installed; None for
+    other errors.
+    """
     have = _version("numpy")
-    if isinstance(error, ModuleNotFoundError) or "numpy" not in str(error).lower() or not re.match(r"[01]\.", have):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        or "numpy" not in str(error).lower()
+        or not re.match(r"[01]\.", have)
+    ):
         return None
-    # pyarrow's error has no name, but begins with it: "pyarrow requires NumPy 2.0 or newer, found 1.26.4"
+    # pyarrow's error has no name, but begins with it: "pyarrow requires NumPy 2.0 or newer, found
+    # 1.26.4"
     package = (error.name or str(error)).replace(".", " ").split()[0]
     if not (newest := _version(package)):
         package = "a compiled package"
@@ -100,7 +117,8 @@ def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
 
 
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and for this error alone
+    # slow to import, and for this error alone
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version(package)
@@ -119,7 +137,9 @@ def missing_extra(module: str, *extras: str) -> MissingExtraError:
     if "lerobot" in extras and sys.version_info < (3, 12):
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         fix = f"make an environment with Python 3.12, then: {line}"
-        return MissingExtraError(f"{module} needs Python 3.12 or newer, and this is {python}: {fix}", name=module)
+        return MissingExtraError(
+            f"{module} needs Python 3.12 or newer, and this is {python}: {fix}", name=module
+        )
     return MissingExtraError(f"{module} is not installed: {line}", name=module)
 
 
@@ -139,11 +159,16 @@ def missing_distribution(what: str, distribution: str) -> MissingExtraError:
         what: words for what is missing.
         distribution: a key of `PIP_LINES`.
     """
-    return MissingExtraError(f"{what} is not installed: {PIP_LINES[distribution]}", name=distribution)
+    return MissingExtraError(
+        f"{what} is not installed: {PIP_LINES[distribution]}", name=distribution
+    )
 
 
 def _modules(extra: str) -> list[str]:
-    return [*EXTRAS[extra], *(module for other in INCLUDES.get(extra, ()) for module in _modules(other))]
+    return [
+        *EXTRAS[extra],
+        *(module for other in INCLUDES.get(extra, ()) for module in _modules(other)),
+    ]
 
 
 def _included(extra: str) -> set[str]:

@@ -1,8 +1,10 @@
-"""Progress of long work on stderr: a bar on a terminal or in a notebook, occasional plain lines in a log.
+"""Progress of long work on stderr: a bar on a terminal or in a notebook, occasional plain lines in
+a log.
 
-A bar is redrawn with carriage returns, which would fill one line of a log file with megabytes. A log line holds the
-count, the recent rate and the remaining time at that rate. A notebook would keep each redrawn bar, so there one output
-is updated in place. Needs tqdm, which the distributions that show progress bring.
+A bar is redrawn with carriage returns, which would fill one line of a log file with megabytes. A
+log line holds the count, the recent rate and the remaining time at that rate. A notebook would keep
+each redrawn bar, so there one output is updated in place. Needs tqdm, which the distributions that
+show progress bring.
 """
 
 import logging
@@ -43,7 +45,14 @@ class Progress:
     """
 
     def __init__(
-        self, total: int, description: str, unit: str, *, done: int = 0, shown: bool = True, last: bool = False
+        self,
+        total: int,
+        description: str,
+        unit: str,
+        *,
+        done: int = 0,
+        shown: bool = True,
+        last: bool = False,
     ) -> None:
         self.n = done
         self._total = total
@@ -64,10 +73,15 @@ class Progress:
             _displayed.add(self)
             options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
             if notebook:
-                options = {"ncols": NOTEBOOK_COLUMNS, "ascii": False, "file": _Nowhere(), "delay": 0.0 if last else 0.5}
+                options = {
+                    "ncols": NOTEBOOK_COLUMNS,
+                    "ascii": False,
+                    "file": _Nowhere(),
+                    "delay": 0.0 if last else 0.5,
+                }
             self._bar = (NotebookBar if notebook else tqdm)(
-                total=total, desc=description, unit=unit, unit_scale=total > 100_000, initial=done, mininterval=0.5,
-                leave=last, **options,
+                total=total, desc=description, unit=unit, unit_scale=total > 100_000, initial=done,
+                mininterval=0.5, leave=last, **options,
             )  # fmt: skip
 
     def update(self, count: int = 1) -> None:
@@ -77,7 +91,9 @@ class Progress:
             self._bar.update(count)
         elif self._lines:
             now = time.monotonic()
-            if now - self._last_time >= max(MIN_INTERVAL, min(MAX_INTERVAL, (now - self._start) / 20)):
+            if now - self._last_time >= max(
+                MIN_INTERVAL, min(MAX_INTERVAL, (now - self._start) / 20)
+            ):
                 self._log()
 
     def set_note(self, text: str) -> None:
@@ -92,23 +108,33 @@ class Progress:
             tqdm.write(line, file=sys.stderr)
 
     def close(self, failed: bool = False) -> None:
-        """End the display; `failed` removes the bar, so that it does not precede the error message."""
+        """End the display; `failed` removes the bar, so that it does not precede the error
+        message.
+        """
         if self._bar is not None:
             self._bar.leave = self._bar.leave and not failed
             self._bar.close()
             _displayed.discard(self)
-        elif self._lines and self._logged != self.n and (self._last or self._last_time > self._start):
+        elif (
+            self._lines and self._logged != self.n and (self._last or self._last_time > self._start)
+        ):
             self._log()
         self._lines = False
 
     def _log(self) -> None:
         now = time.monotonic()
         rate = (self.n - self._last_n) / max(now - self._last_time, 1e-9)
-        left = f", {_duration((self._total - self.n) / rate)} left" if rate and self.n < self._total else ""
+        left = (
+            f", {_duration((self._total - self.n) / rate)} left"
+            if rate and self.n < self._total
+            else ""
+        )
         share = f" ({self.n / self._total:.0%})" if self._total else ""
         note = f", {self._note}" if self._note else ""
         done = f"{self.n:,} of {self._total:,} {self._unit}s{share}"
-        print(f"{self._description}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True)
+        print(
+            f"{self._description}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True
+        )
         self._last_n = self.n
         self._last_time = now
         self._logged = self.n
@@ -117,7 +143,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close(failed=error is not None)
 
@@ -162,7 +191,13 @@ def _rate(rate: float) -> str:
 def _duration(seconds: float) -> str:
     minutes = seconds / 60
     hours = seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{minutes:.0f} min"
+        if minutes < 100
+        else f"{hours:.1f} h"
+    )
 
 
 class _StderrHandler(logging.Handler):
@@ -178,8 +213,9 @@ class _StderrHandler(logging.Handler):
 def show_log() -> None:
     """Print the log of understudy to stderr, as the command line does; a second call does nothing.
 
-    Of other packages it prints warnings and errors. The first `logging.debug(...)` of a package, LeRobot's for example,
-    gives a root logger without a handler one that prints the log of understudy a second time.
+    Of other packages it prints warnings and errors. The first `logging.debug(...)` of a package,
+    LeRobot's for example, gives a root logger without a handler one that prints the log of
+    understudy a second time.
     """
     log = logging.getLogger("understudy")
     root = logging.getLogger()

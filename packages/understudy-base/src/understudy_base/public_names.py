@@ -1,4 +1,6 @@
-"""Public names of a package: those that the stub next to its `__init__.py` imports. Each is imported on use."""
+"""Public names of a package: those that the stub next to its `__init__.py` imports. Each is
+imported on use.
+"""
 
 import ast
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Temporary folders that the next process removes if theirs was killed.
 
-The owner holds a lock (flock) of its folder as long as it lives, and the system releases it at any death. So a folder
-with our mark that nobody holds is left over. Where there are no locks, nothing is removed but by its owner.
+The owner holds a lock (flock) of its folder as long as it lives, and the system releases it at any
+death. So a folder with our mark that nobody holds is left over. Where there are no locks, nothing
+is removed but by its owner.
 """
 
 import atexit
@@ -37,12 +38,15 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def use_for_sockets() -> None:
-    """Let `multiprocessing` place sockets of this process in such a folder until its end, where it has none yet."""
+    """Let `multiprocessing` place sockets of this process in such a folder until its end, where it
+    has none yet.
+    """
     config = process.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is None:
         folder, lock = _make()
         config["tempdir"] = str(folder)
-        # At the end of this process, not of those that it forks; after all other ends, as multiprocessing's own.
+        # At the end of this process, not of those that it forks; after all other ends, as
+        # multiprocessing's own.
         util.Finalize(None, _remove, args=(folder, lock, config), exitpriority=-100)
 
 
@@ -90,7 +94,8 @@ def fork_server() -> Any:
 
 @atexit.register
 def _remove_own_socket() -> None:
-    """In a fork server, whose command may be killed: remove the folder of its socket, if it is one of ours.
+    """In a fork server, whose command may be killed: remove the folder of its socket, if it is one
+    of ours.
 
     Not in a process that it forked.
     """

@@ -3,8 +3,8 @@
 access        tokens and names of the host
 async_chunks  `AsyncChunks`: the next chunk is predicted while the last one is executed
 client        `RemotePolicy`, the policy behind an address
-contract      the contract of a policy, dataset, robot or environment (docs/contract.md), and checks of observations
-against it
+contract      the contract of a policy, dataset, robot or environment (docs/contract.md), and checks
+              of observations against it
 dialects      forms of arrays in msgpack, and descriptions of unknown ones
 protocol      messages: msgpack with numpy arrays, as openpi sends them, and errors
 testing       helpers of tests

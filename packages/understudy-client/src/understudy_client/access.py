@@ -15,7 +15,8 @@ def read_token(file: str) -> str | None:
     """Read the token of a file, or of the environment; None: there is none.
 
     Raises:
-        ConfigError: the file is unreadable or empty, or the token has a character that no header may have.
+        ConfigError: the file is unreadable or empty, or the token has a character that no header
+            may have.
     """
     token = os.environ.get(VARIABLE, "").strip()
     where = VARIABLE
@@ -33,7 +34,9 @@ def read_token(file: str) -> str | None:
 
 
 def is_authorized(header: str | None, token: str | None) -> bool:
-    """Return whether an `Authorization` header has the token; in constant time for tokens of one length."""
+    """Return whether an `Authorization` header has the token; in constant time for tokens of one
+    length.
+    """
     if token is None:
         return True
     scheme, _, header_token = (header or "").partition(" ")
@@ -54,11 +57,15 @@ def is_loopback(host: str) -> bool:
 def is_own_host(header: str | None, host: str) -> bool:
     """Return whether a `Host` header is one of this server.
 
-    A page of the web can lead a browser of this machine to a server on loopback, under the page's own name. Such names
-    are refused there. Behind other addresses a server cannot know its names.
+    A page of the web can lead a browser of this machine to a server on loopback, under the page's
+    own name. Such names are refused there. Behind other addresses a server cannot know its names.
     """
     if not is_loopback(host):
         return True
     name = (header or "").strip()
-    name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
+    name = (
+        name[: name.index("]") + 1]
+        if name.startswith("[") and "]" in name
+        else name.partition(":")[0]
+    )
     return is_loopback(name)

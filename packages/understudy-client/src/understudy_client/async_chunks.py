@@ -1,15 +1,20 @@
-"""`AsyncChunks`: the next chunk is predicted while the last one is executed, so that the robot does not stop for it.
+"""`AsyncChunks`: the next chunk is predicted while the last one is executed, so that the robot does
+not stop for it.
 
-A chunk that is asked for at control step k begins at step k, and arrives a few steps later: its *delay* in actions. By
-then its first actions belong to the past. The compensations differ in their use of it:
+A chunk that is asked for at control step k begins at step k, and arrives a few steps later: its
+*delay* in actions. By then its first actions belong to the past. The compensations differ in their
+use of it:
 
-    skip      The actions of the past are left out. The others may not fit to those that were executed meanwhile.
-    guided    The rest of the chunk in execution also guides the new one, which then continues it (real-time chunking;
-              `RobotPolicy.act` with `previous`, `delay` and `horizon`).
-    trained   The executed actions are given to a policy that was trained for it, up to its `max_delay` (pi05, flow).
-    ensemble  As skip, and each action is a mean over all chunks that have one for its step (Zhao et al. 2023, "Learning
-              Fine-Grained Bimanual Manipulation with Low-Cost Hardware").
-    none      The chunk is executed from its first action on, as if it had not been late. For comparison.
+    skip      The actions of the past are left out. The others may not fit to those that were
+              executed meanwhile.
+    guided    The rest of the chunk in execution also guides the new one, which then continues it
+              (real-time chunking; `RobotPolicy.act` with `previous`, `delay` and `horizon`).
+    trained   The executed actions are given to a policy that was trained for it, up to its
+              `max_delay` (pi05, flow).
+    ensemble  As skip, and each action is a mean over all chunks that have one for its step (Zhao et
+              al. 2023, "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware").
+    none      The chunk is executed from its first action on, as if it had not been late. For
+              comparison.
 """
 
 import warnings
@@ -68,11 +73,13 @@ class AsyncChunks:
         while True:
             robot.send(chunks.select_action(observation))
 
-    With a `delay` of 0 the actions are those of `policy.select_action(observation, horizon=execute)` to the bit.
+    With a `delay` of 0 the actions are those of
+    `policy.select_action(observation, horizon=execute)` to the bit.
 
     Attributes:
         delays: delays of the last chunks in actions, without the first chunk of an episode.
-        stalls: steps of the episode at which the robot had to wait, since all actions were executed; 0 with a `delay`.
+        stalls: steps of the episode at which the robot had to wait, since all actions were
+            executed; 0 with a `delay`.
     """
 
     def __init__(
@@ -88,30 +95,39 @@ class AsyncChunks:
 
         Args:
             policy: local or remote; no other may use it meanwhile.
-            execute: control steps from one request to the next; None: half a chunk. A chunk that takes longer delays
-                the next request.
-            compensation: see the module. With "trained", a chunk whose measured delay is above the policy's `max_delay`
-                raises a `DelayWarning`, once in an episode.
-            delay: actions after which each chunk is used, whether it arrives earlier or not; a late one is waited for.
-                Results are then reproducible, as in a simulation. None: each chunk is used when it arrives.
+            execute: control steps from one request to the next; None: half a chunk. A chunk that
+                takes longer delays the next request.
+            compensation: see the module. With "trained", a chunk whose measured delay is above the
+                policy's `max_delay` raises a `DelayWarning`, once in an episode.
+            delay: actions after which each chunk is used, whether it arrives earlier or not; a late
+                one is waited for. Results are then reproducible, as in a simulation. None: each
+                chunk is used when it arrives.
             decay: decay of the weights of an ensemble: exp(-decay * i) of the i-th oldest chunk.
 
         Raises:
-            ValueError: an unknown compensation, or one that the policy cannot follow; `delay` is above the policy's
-                `max_delay` with "trained"; or a chunk has fewer actions than `execute` and `delay` need.
+            ValueError: an unknown compensation, or one that the policy cannot follow; `delay` is
+                above the policy's `max_delay` with "trained"; or a chunk has fewer actions than
+                `execute` and `delay` need.
         """
         config = getattr(policy, "config", None)
-        self.chunk = int(config.chunk if config is not None else policy.chunk)  # type: ignore[attr-defined]
+        chunk = config.chunk if config is not None else policy.chunk  # type: ignore[attr-defined]
+        self.chunk = int(chunk)
         self.execute = execute if execute is not None else max(1, self.chunk // 2)
         if compensation not in get_args(Compensation):
-            raise ValueError(f"compensation={compensation!r}: must be one of {', '.join(get_args(Compensation))}")
+            raise ValueError(
+                f"compensation={compensation!r}: must be one of {', '.join(get_args(Compensation))}"
+            )
         if not 1 <= self.execute <= self.chunk:
-            raise ValueError(f"execute is {execute}: the policy predicts {self.chunk} actions, give 1 to {self.chunk}")
+            raise ValueError(
+                f"execute is {execute}: the policy predicts {self.chunk} actions, give 1 to "
+                f"{self.chunk}"
+            )
         if delay is not None and not 0 <= delay <= self.chunk - self.execute:
             most = self.chunk - self.execute
             raise ValueError(
-                f"delay is {delay}: of {self.chunk} actions {self.execute} are executed until the next request, so the "
-                f"next chunk may be {most} late at most; execute fewer, or train a longer chunk"
+                f"delay is {delay}: of {self.chunk} actions {self.execute} are executed until the "
+                f"next request, so the next chunk may be {most} late at most; execute fewer, or "
+                "train a longer chunk"
             )
         self._policy = policy
         self._compensation = compensation
@@ -119,14 +135,19 @@ class AsyncChunks:
         self._decay = decay
         self._most_given = _max_delay(policy)
         if compensation == "trained" and not self._most_given:
-            raise ValueError("compensation='trained': the policy was not trained for it (policy.max_delay); use 'skip'")
+            raise ValueError(
+                "compensation='trained': the policy was not trained for it (policy.max_delay); use "
+                "'skip'"
+            )
         if compensation == "trained" and delay is not None and delay > self._most_given:
             raise ValueError(
-                f"delay is {delay}, compensation='trained': the policy was trained for delays up to "
-                f"{self._most_given} (policy.max_delay); give a smaller delay, or use 'guided'"
+                f"delay is {delay}, compensation='trained': the policy was trained for delays up "
+                f"to {self._most_given} (policy.max_delay); give a smaller delay, or use 'guided'"
             )
         if compensation == "guided" and not _continues_chunks(policy):
-            raise ValueError("compensation='guided': a policy of this type cannot continue a chunk; use 'skip'")
+            raise ValueError(
+                "compensation='guided': a policy of this type cannot continue a chunk; use 'skip'"
+            )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="understudy-chunks")
         self.delays: deque[int] = deque(maxlen=_RECENT)
         self._clear()
@@ -140,12 +161,16 @@ class AsyncChunks:
         self._observed: deque[Future[None]] = deque()
 
     def reset(self, **options: Any) -> None:
-        """Start an episode; the chunk in work is dropped. `options` are those of the policy's `reset`."""
+        """Start an episode; the chunk in work is dropped. `options` are those of the policy's
+        `reset`.
+        """
         self._drop()
         self._clear()
         self._policy.reset(**options)
 
-    def select_action(self, observation: Mapping[str, Any], *, time: float | None = None, **options: Any) -> np.ndarray:
+    def select_action(
+        self, observation: Mapping[str, Any], *, time: float | None = None, **options: Any
+    ) -> np.ndarray:
         """Return the action of this control step; call it once in each.
 
         Args:
@@ -157,13 +182,19 @@ class AsyncChunks:
             float32 [A], in the robot's units.
 
         Raises:
-            Exception: an error of the policy, at the step at which it is known; the next call asks again.
+            Exception: an error of the policy, at the step at which it is known; the next call asks
+                again.
         """
         step = self._step
         self._raise_observed()
         self._receive(step)
-        seen = {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in observation.items()}
-        if self._asked is None and (not self._chunks or step - self._chunks[-1].asked >= self.execute):
+        seen = {
+            key: np.array(value) if isinstance(value, np.ndarray) else value
+            for key, value in observation.items()
+        }
+        if self._asked is None and (
+            not self._chunks or step - self._chunks[-1].asked >= self.execute
+        ):
             self._ask(step, seen, {**options, "time": time})
             self._receive(step)
         else:
@@ -183,7 +214,7 @@ class AsyncChunks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _expected_delay(self) -> int:
         return self._delay if self._delay is not None else max(self.delays, default=1)
@@ -229,7 +260,11 @@ class AsyncChunks:
             if (report := getattr(self._policy, "report_delay", None)) is not None:
                 report(delay)
         start = step if self._compensation == "none" else asked_step
-        self._chunks = [chunk for chunk in self._chunks if chunk.has(step)] if self._compensation == "ensemble" else []
+        self._chunks = (
+            [chunk for chunk in self._chunks if chunk.has(step)]
+            if self._compensation == "ensemble"
+            else []
+        )
         self._chunks.append(_Chunk(asked_step, start, actions))
 
     def _warn_if_late(self, delay: int) -> None:
@@ -237,14 +272,15 @@ class AsyncChunks:
             return
         self._warned = True
         text = (
-            f"a chunk arrived {delay} actions late; the policy was trained for delays up to {self._most_given} "
-            "(policy.max_delay), so this chunk may not continue the executed actions; use 'guided', a faster device "
-            "or slower control steps"
+            f"a chunk arrived {delay} actions late; the policy was trained for delays up to "
+            f"{self._most_given} (policy.max_delay), so this chunk may not continue the executed "
+            "actions; use 'guided', a faster device or slower control steps"
         )
         warnings.warn(text, DelayWarning, stacklevel=4)
 
     def _action(self, step: int) -> np.ndarray:
-        # `_receive` has waited where no chunk had this step, and a chunk is asked for before the last one ends.
+        # `_receive` has waited where no chunk had this step, and a chunk is asked for before the
+        # last one ends.
         actions = [chunk.actions[step - chunk.start] for chunk in self._chunks if chunk.has(step)]
         if len(actions) == 1:
             return np.array(actions[0])
@@ -257,7 +293,10 @@ class AsyncChunks:
             self._observed.popleft().result()
 
     def _drop(self) -> None:
-        futures: list[Future[Any]] = [*self._observed, *([self._asked[1]] if self._asked is not None else [])]
+        futures: list[Future[Any]] = [
+            *self._observed,
+            *([self._asked[1]] if self._asked is not None else []),
+        ]
         for future in futures:
             if not future.cancel():
                 future.exception()  # waits for it; its result has no use
@@ -268,10 +307,14 @@ def _max_delay(policy: Any) -> int:
     """Actions that may be given to a policy."""
     metadata = getattr(policy, "metadata", {})
     config = getattr(policy, "config", None)
-    return int(metadata.get("max_delay", 0) if config is None else getattr(config, "max_delay", 0) or 0)
+    return int(
+        metadata.get("max_delay", 0) if config is None else getattr(config, "max_delay", 0) or 0
+    )
 
 
 def _continues_chunks(policy: Any) -> bool:
-    """Whether a local policy, or a remote one by its metadata, continues chunks; others are asked for it."""
+    """Whether a local policy, or a remote one by its metadata, continues chunks; others are asked
+    for it.
+    """
     remote = getattr(policy, "metadata", {}).get("continues_chunks", True)
     return bool(getattr(getattr(policy, "policy", None), "continues_chunks", remote))

@@ -1,8 +1,10 @@
-"""`RemotePolicy`: a policy behind an address, with the methods of the local one. It imports no torch.
+"""`RemotePolicy`: a policy behind an address, with the methods of the local one. It imports no
+torch.
 
 policy = us.RemotePolicy("ws://127.0.0.1:8000")
 policy.reset()
-action = policy.select_action({"observation.state": joints, "observation.images.front": image, "task": "..."})
+observation = {"observation.state": joints, "observation.images.front": image, "task": "..."}
+action = policy.select_action(observation)
 """
 
 import logging
@@ -55,13 +57,16 @@ _MARGIN_S = 1.0  # beyond the deadline: the server's own answer says more than a
 class RemotePolicy:
     """A policy that `understudy serve` computes, for one robot.
 
-    A connection that ends is made again, and the observations of a policy with a history are sent again, so the robot
-    gets the actions that it would have got. Safe in threads; requests of several wait for each other.
+    A connection that ends is made again, and the observations of a policy with a history are sent
+    again, so the robot gets the actions that it would have got. Safe in threads; requests of
+    several wait for each other.
 
     Attributes:
-        metadata: facts about the policy: `chunk`, `action_dim`, `action_names`, `fps`, `cameras`, `history` and more.
+        metadata: facts about the policy: `chunk`, `action_dim`, `action_names`, `fps`, `cameras`,
+            `history` and more.
         mismatches: differences from training that the server found in this episode.
-        clamped: dimensions of the last chunk that the server moved to a bound, with the largest distance of each.
+        clamped: dimensions of the last chunk that the server moved to a bound, with the largest
+            distance of each.
         timing: milliseconds of the last request on the server: `queue_ms`, `infer_ms`, `total_ms`.
         reconnects: connections made after the first one.
     """
@@ -81,8 +86,10 @@ class RemotePolicy:
 
         Args:
             url: ws://HOST:PORT or wss://HOST:PORT; HOST:PORT means ws.
-            token: token of the server; None: the environment variable UNDERSTUDY_SERVE_TOKEN, if any.
-            declaration: the robot's statements about itself, which the server compares with training.
+            token: token of the server; None: the environment variable UNDERSTUDY_SERVE_TOKEN, if
+                any.
+            declaration: the robot's statements about itself, which the server compares with
+                training.
             head: the robot's norm head, which must be the served one.
             timeout_s: seconds that a call may take, reconnections included.
             ssl: context for a wss:// address whose certificate the system does not know.
@@ -90,7 +97,8 @@ class RemotePolicy:
 
         Raises:
             ValueError: another kind of address. RemoteError: the server refuses the robot.
-            DeadlineError: no server answers in time. ContractError: the statements differ, and the server is strict.
+            DeadlineError: no server answers in time. ContractError: the statements differ, and the
+                server is strict.
         """
         self._url = _check_address(url)
         self._token = token if token is not None else read_token("")
@@ -115,20 +123,22 @@ class RemotePolicy:
         self._past: PastObservations | None = None
         with self._lock:
             self._connect(clock.monotonic() + timeout_s)
-        reach = max((-min(times) for times in self.metadata.get("history", {}).values()), default=None)
+        reach = max(
+            (-min(times) for times in self.metadata.get("history", {}).values()), default=None
+        )
         if reach is not None:
             # Without a frame rate the times of a history of steps are in steps.
             fps = self.metadata.get("fps") or (1.0 if self.metadata.get("past_steps") else None)
             self._past = PastObservations(reach, fps)
 
-    # -- the methods of the local policy --------------------------------------------------------------------------
+    # -- the methods of the local policy -----------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, position: int = 0) -> None:
         """Start an episode.
 
         Args:
-            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as in `understudy
-                rollout`. None: the server chooses.
+            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as
+                in `understudy rollout`. None: the server chooses.
             position: position of the first step.
 
         Raises:
@@ -164,7 +174,8 @@ class RemotePolicy:
             observation: numpy arrays by key, of one moment: see `RobotPolicy.act`.
             time: seconds on any clock. None: each observation is a step of 1/fps.
             steps: integration steps, where the policy samples.
-            previous: numbers [n, A], the rest of the chunk in execution. None: the chunk continues no other.
+            previous: numbers [n, A], the rest of the chunk in execution. None: the chunk continues
+                no other.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
             horizon: actions of `previous` that guide the new chunk.
             noise: key of the random numbers, in place of the one of `reset`.
@@ -194,10 +205,16 @@ class RemotePolicy:
                 control["noise"] = asdict(noise)
             reply = self._request(observation, control)
             actions = reply.get("actions")
-            if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.dtype.kind not in "iuf":
+            if (
+                not isinstance(actions, np.ndarray)
+                or actions.ndim != 2
+                or actions.dtype.kind not in "iuf"
+            ):
                 raise RemoteError(f"{self._name} answered without actions; is it a policy server?")
             if not np.isfinite(actions).all():  # of another server than ours
-                raise ValueError(f"{self._name} answered with an action that is not finite: check its policy")
+                raise ValueError(
+                    f"{self._name} answered with an action that is not finite: check its policy"
+                )
             self._executed, self.clamped = None, dict(reply.get("clamped", {}))
             self._remember(observation, time)
             if self._past is not None:
@@ -215,7 +232,8 @@ class RemotePolicy:
     def select_action(
         self, observation: Mapping[str, Any], *, horizon: int | None = None, **options: Any
     ) -> np.ndarray:
-        """Return the next action of the chunk in execution; have a new chunk predicted where it is used up.
+        """Return the next action of the chunk in execution; have a new chunk predicted where it is
+        used up.
 
         Args:
             observation: of this control step.
@@ -230,7 +248,9 @@ class RemotePolicy:
         """
         chunk = self.chunk
         if horizon is not None and not 1 <= horizon <= chunk:
-            raise ValueError(f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}")
+            raise ValueError(
+                f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}"
+            )
         with self._lock:
             if self._queue:
                 self.observe(observation, time=options.get("time"))
@@ -249,7 +269,9 @@ class RemotePolicy:
         return int(self.metadata["action_dim"])
 
     def report_delay(self, executed: int) -> None:
-        """Report the actions executed during the wait for the last chunk; the next request carries their number."""
+        """Report the actions executed during the wait for the last chunk; the next request carries
+        their number.
+        """
         self._executed = executed
 
     def close(self) -> None:
@@ -264,7 +286,7 @@ class RemotePolicy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:
@@ -278,7 +300,9 @@ class RemotePolicy:
     def _request(self, observation: Mapping[str, Any], control: dict[str, Any]) -> dict[str, Any]:
         """Send a request, again after each connection that ends, and return the answer."""
         if CONTROL in observation:
-            raise ValueError(f"the observation has {CONTROL!r}, which is the name of this client's own values")
+            raise ValueError(
+                f"the observation has {CONTROL!r}, which is the name of this client's own values"
+            )
         if self._closed:
             raise RemoteError(f"{self._name}: this client is closed; make another one", "closing")
         end = clock.monotonic() + self.timeout_s
@@ -294,21 +318,30 @@ class RemotePolicy:
             past = self._past.unsent() if self._past is not None and control["op"] == "act" else []
             left = end - clock.monotonic()
             fields = {**control, "past": past, "deadline_s": max(left, 1e-3)}
-            message = encode({**observation, CONTROL: {k: value for k, value in fields.items() if value is not None}})
+            message = encode(
+                {
+                    **observation,
+                    CONTROL: {k: value for k, value in fields.items() if value is not None},
+                }
+            )
             if len(message) > (most := self.metadata.get("max_message_bytes", len(message))):
                 raise MessageError(
-                    f"the observation takes {len(message):,} bytes, the server takes {most:,}; send smaller images, or "
-                    "serve with a larger --max-message-mb"
+                    f"the observation takes {len(message):,} bytes, the server takes {most:,}; "
+                    "send smaller images, or serve with a larger --max-message-mb"
                 )
             try:
                 reply = _exchange(connection, message, max(left, 0) + _MARGIN_S)
             except TimeoutError as error:
                 self._drop()  # a late answer would be taken for the next one
-                raise DeadlineError(f"{self._name}: no answer within {self.timeout_s:g} s", "deadline") from error
+                raise DeadlineError(
+                    f"{self._name}: no answer within {self.timeout_s:g} s", "deadline"
+                ) from error
             except FAILURES as error:
                 self._drop()
                 if clock.monotonic() >= end:
-                    raise DeadlineError(f"{self._name}: the connection ended: {error}", "lost") from error
+                    raise DeadlineError(
+                        f"{self._name}: the connection ended: {error}", "lost"
+                    ) from error
                 clock.sleep(min(pause, max(0.0, end - clock.monotonic())))
                 pause = min(2 * pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 continue
@@ -330,7 +363,9 @@ class RemotePolicy:
         except MessageError as error:
             raise RemoteError(f"{self._name}: an answer cannot be read: {error}") from error
         if not isinstance(reply, dict):
-            raise RemoteError(f"{self._name}: the answer is a {type(reply).__name__}; is it a policy server?")
+            raise RemoteError(
+                f"{self._name}: the answer is a {type(reply).__name__}; is it a policy server?"
+            )
         if ERROR in reply:
             raise rebuild_error(reply[ERROR])
         self.timing = reply.get("server_timing", {})
@@ -353,11 +388,16 @@ class RemotePolicy:
                     connection = self._dial_once(end)
                     break
                 except FAILURES as error:
-                    if isinstance(error, RemoteError) and error.fault not in ("closing", "deadline"):
+                    if isinstance(error, RemoteError) and error.fault not in (
+                        "closing",
+                        "deadline",
+                    ):
                         raise
                     if clock.monotonic() + pause >= end:
                         reason = error or type(error).__name__
-                        text = f"{self._name}: no policy server within {self.timeout_s:g} s ({reason})"
+                        text = (
+                            f"{self._name}: no policy server within {self.timeout_s:g} s ({reason})"
+                        )
                         raise DeadlineError(text, "lost") from error
                 clock.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -386,10 +426,13 @@ class RemotePolicy:
         except MessageError:
             metadata = None
         if not isinstance(metadata, dict) or not {"chunk", "action_dim"} <= set(metadata):
-            raise RemoteError(f"{self._name} sent no metadata of a policy; is it `understudy serve`?")
+            raise RemoteError(
+                f"{self._name} sent no metadata of a policy; is it `understudy serve`?"
+            )
         if self.metadata and _identity(metadata) != _identity(self.metadata):
             raise RemoteError(
-                f"{self._name} serves another policy than before ({metadata.get('policy')}); make another RemotePolicy"
+                f"{self._name} serves another policy than before ({metadata.get('policy')}); make "
+                "another RemotePolicy"
             )
         self.metadata = metadata
         if self._declaration or self._head is not None:
@@ -407,14 +450,18 @@ def _identity(metadata: Record) -> tuple[Any, ...]:
     return (*(repr(metadata.get(key)) for key in keys), metadata.get("max_delay") or 0)
 
 
-# -- one connection ---------------------------------------------------------------------------------------------------
+# -- one connection --------------------------------------------------------------------------------
 
 
 @contextmanager
 def _announced(name: str, end: float) -> Iterator[None]:
-    """Log once that the block waits until the moment `end`, if it takes longer than `PATIENCE_S`."""
+    """Log once that the block waits until the moment `end`, if it takes longer than
+    `PATIENCE_S`.
+    """
     left = end - clock.monotonic() - PATIENCE_S
-    timer = threading.Timer(PATIENCE_S, LOG.warning, ("waiting for %s, up to %.0f s more", name, left))
+    timer = threading.Timer(
+        PATIENCE_S, LOG.warning, ("waiting for %s, up to %.0f s more", name, left)
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -423,11 +470,14 @@ def _announced(name: str, end: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _dial(url: str, token: str | None, ssl: tls.SSLContext | None, max_size: int, timeout: float) -> ClientConnection:
+def _dial(
+    url: str, token: str | None, ssl: tls.SSLContext | None, max_size: int, timeout: float
+) -> ClientConnection:
     """Connect once, without a proxy to this machine.
 
     Raises:
-        RemoteError: the server refuses the robot ("refused"), or is not ready ("closing"). FAILURES: no connection.
+        RemoteError: the server refuses the robot ("refused"), or is not ready ("closing").
+            FAILURES: no connection.
     """
     name = redact(url)
     try:
@@ -460,7 +510,9 @@ def _hang_up(connection: ClientConnection) -> None:
 
 
 def _check_address(url: str) -> str:
-    """Return an address with its scheme. Raises ValueError: it is not the address of a websocket."""
+    """Return an address with its scheme. Raises ValueError: it is not the address of a
+    websocket.
+    """
     address = url if "://" in url else f"ws://{url}"
     parts = urlsplit(address)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
@@ -475,7 +527,7 @@ def _exchange(connection: ClientConnection, message: bytes, timeout: float) -> A
     return connection.recv(timeout)
 
 
-# -- observations of a policy with a history --------------------------------------------------------------------------
+# -- observations of a policy with a history -------------------------------------------------------
 
 Entry = tuple[int, float | None, Record]
 """(control step, seconds or None, observation)."""
@@ -483,9 +535,11 @@ _SLACK_S = 1e-4  # as in `policies/observation_history.py`
 
 
 class PastObservations:
-    """Observations of one episode, as far back as the policy sees: those that the server lacks, after a reconnect all.
+    """Observations of one episode, as far back as the policy sees: those that the server lacks,
+    after a reconnect all.
 
-    A server that restarts has forgotten the episode. Its policy then sees the same past again, and no gap.
+    A server that restarts has forgotten the episode. Its policy then sees the same past again, and
+    no gap.
 
     Args:
         reach_s: seconds that the policy sees back.
@@ -506,7 +560,8 @@ class PastObservations:
     def add(self, step: int, time: float | None, observation: Mapping[str, Any]) -> None:
         """Keep a copy of an observation, and forget those that are too old."""
         copied = {
-            key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in observation.items()
+            key: np.array(value) if isinstance(value, np.ndarray) else value
+            for key, value in observation.items()
         }
         self._entries.append((step, time, copied))
         while len(self._entries) > 1 and self._age(self._entries[1]) >= self._reach_s - _SLACK_S:

@@ -1,8 +1,10 @@
-"""Forms of numpy arrays in msgpack: openpi's and msgpack-numpy's, each with keys of bytes or of text.
+"""Forms of numpy arrays in msgpack: openpi's and msgpack-numpy's, each with keys of bytes or of
+text.
 
-openpi's array is a map {b"__ndarray__": True, b"data", b"dtype", b"shape"}, its number {b"__npgeneric__": True,
-b"data", b"dtype"}. msgpack-numpy's array is {b"nd": True, b"type", b"kind": b"", b"shape", b"data"}, its number
-{b"nd": False, b"type", b"data"}. A client reads its own form alone, so an answer has the form of the question.
+openpi's array is a map {b"__ndarray__": True, b"data", b"dtype", b"shape"}, its number
+{b"__npgeneric__": True, b"data", b"dtype"}. msgpack-numpy's array is {b"nd": True, b"type",
+b"kind": b"", b"shape", b"data"}, its number {b"nd": False, b"type", b"data"}. A client reads its
+own form alone, so an answer has the form of the question.
 """
 
 from collections.abc import Mapping
@@ -24,8 +26,8 @@ class Dialect(NamedTuple):
 
 OPENPI = Dialect()
 SENT = (
-    "send numpy arrays in the form of openpi's msgpack_numpy, {b'__ndarray__': True, b'data', b'dtype', b'shape'}, or "
-    "of msgpack-numpy, {b'nd': True, b'type', b'kind', b'shape', b'data'}"
+    "send numpy arrays in the form of openpi's msgpack_numpy, {b'__ndarray__': True, b'data', "
+    "b'dtype', b'shape'}, or of msgpack-numpy, {b'nd': True, b'type', b'kind', b'shape', b'data'}"
 )
 _MAGIC = {
     b"\xff\xd8\xff": "a JPEG image",
@@ -60,22 +62,36 @@ def read_form(value: Mapping[Any, Any]) -> Form | None:
             mark = keys.key(name)
             if mark in value:
                 if value[mark] is not True:
-                    raise FormError(f"a map has {mark!r}: {str(value[mark])[:40]}; an array of openpi has True there")
+                    raise FormError(
+                        f"a map has {mark!r}: {str(value[mark])[:40]}; an array of openpi has True "
+                        "there"
+                    )
                 shape = value.get(keys.key("shape"))
-                return Form(keys, is_array, _text(value.get(keys.key("dtype"))), shape, value.get(keys.key("data")))
+                return Form(
+                    keys,
+                    is_array,
+                    _text(value.get(keys.key("dtype"))),
+                    shape,
+                    value.get(keys.key("data")),
+                )
     for keys in (Dialect("msgpack-numpy", "bytes"), Dialect("msgpack-numpy", "text")):
         nd = keys.key("nd")
         kind = keys.key("type")
         if nd not in value or kind not in value or keys.key("data") not in value:
             continue
-        if value[nd] not in (True, False) or (isinstance(value[nd], int | float) and not isinstance(value[nd], bool)):
+        if value[nd] not in (True, False) or (
+            isinstance(value[nd], int | float) and not isinstance(value[nd], bool)
+        ):
             raise FormError(
-                f"a map has {nd!r}: {str(value[nd])[:40]}; an array of msgpack-numpy has True or False there"
+                f"a map has {nd!r}: {str(value[nd])[:40]}; an array of msgpack-numpy has True or "
+                "False there"
             )
         sort = _text(value.get(keys.key("kind"), ""))
         if sort in ("V", "O"):
             what = "fields" if sort == "V" else "objects, which are pickled and may run code"
-            raise FormError(f"an array of msgpack-numpy has {what}; send booleans, numbers or strings")
+            raise FormError(
+                f"an array of msgpack-numpy has {what}; send booleans, numbers or strings"
+            )
         dtype = _text(value[kind])
         shape = value.get(keys.key("shape"))
         return Form(keys, bool(value[nd]), dtype, shape, value[keys.key("data")])
@@ -101,14 +117,20 @@ def pack_number(value: "np.generic[Any]", dialect: Dialect) -> dict[Any, Any]:
     """Return a number of numpy as a map."""
     key = dialect.key
     if dialect.tool == "openpi":
-        return {key("__npgeneric__"): True, key("data"): value.item(), key("dtype"): value.dtype.str}
+        return {
+            key("__npgeneric__"): True,
+            key("data"): value.item(),
+            key("dtype"): value.dtype.str,
+        }
     return {key("nd"): False, key("type"): value.dtype.str, key("data"): value.tobytes()}
 
 
 def describe(value: Any) -> str:
     """Describe a value of a message for an error: its form, not its container."""
     if isinstance(value, Mapping):
-        keys = [str(key)[:40] if isinstance(key, str) else repr(key)[:40] for key in list(value)[:6]]
+        keys = [
+            str(key)[:40] if isinstance(key, str) else repr(key)[:40] for key in list(value)[:6]
+        ]
         more = ", ..." if len(value) > len(keys) else ""
         return f"a map with the keys {', '.join(keys)}{more}" if value else "an empty map"
     if isinstance(value, bytes):
@@ -120,5 +142,11 @@ def describe(value: Any) -> str:
         return f"the extension type {value.code} of msgpack, with {len(value.data):,} bytes"
     if isinstance(value, list | tuple) and len(value):
         return f"a list of {len(value)}, the first of them {describe(value[0])}"
-    names = {str: "a text", bool: "a truth value", int: "a whole number", float: "a number", list: "an empty list"}
+    names = {
+        str: "a text",
+        bool: "a truth value",
+        int: "a whole number",
+        float: "a number",
+        list: "an empty list",
+    }
     return names.get(type(value), f"a {type(value).__name__}")

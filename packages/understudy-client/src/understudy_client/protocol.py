@@ -1,12 +1,13 @@
 """Messages of the policy server: msgpack with numpy arrays, and errors as values.
 
-The server speaks openpi's protocol: its first message is the metadata, then each message of the robot is an observation
-and each answer a dict with `actions`. `prompt` is another name of `task`. Our client adds one key, `CONTROL`, to the
-observation: a dict with the fields of `requests.Request`. It gets errors as a dict under `ERROR`; others get them as
-text, on which openpi's client raises.
+The server speaks openpi's protocol: its first message is the metadata, then each message of the
+robot is an observation and each answer a dict with `actions`. `prompt` is another name of `task`.
+Our client adds one key, `CONTROL`, to the observation: a dict with the fields of
+`requests.Request`. It gets errors as a dict under `ERROR`; others get them as text, on which
+openpi's client raises.
 
-Arrays have the form of openpi's `msgpack_numpy`, or another one that clients use (`dialects.py`). Nothing in a message
-can run code: dtypes of objects are refused.
+Arrays have the form of openpi's `msgpack_numpy`, or another one that clients use (`dialects.py`).
+Nothing in a message can run code: dtypes of objects are refused.
 """
 
 import math
@@ -20,19 +21,28 @@ import numpy as np
 from understudy_base.errors import UnderstudyError
 from understudy_base.records import Record
 from understudy_client.contract.mismatch import ContractError, Mismatch
-from understudy_client.dialects import OPENPI, Dialect, FormError, pack_array, pack_number, read_form
+from understudy_client.dialects import (
+    OPENPI,
+    Dialect,
+    FormError,
+    pack_array,
+    pack_number,
+    read_form,
+)
 
 CONTROL = "understudy"
 ERROR = "error"
 VERSION = 1
 Fault = Literal["contract", "value", "message", "busy", "deadline", "closing", "server"]
-"""Kinds of errors: the inputs differ from those of training; a wrong value; a wrong message; the queue is full; the
-deadline has passed; the server ends; a fault of the server."""
+"""Kinds of errors: the inputs differ from those of training; a wrong value; a wrong message; the
+queue is full; the deadline has passed; the server ends; a fault of the server.
+"""
 KINDS = "biufSU"
 """Kinds of dtypes that a message may have: booleans, numbers and strings."""
 _MOST_VALUES = 200_000
 _LONGEST_LIST = 4096
-"""Bounds on the objects of a message, each of which takes far more memory and time than its byte."""
+"""Bounds on the objects of a message, each of which takes far more memory and time than its byte.
+"""
 _LONGEST_NAME = 1024
 """Most letters of a key."""
 
@@ -45,7 +55,8 @@ class RemoteError(UnderstudyError, OSError):
     """The server did not answer, or failed.
 
     Attributes:
-        fault: one of `Fault`; "lost" where the connection ended, "refused" or "token" where the server refuses it.
+        fault: one of `Fault`; "lost" where the connection ended, "refused" or "token" where the
+            server refuses it.
     """
 
     def __init__(self, message: str, fault: str = "server") -> None:
@@ -66,7 +77,7 @@ class Noise:
     purpose: str = "rollout"
 
 
-# -- encoding ---------------------------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
 
 
 def encode(message: Any, dialect: Dialect = OPENPI) -> bytes:
@@ -97,8 +108,8 @@ def decode_message(data: bytes) -> tuple[Any, Dialect]:
         The message, and the form of its first array; openpi's where it has none.
 
     Raises:
-        MessageError: the bytes are not such a message, it has more values than `_MOST_VALUES`, or an array has another
-            form.
+        MessageError: the bytes are not such a message, it has more values than `_MOST_VALUES`, or
+            an array has another form.
     """
     left = _MOST_VALUES
     dialects: list[Dialect] = []
@@ -114,7 +125,9 @@ def decode_message(data: bytes) -> tuple[Any, Dialect]:
         nonlocal left
         left -= 1 + len(values)
         if left < 0:
-            raise MessageError(f"the message has more than {_MOST_VALUES:,} values in lists and dicts; send arrays")
+            raise MessageError(
+                f"the message has more than {_MOST_VALUES:,} values in lists and dicts; send arrays"
+            )
         return values
 
     try:
@@ -139,8 +152,14 @@ def _pack(value: Any, dialect: Dialect) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in KINDS:
             raise ValueError(f"the dtype {value.dtype}; send booleans, numbers or strings")
-        return pack_array(value, dialect) if isinstance(value, np.ndarray) else pack_number(value, dialect)
-    raise TypeError(f"a {type(value).__name__}; send numpy arrays, numbers, strings, lists and dicts")
+        return (
+            pack_array(value, dialect)
+            if isinstance(value, np.ndarray)
+            else pack_number(value, dialect)
+        )
+    raise TypeError(
+        f"a {type(value).__name__}; send numpy arrays, numbers, strings, lists and dicts"
+    )
 
 
 def _unpack(value: dict[Any, Any], dialects: list[Dialect]) -> Any:
@@ -153,7 +172,9 @@ def _unpack(value: dict[Any, Any], dialects: list[Dialect]) -> Any:
     dialects.append(form.dialect)
     if form.is_array:
         if not isinstance(form.shape, list):
-            raise MessageError(f"an array has the shape {str(form.shape)[:80]}; it must be a list of sizes")
+            raise MessageError(
+                f"an array has the shape {str(form.shape)[:80]}; it must be a list of sizes"
+            )
         return build_array(form.dtype, form.shape, form.data)
     if form.dialect.tool == "msgpack-numpy":
         return build_array(form.dtype, (), form.data)[()]
@@ -180,10 +201,14 @@ def build_array(name: Any, shape: Sequence[Any], data: Any) -> np.ndarray:
     """
     dtype = _dtype(name)
     if len(shape) > 32 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-        raise MessageError(f"an array has a shape of {len(shape)} sizes; it must have at most 32, from 0 to 2^40")
+        raise MessageError(
+            f"an array has a shape of {len(shape)} sizes; it must have at most 32, from 0 to 2^40"
+        )
     if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
         size = len(data) if isinstance(data, bytes) else type(data).__name__
-        raise MessageError(f"an array {dtype} {str(tuple(shape))[:80]} has {size} bytes of data; they must fit")
+        raise MessageError(
+            f"an array {dtype} {str(tuple(shape))[:80]} has {size} bytes of data; they must fit"
+        )
     if not data:
         return np.empty(shape, dtype.newbyteorder("="))
     array = np.frombuffer(data, dtype).reshape(shape)
@@ -196,11 +221,13 @@ def _dtype(name: Any) -> np.dtype[Any]:
     except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype.kind not in KINDS or dtype.shape or not dtype.itemsize:
-        raise MessageError(f"an array has the dtype {str(name)[:80]!r}; send booleans, numbers or strings")
+        raise MessageError(
+            f"an array has the dtype {str(name)[:80]!r}; send booleans, numbers or strings"
+        )
     return dtype
 
 
-# -- errors as values -------------------------------------------------------------------------------------------------
+# -- errors as values ------------------------------------------------------------------------------
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

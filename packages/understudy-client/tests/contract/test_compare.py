@@ -1,4 +1,6 @@
-"""Two contracts: each contradiction is named by kind and key with a remedy; unknown facts contradict nothing."""
+"""Two contracts: each contradiction is named by kind and key with a remedy; unknown facts
+contradict nothing.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +12,13 @@ import pytest
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.compare import compare_contracts, compare_robots, pair_robots
 from understudy_client.contract.declared import declare
-from understudy_client.contract.facts import CameraFacts, Contract, Normalization, RobotFacts, VectorFacts
+from understudy_client.contract.facts import (
+    CameraFacts,
+    Contract,
+    Normalization,
+    RobotFacts,
+    VectorFacts,
+)
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.testing.arm import NAMES, arm_contract
 
@@ -25,7 +33,9 @@ def make_arm() -> RobotFacts:
     assert arm.state is not None
     vector: dict[str, Any] = {"units": ("rad",) * 6 + ("",), "roles": ("joint",) * 6 + ("gripper",)}
     state = replace(arm.state, **vector, gripper={"gripper": (0.8, 0.0)}, frame="base")
-    action = replace(arm.action, **vector, references=("absolute",) * 7, gripper={"gripper": (0.8, 0.0)})
+    action = replace(
+        arm.action, **vector, references=("absolute",) * 7, gripper={"gripper": (0.8, 0.0)}
+    )
     cameras = {
         key: replace(
             camera,
@@ -53,7 +63,9 @@ def changed(part: str, **changes: Any) -> RobotFacts:
     return replace(ARM, **{part: replace(getattr(ARM, part), **changes)})
 
 
-def figures(vector: VectorFacts | None, change: Callable[[np.ndarray], np.ndarray]) -> Mapping[str, np.ndarray]:
+def figures(
+    vector: VectorFacts | None, change: Callable[[np.ndarray], np.ndarray]
+) -> Mapping[str, np.ndarray]:
     assert vector is not None
     return {name: change(values) for name, values in vector.figures.items()}
 
@@ -78,14 +90,22 @@ OTHERS: dict[str, tuple[RobotFacts, list[tuple[str, str]]]] = {
     "frame": (changed("state", frame="tool"), [("frame", "joints")]),
     "delta": (changed("action", references=("state",) * 6 + ("absolute",)), [("delta", "action")]),
     "gripper": (changed("action", gripper={"gripper": (0.0, 0.8)}), [("gripper", "action")]),
-    "degrees": (changed("state", figures=figures(ARM.state, lambda x: x * FACTORS)), [("degrees", "joints")]),
+    "degrees": (
+        changed("state", figures=figures(ARM.state, lambda x: x * FACTORS)),
+        [("degrees", "joints")],
+    ),
     "another zero": (
         changed("state", figures=figures(ARM.state, lambda x: x + 3 * (np.arange(7) == 1))),
         [("range", "joints")],
     ),
-    "no wrist camera": (replace(ARM, cameras={FRONT: ARM.cameras[FRONT]}), [("missing key", "cam_wrist_left")]),
+    "no wrist camera": (
+        replace(ARM, cameras={FRONT: ARM.cameras[FRONT]}),
+        [("missing key", "cam_wrist_left")],
+    ),
     "misspelt camera": (
-        replace(ARM, cameras={FRONT: ARM.cameras[FRONT], "wrst": CameraFacts("cam_wrst_left", (0, 0))}),
+        replace(
+            ARM, cameras={FRONT: ARM.cameras[FRONT], "wrst": CameraFacts("cam_wrst_left", (0, 0))}
+        ),
         [("camera map", "cam_wrist_left")],
     ),
     "role": (changed(FRONT, role="overhead"), [("camera map", "cam_front")]),
@@ -137,7 +157,12 @@ def test_unknown_and_equal_facts_contradict_nothing(alike: RobotFacts) -> None:
 def test_another_number_of_dimensions_is_named_first() -> None:
     short = VectorFacts.unmeasured("joints", NAMES[:5])
     (fault,) = compare_robots(ARM, replace(ARM, state=short))
-    assert (fault.kind, fault.key, fault.trained, fault.came) == ("dimension count", "joints", "7 numbers", "5 numbers")
+    assert (fault.kind, fault.key, fault.trained, fault.came) == (
+        "dimension count",
+        "joints",
+        "7 numbers",
+        "5 numbers",
+    )
 
 
 def test_a_robot_may_leave_its_cameras_out_and_a_dataset_may_not() -> None:
@@ -151,7 +176,10 @@ def test_a_robot_may_leave_its_cameras_out_and_a_dataset_may_not() -> None:
 def test_statistics_of_other_data_are_named_of_a_dataset() -> None:
     far = changed("state", figures=figures(ARM.state, lambda x: x + 3 * (np.arange(7) == 1)))
     assert listed(compare_robots(ARM, far, "dataset")) == [("statistics", "joints")]
-    flat = {**ARM.action.figures, "std": ARM.action.figures["std"] * np.where(np.arange(7) == 2, 1e-9, 1)}
+    flat = {
+        **ARM.action.figures,
+        "std": ARM.action.figures["std"] * np.where(np.arange(7) == 2, 1e-9, 1),
+    }
     cut = changed("action", figures=flat)
     assert listed(compare_robots(cut, ARM, "dataset")) == [("statistics cut", "action")]
 
@@ -167,8 +195,14 @@ def test_weights_and_faults_of_both_contracts_are_listed() -> None:
     fault = Mismatch("statistics missing", "action", "figures", "none", "add them")
     first = Contract({"": ARM}, weights="a" * 64, faults=(fault,))
     second = Contract({"": ARM}, kind="robot", weights="b" * 64)
-    assert listed(compare_contracts(first, second)) == [("statistics missing", "action"), ("weights", "")]
-    assert listed(compare_contracts(second, first)) == [("statistics missing", "action"), ("weights", "")]
+    assert listed(compare_contracts(first, second)) == [
+        ("statistics missing", "action"),
+        ("weights", ""),
+    ]
+    assert listed(compare_contracts(second, first)) == [
+        ("statistics missing", "action"),
+        ("weights", ""),
+    ]
 
 
 def test_the_policy_may_come_second() -> None:
@@ -183,7 +217,12 @@ def test_a_robot_is_compared_with_its_head() -> None:
     arm = policy.robots["arm"]
     other = policy.robots["other"]
     assert pair_robots(policy, Contract({"": arm}, kind="robot"), "") == [(arm, arm)]
-    assert pair_robots(policy, Contract({"": replace(arm, robot_type="")}, kind="robot"), "other")[0][0] is other
+    assert (
+        pair_robots(policy, Contract({"": replace(arm, robot_type="")}, kind="robot"), "other")[0][
+            0
+        ]
+        is other
+    )
     assert pair_robots(policy, Contract({"other": arm}, kind="robot"), "")[0][0] is other
     unknown = Contract({"": replace(arm, robot_type="so101")}, kind="robot")
     assert listed(compare_contracts(policy, unknown)) == [("other robot", "")]

@@ -29,7 +29,11 @@ from understudy_client.testing.arm import NAMES, arm_contract
 
 FAULT = Mismatch("weights", "", "a", "b", "c")
 UNKNOWN = Contract(
-    {"": RobotFacts(np.nan, 0, "", "", VectorFacts.unmeasured("", ()), VectorFacts.unmeasured("", ()), {})},
+    {
+        "": RobotFacts(
+            np.nan, 0, "", "", VectorFacts.unmeasured("", ()), VectorFacts.unmeasured("", ()), {}
+        )
+    },
     kind="robot",
 )
 
@@ -48,7 +52,11 @@ def test_a_contract_comes_back_to_the_bit(contract: Contract, tmp_path: Path) ->
     found = read_contract(tmp_path)
     assert found is not None
     assert found.to_json() == contract.to_json()
-    assert (found.kind, found.weights, found.faults) == (contract.kind, contract.weights, contract.faults)
+    assert (found.kind, found.weights, found.faults) == (
+        contract.kind,
+        contract.weights,
+        contract.faults,
+    )
     write_contract(tmp_path / "second.json", found)
     write_contract(tmp_path / "third.json", read_file(tmp_path / "second.json"))
     assert (tmp_path / "third.json").read_bytes() == (tmp_path / "second.json").read_bytes()
@@ -74,7 +82,9 @@ def test_a_new_file_replaces_none(tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"nul", b"[" * 100_000, b'{"version": 2}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff", b"nul", b"[" * 100_000, b'{"version": 2}']
+)
 def test_a_file_that_is_no_contract_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
     with refused(str(tmp_path / FILE), kind=ConfigError):
@@ -91,26 +101,38 @@ def test_statements_of_a_dataset_are_read_or_refused() -> None:
 
 def test_open_facts_are_listed_by_their_places() -> None:
     places = set(UNKNOWN.unknowns())
-    assert {'robots."".fps', 'robots."".state.units', 'robots."".action.gripper', "weights"} <= places
+    assert {
+        'robots."".fps',
+        'robots."".state.units',
+        'robots."".action.gripper',
+        "weights",
+    } <= places
     known = set(arm_contract().unknowns())
     assert {"robots.arm.state.units", "weights"} <= known
     assert "robots.arm.fps" not in known
 
 
 def test_statements_complete_a_contract() -> None:
-    """Facts of the recordings stay, unknown ones come from the statement; other names make no statement."""
+    """Facts of the recordings stay, unknown ones come from the statement; other names make no
+    statement.
+    """
     arm = arm_contract().robots["arm"]
     assert arm.state is not None
     known = {"units": ("deg",) * 7, "gripper": {"gripper": (0.8, 0.0)}, "frame": "base"}
     camera = replace(arm.cameras["observation.images.front"], color="RGB", role="front")
-    stated = replace(arm, state=replace(arm.state, **known), cameras={"top": camera}, episodes=9)  # type: ignore[arg-type]
+    state = replace(arm.state, **known)  # type: ignore[arg-type]
+    stated = replace(arm, state=state, cameras={"top": camera}, episodes=9)
     state = replace(arm.state, units=("rad",) * 7)
     action = VectorFacts.unmeasured("action", ("a", "b"))
     mixed = replace(arm, fps=np.nan, state=state, action=action, robot_type="", chunk=4)
     done = mixed.completed(stated)
     assert (done.fps, done.robot_type, done.chunk, done.episodes) == (30, "arm", 4, 9)
     assert done.state is not None
-    assert (done.state.units, done.state.gripper, done.state.frame) == (state.units, known["gripper"], "base")
+    assert (done.state.units, done.state.gripper, done.state.frame) == (
+        state.units,
+        known["gripper"],
+        "base",
+    )
     assert np.array_equal(done.state.figures["std"], state.figures["std"])
     assert done.action is action
     assert done.cameras["observation.images.front"].color == "RGB"  # by the key of the recordings
@@ -133,7 +155,9 @@ def test_stored_figures_of_another_width_are_unknown() -> None:
     vector = VectorFacts.from_figures("joints", figures, 2, "external", "mean_std")
     assert vector.figures["mean"].tolist() == [1, 2]
     assert np.isnan(vector.figures["min"]).all()
-    assert vector.normalization.digest == figures_digest({"mean": np.array([1, 2.0]), "std": np.array([0.5, 0.5])})
+    assert vector.normalization.digest == figures_digest(
+        {"mean": np.array([1, 2.0]), "std": np.array([0.5, 0.5])}
+    )
     assert vector.low.tolist() == [-1, 0]  # four deviations below the mean
     assert VectorFacts.unmeasured("joints", NAMES).normalization.digest == ""
 
@@ -141,7 +165,9 @@ def test_stored_figures_of_another_width_are_unknown() -> None:
 def test_the_digest_of_figures_knows_names_and_numbers() -> None:
     figures = {"mean": np.array([1.0, 2.0]), "std": np.array([0.5, 0.25])}
     digest = figures_digest(figures)
-    assert digest == figures_digest({name: values.astype(">f8") for name, values in reversed(figures.items())})
+    assert digest == figures_digest(
+        {name: values.astype(">f8") for name, values in reversed(figures.items())}
+    )
     assert digest != figures_digest({"mean": figures["std"], "std": figures["mean"]})
     assert digest != figures_digest({**figures, "std": figures["std"] + 1e-3})
 
@@ -157,7 +183,10 @@ def test_images_become_a_print_of_cells() -> None:
     with pytest.raises(ValueError):
         CameraPrint.of_images([])
     camera = CameraFacts("cam", (32, 48), CameraPrint.of_images([grid] * 4))
-    assert CameraFacts.from_json(json.loads(json.dumps(camera.to_json()))).to_json() == camera.to_json()
+    assert (
+        CameraFacts.from_json(json.loads(json.dumps(camera.to_json()))).to_json()
+        == camera.to_json()
+    )
 
 
 def test_power_tells_a_symmetric_scene_from_another() -> None:
@@ -172,7 +201,11 @@ def test_power_tells_a_symmetric_scene_from_another() -> None:
     robot = replace(trained, cameras={})
 
     def power(facts: RobotFacts, fact: str) -> float:
-        return next(each.power for each in list_undecided(facts, robot) if (each.fact, each.key) == (fact, camera.key))
+        return next(
+            each.power
+            for each in list_undecided(facts, robot)
+            if (each.fact, each.key) == (fact, camera.key)
+        )
 
     bare = replace(trained, cameras={key: replace(camera, look=symmetric)})
     assert power(trained, "orientation") == power(trained, "color") == pytest.approx(1.0)
@@ -182,7 +215,10 @@ def test_power_tells_a_symmetric_scene_from_another() -> None:
 def test_facts_that_both_contracts_state_are_decided() -> None:
     trained = arm_contract().robots["arm"]
     assert trained.state is not None
-    cameras = {key: replace(camera, color="RGB", orientation="upright") for key, camera in trained.cameras.items()}
+    cameras = {
+        key: replace(camera, color="RGB", orientation="upright")
+        for key, camera in trained.cameras.items()
+    }
     ends = {"gripper": (0.8, 0.0)}
     stated = replace(
         trained,

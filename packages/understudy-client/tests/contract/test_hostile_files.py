@@ -1,4 +1,6 @@
-"""Damaged files of contracts are refused with the value, the rule and the remedy, and never with another error."""
+"""Damaged files of contracts are refused with the value, the rule and the remedy, and never with
+another error.
+"""
 
 import json
 import runpy
@@ -17,7 +19,9 @@ from understudy_client.testing.arm import arm_contract
 from understudy_client.testing.hostile import damaged, refusal, samples
 
 PLAIN = json.loads(
-    json.dumps(Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json())
+    json.dumps(
+        Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json()
+    )
 )
 HEAD = next(iter(PLAIN["robots"]))
 
@@ -33,11 +37,27 @@ CAMERA = next(iter(PLAIN["robots"][HEAD]["cameras"]))
         (("weights",), "beef", ("weights", "'beef'", "[0-9a-f]{64}")),
         (("robots", HEAD, "fps"), -1, (f"robots.{HEAD}.fps", "-1", "> 0.0")),
         (("robots", HEAD, "state"), 5, (f"robots.{HEAD}.state", "5", "object")),
-        (("robots", HEAD, "state", "gripper"), {"a": [1]}, (f"robots.{HEAD}.state.gripper.a", "[1]", "2")),
-        (("robots", HEAD, "action", "figures", "std", 1), "x", ("figures.std[1]", "'x'", "unknown")),
+        (
+            ("robots", HEAD, "state", "gripper"),
+            {"a": [1]},
+            (f"robots.{HEAD}.state.gripper.a", "[1]", "2"),
+        ),
+        (
+            ("robots", HEAD, "action", "figures", "std", 1),
+            "x",
+            ("figures.std[1]", "'x'", "unknown"),
+        ),
         (("robots", HEAD, "action", "key"), "", (f"robots.{HEAD}.action.key", "''", ">= 1")),
-        (("robots", HEAD, "state", "units"), "\ud800", (f"robots.{HEAD}.state.units", r"'\ud800'", "utf-8")),
-        (("robots", HEAD, "cameras", CAMERA, "color"), "red", (f"{CAMERA}.color", "'red'", "'RGB'")),
+        (
+            ("robots", HEAD, "state", "units"),
+            "\ud800",
+            (f"robots.{HEAD}.state.units", r"'\ud800'", "utf-8"),
+        ),
+        (
+            ("robots", HEAD, "cameras", CAMERA, "color"),
+            "red",
+            (f"{CAMERA}.color", "'red'", "'RGB'"),
+        ),
         (("robots", HEAD, "cameras", CAMERA, "size"), [1], (f"{CAMERA}.size", "[1]", ">= 2")),
         (("robots", HEAD, "cameras", CAMERA, "look"), {}, (f"{CAMERA}.look", "`mean`")),
         (("robots", HEAD, "cameras", CAMERA, "zoom"), 2, (CAMERA, "`zoom`", "network_size")),
@@ -95,4 +115,6 @@ def test_figures_and_grippers_that_nothing_has_are_refused(
 def test_the_schema_is_that_of_the_form() -> None:
     script = Path(__file__).parents[4] / "scripts/contract_schema.py"
     stored = Path(form.__file__).with_name("contract.schema.json").read_text()
-    assert json.loads(runpy.run_path(str(script))["make_schema"]()) == json.loads(stored), f"run {script}"
+    assert json.loads(runpy.run_path(str(script))["make_schema"]()) == json.loads(stored), (
+        f"run {script}"
+    )

@@ -1,4 +1,6 @@
-"""Each planted mistake of a robot is named by its kind and key, and a sound robot gives no mismatch."""
+"""Each planted mistake of a robot is named by its kind and key, and a sound robot gives no
+mismatch.
+"""
 
 import json
 from collections.abc import Callable
@@ -47,7 +49,10 @@ def contract(tmp_path_factory: pytest.TempPathFactory) -> Contract:
 
 
 def found_in(
-    contract: Contract, change: Callable[[Observation], Observation], steps: int = STEPS, **numbers: Any
+    contract: Contract,
+    change: Callable[[Observation], Observation],
+    steps: int = STEPS,
+    **numbers: Any,
 ) -> set[tuple[str, str]]:
     """Kinds and keys that the checks of changed observations name."""
     seed = numbers.get("seed", 7)
@@ -76,7 +81,10 @@ MISTAKES: dict[str, tuple[Callable[[Observation], Observation], set[tuple[str, s
     "one joint in degrees": (state(lambda x: x * ONE_IN_DEGREES), {("degrees", "joints")}),
     "normalized state": (state(lambda x: (x - CENTER) / DEVIATION), {("normalized", "joints")}),
     "millimeters": (state(lambda x: x * 1000), {("scale", "joints")}),
-    "joints exchanged": (state(lambda x: x[[3, 1, 2, 0, 4, 5, 6]]), {("dimension order", "joints")}),
+    "joints exchanged": (
+        state(lambda x: x[[3, 1, 2, 0, 4, 5, 6]]),
+        {("dimension order", "joints")},
+    ),
     "joints reversed": (state(lambda x: x[::-1]), {("dimension order", "joints")}),
     "another zero": (state(lambda x: x + 3 * (np.arange(7) == 1)), {("range", "joints")}),
     "another robot": (state(lambda x: x[::-1] * 1.7 + 2), {("other robot", "joints")}),
@@ -90,14 +98,21 @@ MISTAKES: dict[str, tuple[Callable[[Observation], Observation], set[tuple[str, s
     "dark": (front(lambda x: x // 4), {("unlike training", "cam_front")}),
     "frozen camera": (front(lambda x: FIXED), {("repeated frame", "cam_front")}),
     "cameras exchanged": (
-        lambda seen: {**seen, "cam_front": seen["cam_wrist_left"], "cam_wrist_left": seen["cam_front"]},
+        lambda seen: {
+            **seen,
+            "cam_front": seen["cam_wrist_left"],
+            "cam_wrist_left": seen["cam_front"],
+        },
         {("swapped cameras", "cam_front"), ("swapped cameras", "cam_wrist_left")},
     ),
     "misspelt key": (
         lambda seen: {key.replace("wrist_left", "wrst_left"): value for key, value in seen.items()},
         {("missing key", "cam_wrist_left"), ("extra key", "cam_wrst_left")},
     ),
-    "another instruction": (lambda seen: {**seen, "task": "pick up the blue block"}, {("instruction", "task")}),
+    "another instruction": (
+        lambda seen: {**seen, "task": "pick up the blue block"},
+        {("instruction", "task")},
+    ),
 }
 
 
@@ -118,7 +133,10 @@ def test_a_sound_robot_has_no_mismatch(seed: int, contract: Contract) -> None:
     }
 
     def standard(seen: Observation) -> Observation:
-        return {names.get(key, key): value.transpose(2, 0, 1) if "cam" in key else value for key, value in seen.items()}
+        return {
+            names.get(key, key): value.transpose(2, 0, 1) if "cam" in key else value
+            for key, value in seen.items()
+        }
 
     assert found_in(contract, standard, seed=seed) == set()
 
@@ -127,7 +145,8 @@ def test_numbers_are_explained_after_a_few_observations(contract: Contract) -> N
     change, named = MISTAKES["degrees"]
     assert found_in(contract, change, LEAST_SEEN - 1) == set()
     assert found_in(contract, change, LEAST_SEEN) == named
-    raised = state(lambda x: x[::-1] * 1.7 + 2 + 40 * (np.arange(7) == 1))  # beyond the ranges of the other robot
+    # beyond the ranges of the other robot
+    raised = state(lambda x: x[::-1] * 1.7 + 2 + 40 * (np.arange(7) == 1))
     assert ("other robot", "joints") not in found_in(contract, raised)
 
 
@@ -145,7 +164,10 @@ def test_an_absurd_number_is_reported_at_once(value: float, contract: Contract) 
     glitch = state(lambda x: np.where(np.arange(7) % 3 == 0, value, x))
     for steps in (1, 2 * LEAST_SEEN):
         assert found_in(contract, glitch, steps) == {("range", "joints")}
-    assert found_in(contract, state(lambda x: x * 1e5), 1) <= {("range", "joints"), ("scale", "joints")}
+    assert found_in(contract, state(lambda x: x * 1e5), 1) <= {
+        ("range", "joints"),
+        ("scale", "joints"),
+    }
 
 
 def table_check() -> tuple[ObservationCheck, np.random.Generator]:
@@ -155,13 +177,17 @@ def table_check() -> tuple[ObservationCheck, np.random.Generator]:
     figures = {"mean": poses.mean(0), "std": poses.std(0), "min": poses.min(0), "max": poses.max(0)}
     figures |= {"q01": np.quantile(poses, 0.01, 0), "q99": np.quantile(poses, 0.99, 0)}
     facts = VectorFacts("state", ("x", "y", "z"), figures)
-    return ObservationCheck(Contract({"": RobotFacts(10, 8, "", "", facts, facts, {}, (), 0, 22)}), ""), rng
+    return ObservationCheck(
+        Contract({"": RobotFacts(10, 8, "", "", facts, facts, {}, (), 0, 22)}), ""
+    ), rng
 
 
 @pytest.mark.parametrize(
     ("factor", "kinds"), [(100, {"scale"}), (1000, {"scale"}), (180 / np.pi, {"scale", "degrees"})]
 )
-def test_a_unit_is_named_only_where_its_factor_fits_clearly_better(factor: float, kinds: set[str]) -> None:
+def test_a_unit_is_named_only_where_its_factor_fits_clearly_better(
+    factor: float, kinds: set[str]
+) -> None:
     check, rng = table_check()
     for _ in range(24):
         check.reset()
@@ -169,7 +195,9 @@ def test_a_unit_is_named_only_where_its_factor_fits_clearly_better(factor: float
         found = [
             mismatch.kind
             for _ in range(20)
-            for mismatch in check.look({"state": factor * (start + rng.normal(0, 0.003, 3)), "task": ""})
+            for mismatch in check.look(
+                {"state": factor * (start + rng.normal(0, 0.003, 3)), "task": ""}
+            )
         ]
         assert len(found) == 1, found
         assert set(found) <= kinds
@@ -185,7 +213,8 @@ def recordings(seed: int, episodes: int) -> list[np.ndarray]:
     center = rng.normal(0, 1, 7)
     deviation = np.exp(rng.normal(-1, 0.7, 7))
     return [
-        center + deviation * (rng.normal(0, 1.0, 7) + np.cumsum(rng.normal(0, 0.15, (40, 7)), axis=0))
+        center
+        + deviation * (rng.normal(0, 1.0, 7) + np.cumsum(rng.normal(0, 0.15, (40, 7)), axis=0))
         for _ in range(episodes)
     ]
 
@@ -194,10 +223,20 @@ def kinds_of(trained: list[np.ndarray], seen: np.ndarray) -> set[str]:
     """Kinds that are named for the states of an episode, after training on others."""
     poses = np.concatenate(trained)
     facts = RobotFacts(
-        30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), {}, TASKS, episodes=len(trained)
+        30,
+        16,
+        "arm",
+        "joint",
+        vector("joints", poses),
+        vector("action", poses),
+        {},
+        TASKS,
+        episodes=len(trained),
     )
     check = ObservationCheck(Contract({"arm": facts}), "arm")
-    return {found.kind for state in seen for found in check.look({"joints": state, "task": TASKS[0]})}
+    return {
+        found.kind for state in seen for found in check.look({"joints": state, "task": TASKS[0]})
+    }
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 12])
@@ -213,9 +252,17 @@ def test_a_planted_order_is_named_after_more_episodes() -> None:
         *trained, one = recordings(seed, 41)
         assert "dimension order" not in kinds_of(trained, one)
         named += "dimension order" in kinds_of(trained, one[:, ::-1])
-        assert kinds_of(trained[:12], one[:, ::-1]) & {"range", "other robot", "normalized", "degrees", "scale"}
+        assert kinds_of(trained[:12], one[:, ::-1]) & {
+            "range",
+            "other robot",
+            "normalized",
+            "degrees",
+            "scale",
+        }
     assert named >= 6
-    near = 0.6 * np.arange(7) + np.clip(np.random.default_rng(0).standard_normal((13, 40, 7)), -2.5, 2.5)
+    near = 0.6 * np.arange(7) + np.clip(
+        np.random.default_rng(0).standard_normal((13, 40, 7)), -2.5, 2.5
+    )
     assert kinds_of(list(near), np.roll(near[0], -1, axis=1)) == {"range"}  # of one dimension alone
 
 
@@ -228,10 +275,17 @@ def test_declarations_are_compared(contract: Contract) -> None:
     facts = contract.robots["arm"]
 
     def kinds(**said: Any) -> list[tuple[str, str]]:
-        return [(mismatch.kind, mismatch.key) for mismatch in compare_robots(facts, declare(**said))]
+        return [
+            (mismatch.kind, mismatch.key) for mismatch in compare_robots(facts, declare(**said))
+        ]
 
     assert kinds() == []
-    assert kinds(fps=30.5, state_names=NAMES, cameras=["cam_front", "cam_wrist_left"], robot_type="ARM") == []
+    assert (
+        kinds(
+            fps=30.5, state_names=NAMES, cameras=["cam_front", "cam_wrist_left"], robot_type="ARM"
+        )
+        == []
+    )
     assert kinds(fps=15) == [("rate", "")]
     assert kinds(state_names=NAMES[::-1]) == [("dimension order", "joints")]
     assert kinds(action_names=["x", *NAMES[1:]]) == [("dimension names", "action")]
@@ -243,7 +297,9 @@ def test_declarations_are_compared(contract: Contract) -> None:
 
 
 def test_unknown_figures_stay_unknown(contract: Contract) -> None:
-    """`unknown` in the file is NaN, and no number is outside an unknown range; unlisted instructions may be any."""
+    """`unknown` in the file is NaN, and no number is outside an unknown range; unlisted
+    instructions may be any.
+    """
     stored = contract.to_json()
     stored["robots"]["arm"]["tasks_left_out"] = 1
     for name in ("min", "max", "q01", "q99", "mean", "std"):
@@ -275,7 +331,9 @@ def scene_images(episode: int, count: int) -> np.ndarray:
 
 
 def test_few_episodes_are_no_reason_for_a_crop() -> None:
-    """A print of six episodes: others look different, but are neither cropped nor mirrored; BGR is still found."""
+    """A print of six episodes: others look different, but are neither cropped nor mirrored; BGR is
+    still found.
+    """
     shown = [(episode, image) for episode in range(6) for image in scene_images(episode, 24)[::3]]
     grids = [shrink(image) for _, image in shown]
     episodes = [episode for episode, _ in shown]
@@ -283,7 +341,9 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
 
     def found(look: CameraPrint, change: Callable[[np.ndarray], np.ndarray]) -> list[set[str]]:
         camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
-        facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
+        facts = RobotFacts(
+            30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS
+        )
         kinds = []
         for episode in range(100, 108):
             check = ObservationCheck(Contract({"arm": facts}), "arm")
@@ -297,7 +357,8 @@ def test_few_episodes_are_no_reason_for_a_crop() -> None:
     look = CameraPrint.of_images(grids, episodes)
     assert found(look, lambda image: image) == [set()] * 8
     assert sum("color order" in own for own in found(look, lambda image: image[..., ::-1])) > 4
-    assert look.most > CameraPrint.of_images(grids).most  # halves of the images have the same episodes
+    # halves of the images have the same episodes
+    assert look.most > CameraPrint.of_images(grids).most
 
 
 def test_covered_lens_is_no_crop() -> None:
@@ -309,7 +370,9 @@ def test_covered_lens_is_no_crop() -> None:
     recorded[:, :8], recorded[:, 40:] = 20, 230
     look = CameraPrint.of_images([shrink(image) for image in recorded])
     camera = {"observation.images.front": CameraFacts("cam", (48, 64), look)}
-    facts = RobotFacts(30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS)
+    facts = RobotFacts(
+        30, 16, "arm", "joint", vector("joints", poses), vector("action", poses), camera, TASKS
+    )
     check = ObservationCheck(Contract({"arm": facts}), "arm")
     kinds = set()
     for step in range(15):
@@ -336,7 +399,13 @@ def test_keys_that_are_no_inputs_are_named_in_a_few_short_lines(contract: Contra
     check = ObservationCheck(contract, "arm")
     found = []
     for step, seen in enumerate(arm_observations(STEPS)):
-        found += check.look({**seen, **{f"{step}/{number}\n" + "k" * 10_000: 0 for number in range(3)}})
+        found += check.look(
+            {**seen, **{f"{step}/{number}\n" + "k" * 10_000: 0 for number in range(3)}}
+        )
     assert {mismatch.kind for mismatch in found} == {"extra key"}
     assert 4 <= len(found) <= 10
-    assert all(mismatch.key.isprintable() and len(mismatch.key) < 1000 for mismatch in found if mismatch.key)
+    assert all(
+        mismatch.key.isprintable() and len(mismatch.key) < 1000
+        for mismatch in found
+        if mismatch.key
+    )

@@ -59,7 +59,10 @@ def test_each_contradiction_has_the_place_of_the_first(tmp_path: Path) -> None:
     mirrored = {"cam_front": lambda x: x[:, ::-1].copy(), "joints": lambda x: np.rad2deg(x)}
     diagnosis = traced(tmp_path / "trace.jsonl", recorded(), **mirrored)
     found = [(place, mismatch.kind, mismatch.key) for place, mismatch in diagnosis.mismatches]
-    assert found == [("robot 0, step 32: ", "degrees", "joints"), ("robot 0, step 32: ", "orientation", "cam_front")]
+    assert found == [
+        ("robot 0, step 32: ", "degrees", "joints"),
+        ("robot 0, step 32: ", "orientation", "cam_front"),
+    ]
     fault = Mismatch("rate", "", "30", "10", "set it")
     writer = TraceWriter(tmp_path / "faulty.jsonl", replace(graspable(), faults=(fault,)), "arm")
     writer.add("robot 0", 0, {**arm_observations(1)[0], "task": "dance"}, recorded()[:CHUNK])
@@ -83,7 +86,9 @@ def test_robots_and_episodes_are_told_apart(tmp_path: Path) -> None:
     assert set(diagnosis.played) == {7, 8, 27, 28}
     for number, played in diagnosis.played.items():
         assert played.steps.tolist() == [0, 8]
-        assert np.array_equal(played.states, np.stack([seen[2 if number > 20 else 0]["joints"]] * 2))
+        assert np.array_equal(
+            played.states, np.stack([seen[2 if number > 20 else 0]["joints"]] * 2)
+        )
 
 
 def test_a_trace_is_compared_with_another_policy(tmp_path: Path) -> None:
@@ -93,7 +98,9 @@ def test_a_trace_is_compared_with_another_policy(tmp_path: Path) -> None:
     arm = graspable().robots["arm"]
     assert arm.state is not None
     radians = {name: np.deg2rad(values) for name, values in arm.state.figures.items()}
-    other = replace(arm_contract(), robots={"": replace(arm, state=replace(arm.state, figures=radians))})
+    other = replace(
+        arm_contract(), robots={"": replace(arm, state=replace(arm.state, figures=radians))}
+    )
     assert [mismatch.kind for _, mismatch in diagnose(path).mismatches] == []
     kinds = [(mismatch.kind, mismatch.key) for _, mismatch in diagnose(path, other).mismatches]
     assert ("degrees", "joints") in kinds
@@ -120,7 +127,8 @@ def test_the_line_that_a_kill_tore_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\n", b"[]\n", b"{}\n{}\n", b"\xff\n", b"1\n2\n", b"HEAD\n", b"HEADS\nROW\n"]
+    "content",
+    [b"", b"{", b"\n", b"[]\n", b"{}\n{}\n", b"\xff\n", b"1\n2\n", b"HEAD\n", b"HEADS\nROW\n"],
 )
 def test_a_file_that_is_no_trace_is_a_value_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
@@ -128,7 +136,11 @@ def test_a_file_that_is_no_trace_is_a_value_error(content: bytes, tmp_path: Path
     head, row, *_ = path.read_bytes().splitlines()
     twice = json.loads(head)
     twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
-    content = content.replace(b"HEADS", json.dumps(twice).encode()).replace(b"HEAD", head).replace(b"ROW", row)
+    content = (
+        content.replace(b"HEADS", json.dumps(twice).encode())
+        .replace(b"HEAD", head)
+        .replace(b"ROW", row)
+    )
     path.write_bytes(content)
     with pytest.raises(ValueError) as error:
         diagnose(path)

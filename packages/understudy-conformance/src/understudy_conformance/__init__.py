@@ -1,4 +1,5 @@
-"""Requirements of code that reads, writes, samples, loads and resumes LeRobot datasets, and their examination.
+"""Requirements of code that reads, writes, samples, loads and resumes LeRobot datasets, and their
+examination.
 
     lerobot-conformance loader MODULE:FACTORY
     pytest --lerobot-conformance loader=MODULE:FACTORY

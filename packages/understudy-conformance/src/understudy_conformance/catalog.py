@@ -1,6 +1,15 @@
 """All requirements: importing this module registers those of each subject."""
 
-from understudy_conformance import loader, reader, resume, sampler, seeds, statistics, weights, writer
+from understudy_conformance import (
+    loader,
+    reader,
+    resume,
+    sampler,
+    seeds,
+    statistics,
+    weights,
+    writer,
+)
 from understudy_conformance.requirement import (
     REQUIREMENTS,
     SUBJECTS,

@@ -1,4 +1,6 @@
-"""`lerobot-conformance SUBJECT MODULE:FACTORY`: examine a factory, print a table, and exit with 1 after a failure."""
+"""`lerobot-conformance SUBJECT MODULE:FACTORY`: examine a factory, print a table, and exit with 1
+after a failure.
+"""
 
 import argparse
 import json
@@ -11,12 +13,24 @@ from understudy_conformance.requirement import FactoryError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 0 if nothing failed, 1 after a failure, 2 after an error of the set-up."""
+    """Run the command. Returns 0 if nothing failed, 1 after a failure, 2 after an error of the
+    set-up.
+    """
     parser = argparse.ArgumentParser(prog="lerobot-conformance", description=__doc__)
-    parser.add_argument("subject", choices=[*SUBJECTS, "list"], help="the kind of code; `list` prints all requirements")
-    parser.add_argument("factory", nargs="?", metavar="MODULE:FACTORY", help="importable from the current folder")
-    parser.add_argument("--only", nargs="+", metavar="NUMBER", help="requirements to examine, such as R-READ-03")
-    parser.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one requirement (120)")
+    parser.add_argument(
+        "subject",
+        choices=[*SUBJECTS, "list"],
+        help="the kind of code; `list` prints all requirements",
+    )
+    parser.add_argument(
+        "factory", nargs="?", metavar="MODULE:FACTORY", help="importable from the current folder"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NUMBER", help="requirements to examine, such as R-READ-03"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120, metavar="SECONDS", help="for one requirement (120)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if options.subject == "list":

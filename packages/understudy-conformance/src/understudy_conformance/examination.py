@@ -1,4 +1,6 @@
-"""A worker process with a time limit: a requirement that hangs or crashes has failed, and the next one is examined."""
+"""A worker process with a time limit: a requirement that hangs or crashes has failed, and the next
+one is examined.
+"""
 
 import json
 import os
@@ -30,8 +32,12 @@ class Examination:
         self._timeout = timeout
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 -- closed with the examination
-        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")  # of all processes, which may be killed
+        # closed with the examination
+        self._errors = tempfile.TemporaryFile(  # noqa: SIM115
+            "w+", encoding="utf-8", errors="replace"
+        )
+        # of all processes, which may be killed
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +55,8 @@ class Examination:
         """Examine one requirement.
 
         Raises:
-            FactoryError: the module cannot be imported or has no such function, or a package is missing.
+            FactoryError: the module cannot be imported or has no such function, or a package is
+                missing.
         """
         process = self._process or self._start()
         assert process.stdin is not None
@@ -59,10 +66,15 @@ class Examination:
             answer = self._read(self._timeout)
         except TimeoutError:
             self._kill()
-            return Result(requirement.number, "failed", f"no answer within {self._timeout:g} s", self._timeout)
+            return Result(
+                requirement.number, "failed", f"no answer within {self._timeout:g} s", self._timeout
+            )
         except (EOFError, OSError):
             code = process.wait()
-            words = f"the process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+            words = (
+                "the process ended with "
+                f"{signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+            )
             facts = ": ".join([words, *self._tail()])
             self._kill()
             require_packages(facts)
@@ -83,7 +95,9 @@ class Examination:
             env=os.environ | {"PYTHONPATH": path, "TMPDIR": self._folder.name},
         )
         self._answers = queue.SimpleQueue()
-        threading.Thread(target=_forward, args=(self._process.stdout, self._answers), daemon=True).start()
+        threading.Thread(
+            target=_forward, args=(self._process.stdout, self._answers), daemon=True
+        ).start()
         try:
             answer = self._read(START_LIMIT)
         except TimeoutError:
@@ -111,7 +125,9 @@ class Examination:
     def _tail(self) -> list[str]:
         """Return the last line of stderr."""
         self._errors.seek(0)
-        return [line.strip()[:300] for line in self._errors.read().splitlines() if line.strip()][-1:]
+        return [line.strip()[:300] for line in self._errors.read().splitlines() if line.strip()][
+            -1:
+        ]
 
     def _kill(self) -> None:
         if self._process is not None:

@@ -1,7 +1,9 @@
-"""Requirements of loaders: `factory(root, rank, world_size, num_workers, seed, batch_size, delta_timestamps=None)`.
+"""Requirements of loaders:
+`factory(root, rank, world_size, num_workers, seed, batch_size, delta_timestamps=None)`.
 
-It returns an iterable of batches of one rank, which is iterated once per epoch, after `set_epoch` if it has that. An
-endless loader continues. A batch is a mapping of columns or a list of samples; `batch_size` is that of a rank.
+It returns an iterable of batches of one rank, which is iterated once per epoch, after `set_epoch`
+if it has that. An endless loader continues. A batch is a mapping of columns or a list of samples;
+`batch_size` is that of a rank.
 """
 
 from collections import Counter
@@ -10,8 +12,21 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from understudy_conformance.passes import GLOBAL_BATCH, Ranks, Step, count_samples, list_batches, list_samples
-from understudy_conformance.requirement import Factory, Violation, describe_error, list_places, require
+from understudy_conformance.passes import (
+    GLOBAL_BATCH,
+    Ranks,
+    Step,
+    count_samples,
+    list_batches,
+    list_samples,
+)
+from understudy_conformance.requirement import (
+    Factory,
+    Violation,
+    describe_error,
+    list_places,
+    require,
+)
 from understudy_conformance.samples import (
     COLUMNS,
     Place,
@@ -35,7 +50,9 @@ def read_first(loader: Any) -> None:
 
 def find_base(factory: Factory) -> DemoSet:
     """Return the first set that the factory's loaders open."""
-    return factory.base(read_first, rank=0, world_size=1, num_workers=0, seed=0, batch_size=GLOBAL_BATCH)
+    return factory.base(
+        read_first, rank=0, world_size=1, num_workers=0, seed=0, batch_size=GLOBAL_BATCH
+    )
 
 
 @contextmanager
@@ -58,13 +75,15 @@ def read_epochs(factory: Factory, count: int, **arguments: Any) -> tuple[list[li
 def check_epochs(factory: Factory, **arguments: Any) -> str:
     """Check that each of two epochs has each frame once.
 
-    Either each pass of the loader is an epoch, or the passes are one stream, which the number of frames cuts into
-    epochs: the last batch of a pass then holds the first frames of the next epoch.
+    Either each pass of the loader is an epoch, or the passes are one stream, which the number of
+    frames cuts into epochs: the last batch of a pass then holds the first frames of the next epoch.
     """
     passes, ranks = read_epochs(factory, 2, **arguments)
     total = len(ranks.demo.frames)
     stream = [place for steps in passes for place in list_samples(steps)]
-    if len(stream) >= 2 * total and all(is_epoch(stream[i * total : (i + 1) * total], ranks.demo) for i in range(2)):
+    if len(stream) >= 2 * total and all(
+        is_epoch(stream[i * total : (i + 1) * total], ranks.demo) for i in range(2)
+    ):
         return f"{total} frames, each once, in 2 epochs"
     parts = [stream[:total]] if ranks.endless else [list_samples(steps) for steps in passes]
     for number, part in enumerate(parts):
@@ -87,7 +106,11 @@ def describe_coverage(places: list[Place], demo: DemoSet, begin: str = "") -> No
     foreign = [place for place in counts if place not in frames]
     facts = [
         f"{len(wrong)} {word} ({list_places(wrong)})"
-        for word, wrong in (("missing", missing), ("more than once", repeated), ("of no row", foreign))
+        for word, wrong in (
+            ("missing", missing),
+            ("more than once", repeated),
+            ("of no row", foreign),
+        )
         if wrong
     ]
     if facts:
@@ -193,10 +216,15 @@ def check_equal(first: list[Step], second: list[Step], words: str) -> str:
         raise Violation(f"{words}: {len(b)} batches, not {len(a)}")
     other = [i for i, (x, y) in enumerate(zip(a, b)) if x.places != y.places]
     if other:
-        raise Violation(f"{words}: {len(other)} of {len(a)} batches hold other frames, the first is number {other[0]}")
+        raise Violation(
+            f"{words}: {len(other)} of {len(a)} batches hold other frames, the first is number "
+            f"{other[0]}"
+        )
     other = [i for i, (x, y) in enumerate(zip(a, b)) if x.content != y.content]
     if other:
-        raise Violation(f"{words}: the same frames, but other values in {len(other)} of {len(a)} batches")
+        raise Violation(
+            f"{words}: the same frames, but other values in {len(other)} of {len(a)} batches"
+        )
     return f"{len(a)} batches, equal to the bit"
 
 

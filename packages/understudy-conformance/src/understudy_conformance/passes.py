@@ -36,8 +36,8 @@ Step = tuple[Batch | None, ...]
 class Ranks:
     """Loaders of all ranks, which read one epoch after the other.
 
-    A loader that ends is iterated again for the next epoch, after `set_epoch` if it has that. An endless loader
-    continues, and an epoch is as many samples as the dataset has.
+    A loader that ends is iterated again for the next epoch, after `set_epoch` if it has that. An
+    endless loader continues, and an epoch is as many samples as the dataset has.
 
     Args:
         factory: makes a loader of each rank.
@@ -46,12 +46,16 @@ class Ranks:
         arguments: of the factory; batch_size is that of one rank.
     """
 
-    def __init__(self, factory: Factory, demo: DemoSet, world_size: int = 1, **arguments: Any) -> None:
+    def __init__(
+        self, factory: Factory, demo: DemoSet, world_size: int = 1, **arguments: Any
+    ) -> None:
         self.demo = demo
         self.world_size = world_size
         self.epoch = 0
         shared = {"num_workers": 0, "seed": 0, "batch_size": GLOBAL_BATCH // world_size} | arguments
-        self.loaders = [factory(rank=rank, world_size=world_size, **shared) for rank in range(world_size)]
+        self.loaders = [
+            factory(rank=rank, world_size=world_size, **shared) for rank in range(world_size)
+        ]
         self._iterators: list[Iterator[Any]] = []
         self._resumed = self.endless = False
         self._ahead: list[Step] = []
@@ -96,7 +100,8 @@ class Ranks:
         return Batch(places, content, tuple(samples))
 
     def read_epoch(self) -> list[Step]:
-        """Return the steps of an epoch. An endless loader ends with the step that completes it; `endless` is then set.
+        """Return the steps of an epoch. An endless loader ends with the step that completes it;
+        `endless` is then set.
 
         The steps of endless loaders hold whole batches, so the last one may begin the next epoch.
         """
@@ -144,7 +149,9 @@ def count_samples(steps: list[Step]) -> int:
 
 def list_samples(steps: list[Step]) -> list[Place]:
     """Return the places of all samples, rank after rank in each step."""
-    return [place for step in steps for batch in step if batch is not None for place in batch.places]
+    return [
+        place for step in steps for batch in step if batch is not None for place in batch.places
+    ]
 
 
 def list_batches(steps: list[Step]) -> list[Batch]:

@@ -1,6 +1,8 @@
-"""Plugin of pytest: `pytest --lerobot-conformance loader=MODULE:FACTORY` adds one test per requirement.
+"""Plugin of pytest: `pytest --lerobot-conformance loader=MODULE:FACTORY` adds one test per
+requirement.
 
-Every session of pytest imports this module, so numpy and the requirements are imported where the option is used.
+Every session of pytest imports this module, so numpy and the requirements are imported where the
+option is used.
 """
 
 from collections.abc import Iterator
@@ -19,8 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     group = parser.getgroup("lerobot-conformance")
     text = "examine MODULE:FACTORY by the requirements of a subject; may be given several times"
-    group.addoption(OPTION, action="append", default=[], metavar="SUBJECT=MODULE:FACTORY", help=text)
-    group.addoption(f"{OPTION}-timeout", type=float, default=120, metavar="SECONDS", help="for one requirement")
+    group.addoption(
+        OPTION, action="append", default=[], metavar="SUBJECT=MODULE:FACTORY", help=text
+    )
+    group.addoption(
+        f"{OPTION}-timeout", type=float, default=120, metavar="SECONDS", help="for one requirement"
+    )
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -30,11 +36,15 @@ def pytest_collection(session: pytest.Session) -> None:
 
         subject, _, path = text.partition("=")
         if subject not in SUBJECTS or not path:
-            raise pytest.UsageError(f"{OPTION} {text}: give SUBJECT=MODULE:FACTORY, of {', '.join(SUBJECTS)}")
+            raise pytest.UsageError(
+                f"{OPTION} {text}: give SUBJECT=MODULE:FACTORY, of {', '.join(SUBJECTS)}"
+            )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    session: pytest.Session, items: list[pytest.Item]
+) -> Iterator[None]:
     """Add the tests behind all others."""
     for text in session.config.getoption(OPTION):
         from understudy_conformance.catalog import select_requirements
@@ -45,7 +55,9 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
         session.config.add_cleanup(examination.close)
         parent: Any = _Subject.from_parent(session, name=text)
         for requirement in select_requirements(subject):
-            item = _Item.from_parent(parent, name=requirement.number, requirement=requirement, examination=examination)
+            item = _Item.from_parent(
+                parent, name=requirement.number, requirement=requirement, examination=examination
+            )
             items.append(item)
     yield
 
@@ -60,7 +72,9 @@ class _Subject(pytest.Collector):
 class _Item(pytest.Item):
     """The test of one requirement."""
 
-    def __init__(self, *, requirement: "Requirement", examination: "Examination", **options: Any) -> None:
+    def __init__(
+        self, *, requirement: "Requirement", examination: "Examination", **options: Any
+    ) -> None:
         super().__init__(**options)
         self._requirement = requirement
         self._examination = examination
@@ -82,10 +96,18 @@ class _Item(pytest.Item):
             raise _Failed(f"{result.number}  {self._requirement.sentence}\n{result.facts}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        return str(excinfo.value) if isinstance(excinfo.value, _Failed) else str(super().repr_failure(excinfo, style))
+        return (
+            str(excinfo.value)
+            if isinstance(excinfo.value, _Failed)
+            else str(super().repr_failure(excinfo, style))
+        )
 
     def reportinfo(self) -> tuple[str, None, str]:
-        return self._requirement.number, None, f"{self._requirement.number}: {self._requirement.sentence}"
+        return (
+            self._requirement.number,
+            None,
+            f"{self._requirement.number}: {self._requirement.sentence}",
+        )
 
 
 class _Failed(Exception):

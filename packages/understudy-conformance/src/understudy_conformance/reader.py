@@ -1,7 +1,7 @@
 """Requirements of readers: `factory(root, episodes=None, delta_timestamps=None)` returns samples.
 
-A sample is a mapping under the dataset's keys. A reader with a length and `[i]` gives the frames in storage order;
-any other is iterated.
+A sample is a mapping under the dataset's keys. A reader with a length and `[i]` gives the frames in
+storage order; any other is iterated.
 """
 
 import json
@@ -77,8 +77,12 @@ def open_windows(factory: Factory, **options: Any) -> tuple[list[Sample], DemoSe
     return open_all(factory, delta_timestamps=seconds, **options)
 
 
-def check_places(samples: Iterable[Sample], demo: DemoSet, expected: list[tuple[int, int]], in_order: bool) -> str:
-    """Check that samples are the expected frames, each once, and by position also in storage order."""
+def check_places(
+    samples: Iterable[Sample], demo: DemoSet, expected: list[tuple[int, int]], in_order: bool
+) -> str:
+    """Check that samples are the expected frames, each once, and by position also in storage
+    order.
+    """
     places = [find_place(sample, demo) for sample in samples]
     counts = Counter(places)
     missing = [place for place in expected if place not in counts]
@@ -86,14 +90,21 @@ def check_places(samples: Iterable[Sample], demo: DemoSet, expected: list[tuple[
     foreign = [place for place in counts if place not in expected]
     facts = [
         f"{len(wrong)} {word} ({list_places(wrong)})"
-        for word, wrong in (("missing", missing), ("more than once", repeated), ("not chosen", foreign))
+        for word, wrong in (
+            ("missing", missing),
+            ("more than once", repeated),
+            ("not chosen", foreign),
+        )
         if wrong
     ]
     if facts:
         raise Violation(f"of {len(expected)} frames {', '.join(facts)}")
     if in_order and places != expected:
         first = next(i for i, (a, b) in enumerate(zip(places, expected)) if a != b)
-        raise Violation(f"sample {first} is {list_places([places[first]])}, not {list_places([expected[first]])}")
+        raise Violation(
+            f"sample {first} is {list_places([places[first]])}, not "
+            f"{list_places([expected[first]])}"
+        )
     return f"{len(expected)} frames, each once"
 
 
@@ -106,13 +117,17 @@ def check_places(samples: Iterable[Sample], demo: DemoSet, expected: list[tuple[
 def check_frames(factory: Factory) -> str:
     """Read the whole set."""
     samples, demo = open_all(factory)
-    return f"{demo.version}: {check_places(samples, demo, demo.frames, is_indexed(factory(root=root_of(demo))))}"
+    return (
+        f"{demo.version}: "
+        f"{check_places(samples, demo, demo.frames, is_indexed(factory(root=root_of(demo))))}"
+    )
 
 
 @require(
     "R-READ-02",
     "A position behind the last raises IndexError.",
-    "Python ends `for sample in reader` with it; without it the loop is endless, or reads another sample.",
+    "Python ends `for sample in reader` with it; without it the loop is endless, or reads another "
+    "sample.",
 )
 def check_end(factory: Factory) -> str:
     """Read behind the end."""
@@ -164,7 +179,8 @@ def check_task(factory: Factory) -> str:
 
 @require(
     "R-READ-06",
-    "The image of a sample is that of its row and camera, where several files hold several episodes each.",
+    "The image of a sample is that of its row and camera, where several files hold several "
+    "episodes each.",
     "An image of another moment is no error: the policy only gets worse.",
     "LeRobot #4524",
     "LeRobot #3080",
@@ -179,7 +195,8 @@ def check_image(factory: Factory) -> str:
 @require(
     "R-READ-07",
     "Images are RGB, integers of 0 to 255 or floats of 0 to 1, within 12 levels of those recorded.",
-    "Exchanged channels and limited range taken for full range train on other colors than the robot sees.",
+    "Exchanged channels and limited range taken for full range train on other colors than the "
+    "robot sees.",
 )
 def check_colors(factory: Factory) -> str:
     """Compare the blocks of images."""
@@ -195,7 +212,10 @@ def check_colors(factory: Factory) -> str:
 def check_window(factory: Factory) -> str:
     """Compare windows."""
     samples, demo = open_windows(factory)
-    facts = [compare_windows(samples, demo, key).conclude(f"steps of {key}") for key in ("action", demo.cameras[0])]
+    facts = [
+        compare_windows(samples, demo, key).conclude(f"steps of {key}")
+        for key in ("action", demo.cameras[0])
+    ]
     return ", ".join(facts)
 
 
@@ -221,7 +241,9 @@ def check_subset(factory: Factory) -> str:
     """Read two of the episodes."""
     factory.need("episodes")
     samples, demo = open_all(factory, episodes=list(SUBSET))
-    return check_places(samples, demo, [place for place in demo.frames if place[0] in SUBSET], False)
+    return check_places(
+        samples, demo, [place for place in demo.frames if place[0] in SUBSET], False
+    )
 
 
 @require(
@@ -289,7 +311,9 @@ def check_version(factory: Factory) -> str:
 
 
 def open_with_warnings(factory: Factory, root: Path) -> str:
-    """Return the refusal, or the warnings and log records that name a version; "" if there are none."""
+    """Return the refusal, or the warnings and log records that name a version; "" if there are
+    none.
+    """
     records: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -347,7 +371,8 @@ def check_v20(factory: Factory) -> str:
 
 @require(
     "R-READ-16",
-    "A missing video is an error; no sample of other content takes its place, and none is left out.",
+    "A missing video is an error; no sample of other content takes its place, and none is left "
+    "out.",
     "Frames that are skipped in silence are never learned.",
     "LeRobot #4237",
 )

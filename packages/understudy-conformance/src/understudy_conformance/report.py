@@ -25,7 +25,8 @@ def format_result(result: Result) -> str:
 def format_counts(results: Sequence[Result]) -> str:
     """Return how many passed, failed and do not apply."""
     counts = (
-        f"{sum(r.status == status for r in results)} {status}" for status in ("passed", "failed", "not applicable")
+        f"{sum(r.status == status for r in results)} {status}"
+        for status in ("passed", "failed", "not applicable")
     )
     return f"{', '.join(counts)} in {sum(r.seconds for r in results):.1f} s"
 
@@ -40,10 +41,17 @@ def format_requirements() -> str:
     """Return all requirements as tables of Markdown, one per subject."""
     lines = []
     for subject, word in SUBJECTS.items():
-        lines += [f"### {subject}", "", "| number | requirement | reason | threads |", "|---|---|---|---|"]
+        lines += [
+            f"### {subject}",
+            "",
+            "| number | requirement | reason | threads |",
+            "|---|---|---|---|",
+        ]
         for number, requirement in sorted(REQUIREMENTS.items()):
             if number.startswith(f"R-{word}-"):
                 threads = ", ".join(map(link_thread, requirement.threads))
-                lines.append(f"| {number} | {requirement.sentence} | {requirement.reason} | {threads} |")
+                lines.append(
+                    f"| {number} | {requirement.sentence} | {requirement.reason} | {threads} |"
+                )
         lines.append("")
     return "\n".join(lines)

@@ -17,11 +17,15 @@ class Violation(Exception):
 
 
 class NotApplicable(Exception):
-    """Why a requirement does not concern a subject: it takes no such argument, or refuses such data with an error."""
+    """Why a requirement does not concern a subject: it takes no such argument, or refuses such data
+    with an error.
+    """
 
 
 class FactoryError(Exception):
-    """The set-up is at fault: the factory cannot be imported, or its code needs a package that is missing."""
+    """The set-up is at fault: the factory cannot be imported, or its code needs a package that is
+    missing.
+    """
 
 
 class Factory:
@@ -46,7 +50,9 @@ class Factory:
 
     def __call__(self, **arguments: Any) -> Any:
         """Call the function."""
-        return self._function(**{name: value for name, value in arguments.items() if self._any or name in self._names})
+        return self._function(
+            **{name: value for name, value in arguments.items() if self._any or name in self._names}
+        )
 
     def need(self, *names: str) -> None:
         """Raise NotApplicable unless the function takes these arguments."""
@@ -98,7 +104,9 @@ class Requirement:
     @property
     def subject(self) -> str:
         """The key in `SUBJECTS` of this requirement."""
-        return next(name for name, prefix in SUBJECTS.items() if self.number.startswith(f"R-{prefix}-"))
+        return next(
+            name for name, prefix in SUBJECTS.items() if self.number.startswith(f"R-{prefix}-")
+        )
 
 
 SUBJECTS = {
@@ -150,7 +158,9 @@ class Result:
 
 def select_requirements(subject: str) -> list[Requirement]:
     """Return the requirements of a subject by number."""
-    numbers = sorted(number for number in REQUIREMENTS if number.startswith(f"R-{SUBJECTS[subject]}-"))
+    numbers = sorted(
+        number for number in REQUIREMENTS if number.startswith(f"R-{SUBJECTS[subject]}-")
+    )
     return [REQUIREMENTS[number] for number in numbers]
 
 
@@ -173,7 +183,8 @@ def examine(requirement: Requirement, factory: Factory) -> Result:
     except Exception as error:  # of foreign code
         status = "failed"
         facts = describe_error(error)
-    return Result(requirement.number, status, facts, round(time.monotonic() - begin, 3))  # type: ignore[arg-type]
+    seconds = round(time.monotonic() - begin, 3)
+    return Result(requirement.number, status, facts, seconds)  # type: ignore[arg-type]
 
 
 def describe_error(error: BaseException) -> str:
@@ -200,7 +211,9 @@ def require_packages(line: str) -> None:
     if re.search(r"\b(ModuleNotFoundError|ImportError)\b", line):
         module = re.search(r"No module named '(\w+)", line)
         command = f"`pip install {module[1]}`, or " if module else ""
-        raise FactoryError(f"{line}; {command}install the extra of the library that has the package")
+        raise FactoryError(
+            f"{line}; {command}install the extra of the library that has the package"
+        )
 
 
 def list_places(places: list[tuple[int, int]]) -> str:

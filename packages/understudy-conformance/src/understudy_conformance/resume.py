@@ -1,6 +1,7 @@
 """Requirements of resume: a loader (see `loader`) with `state_dict()` and `load_state_dict(state)`.
 
-`load_state_dict` is called on a fresh loader before it is iterated, and may return another loader in its place.
+`load_state_dict` is called on a fresh loader before it is iterated, and may return another loader
+in its place.
 """
 
 import pickle
@@ -16,7 +17,13 @@ from understudy_conformance.loader import (
     open_ranks,
 )
 from understudy_conformance.passes import Ranks, Step, list_samples
-from understudy_conformance.requirement import Factory, NotApplicable, Violation, describe_error, require
+from understudy_conformance.requirement import (
+    Factory,
+    NotApplicable,
+    Violation,
+    describe_error,
+    require,
+)
 from understudy_conformance.samples import Place
 
 
@@ -26,7 +33,9 @@ def store(states: list[Any]) -> list[Any]:
 
 
 def read_with_states(ranks: Ranks, count: int | None) -> tuple[list[Step], list[list[Any]]]:
-    """Read an epoch, or `count` steps of a stream, and return its steps and the states after each."""
+    """Read an epoch, or `count` steps of a stream, and return its steps and the states after
+    each.
+    """
     steps: list[Step] = []
     states: list[list[Any]] = []
     for step in islice(ranks.steps(), count):
@@ -36,7 +45,9 @@ def read_with_states(ranks: Ranks, count: int | None) -> tuple[list[Step], list[
 
 
 def probe(factory: Factory, epoch: int, **arguments: Any) -> tuple[list[Step], int | None]:
-    """Return the steps of an epoch, read without saving, and their number if the loader is endless."""
+    """Return the steps of an epoch, read without saving, and their number if the loader is
+    endless.
+    """
     with open_ranks(factory, **arguments) as ranks:
         for loader in ranks.loaders:
             if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
@@ -68,7 +79,9 @@ def check_positions(factory: Factory, epoch: int, **arguments: Any) -> str:
             wrong.append(position)
             first = first or str(violation)
     if wrong:
-        raise Violation(f"{len(wrong)} of {len(states) - 1} positions of epoch {epoch} differ; {first}")
+        raise Violation(
+            f"{len(wrong)} of {len(states) - 1} positions of epoch {epoch} differ; {first}"
+        )
     return f"{len(states) - 1} positions of epoch {epoch}"
 
 
@@ -137,8 +150,8 @@ def check_end(factory: Factory) -> str:
 
 @require(
     "R-RESUME-06",
-    "Resumed with another number of ranks, and again with the first, the epoch still has each frame once; or the "
-    "state is refused.",
+    "Resumed with another number of ranks, and again with the first, the epoch still has each "
+    "frame once; or the state is refused.",
     "A position counted in steps means another place when the global batch changes.",
     "LeRobot #3769",
 )
@@ -159,9 +172,13 @@ def check_worlds(factory: Factory) -> str:
                 try:
                     ranks.load([state] * world_size)
                 except Exception as error:  # of foreign code
-                    raise NotApplicable(f"a state of other ranks is refused: {describe_error(error)}") from error
+                    raise NotApplicable(
+                        f"a state of other ranks is refused: {describe_error(error)}"
+                    ) from error
             elif not hasattr(ranks.loaders[0], "state_dict"):
-                raise Violation(f"{type(ranks.loaders[0]).__name__} has no state_dict and load_state_dict")
+                raise Violation(
+                    f"{type(ranks.loaders[0]).__name__} has no state_dict and load_state_dict"
+                )
             places += list_samples(list(islice(ranks.steps(), 2 if stage < 2 else total)))
             state = store(ranks.save())[0]
             if stage == 2 and len(places) < 2 * total:

@@ -1,7 +1,8 @@
-"""Requirements of samplers: `factory(lengths, seed, epoch, rank, world_size)` returns frame numbers in storage order.
+"""Requirements of samplers: `factory(lengths, seed, epoch, rank, world_size)` returns frame numbers
+in storage order.
 
-`lengths` has the frames of each episode. A rank's sampler gives its share of an epoch. An endless one is read for as
-many numbers as an epoch has.
+`lengths` has the frames of each episode. A rank's sampler gives its share of an epoch. An endless
+one is read for as many numbers as an epoch has.
 """
 
 from collections import Counter
@@ -18,9 +19,13 @@ WORST_CLUSTERING = 2.0
 """Largest accepted ratio of pairs of one episode in a batch to those of a perfect shuffle."""
 
 
-def read_indices(factory: Factory, epoch: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0) -> list[int]:
+def read_indices(
+    factory: Factory, epoch: int = 0, rank: int = 0, world_size: int = 1, seed: int = 0
+) -> list[int]:
     """Return the numbers of an epoch; two epochs' numbers at most."""
-    sampler = factory(lengths=list(LENGTHS), seed=seed, epoch=epoch, rank=rank, world_size=world_size)
+    sampler = factory(
+        lengths=list(LENGTHS), seed=seed, epoch=epoch, rank=rank, world_size=world_size
+    )
     return [int(number) for number in islice(sampler, 2 * sum(LENGTHS))]
 
 
@@ -34,8 +39,13 @@ def check_once(numbers: list[int]) -> str:
         repeated = [number for number, count in counts.items() if count > 1]
         foreign = [number for number in counts if not 0 <= number < total]
         facts = [
-            f"{len(wrong)} {word} ({', '.join(map(str, wrong[:3]))}{', ...' if len(wrong) > 3 else ''})"
-            for word, wrong in (("missing", missing), ("more than once", repeated), ("out of range", foreign))
+            f"{len(wrong)} {word} "
+            f"({', '.join(map(str, wrong[:3]))}{', ...' if len(wrong) > 3 else ''})"
+            for word, wrong in (
+                ("missing", missing),
+                ("more than once", repeated),
+                ("out of range", foreign),
+            )
             if wrong
         ]
         if facts:
@@ -66,7 +76,10 @@ def check_ranks(factory: Factory) -> str:
     shares = [read_indices(factory, rank=rank, world_size=3)[: sum(LENGTHS)] for rank in range(3)]
     if all(len(share) == sum(LENGTHS) for share in shares):  # endless, or each rank has everything
         shares = [share[: sum(LENGTHS) // 3] for share in shares]
-    return f"{check_once([number for share in shares for number in share])}, {[len(share) for share in shares]}"
+    return (
+        f"{check_once([number for share in shares for number in share])}, "
+        f"{[len(share) for share in shares]}"
+    )
 
 
 @require(
@@ -116,9 +129,17 @@ def check_mixing(factory: Factory) -> str:
     pairs = sum(int(np.square(np.bincount(batch)).sum()) - BATCH for batch in batches)
     lengths = np.array(LENGTHS)
     total = sum(LENGTHS)
-    expected = len(batches) * BATCH * (BATCH - 1) * float((lengths * (lengths - 1)).sum()) / (total * (total - 1))
+    expected = (
+        len(batches)
+        * BATCH
+        * (BATCH - 1)
+        * float((lengths * (lengths - 1)).sum())
+        / (total * (total - 1))
+    )
     ratio = pairs / expected
-    facts = f"{ratio:.2f} times the pairs of one episode of a perfect shuffle, in batches of {BATCH}"
+    facts = (
+        f"{ratio:.2f} times the pairs of one episode of a perfect shuffle, in batches of {BATCH}"
+    )
     if ratio > WORST_CLUSTERING:
         raise Violation(facts)
     return facts

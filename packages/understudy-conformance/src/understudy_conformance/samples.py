@@ -1,4 +1,6 @@
-"""Samples and batches under test: their place, their columns, windows and images, against the known answers."""
+"""Samples and batches under test: their place, their columns, windows and images, against the known
+answers.
+"""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +17,9 @@ Place = tuple[int, int]
 WINDOW_STEPS = (-2, -1, 0, 1, 3)
 """Steps of the windows that are asked of a subject, in frames."""
 LEVEL_TOLERANCE = 12.0
-"""Largest error of an image block, in levels of 255. Limited and full range differ by 14 at the levels used."""
+"""Largest error of an image block, in levels of 255. Limited and full range differ by 14 at the
+levels used.
+"""
 
 
 def to_array(value: Any) -> NDArray[Any]:
@@ -32,7 +36,9 @@ def find_place(sample: Mapping[str, Any], demo: DemoSet) -> Place:
         Violation: the sample has none of these.
     """
     if "episode_index" in sample and "frame_index" in sample:
-        return int(to_array(sample["episode_index"]).item()), int(to_array(sample["frame_index"]).item())
+        return int(to_array(sample["episode_index"]).item()), int(
+            to_array(sample["frame_index"]).item()
+        )
     if "index" in sample:
         number = int(to_array(sample["index"]).item())
         return demo.frames[number] if 0 <= number < len(demo.frames) else (-1, number)
@@ -41,7 +47,8 @@ def find_place(sample: Mapping[str, Any], demo: DemoSet) -> Place:
             identity, _ = read_image(to_array(sample[key]))
             return identity[1:] if identity else (-1, -1)
     raise Violation(
-        f"a sample with the keys {', '.join(map(str, sample))} has neither episode_index and frame_index nor index"
+        f"a sample with the keys {', '.join(map(str, sample))} has neither episode_index and "
+        "frame_index nor index"
     )
 
 
@@ -59,8 +66,12 @@ def take(value: Any, row: int) -> Any:
 
 
 def has_rows(value: Any) -> bool:
-    """Return whether a value is a column; a text, a number or an array without dimensions is that of each row."""
-    return hasattr(value, "__len__") and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
+    """Return whether a value is a column; a text, a number or an array without dimensions is that
+    of each row.
+    """
+    return (
+        hasattr(value, "__len__") and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
+    )
 
 
 def checksum(sample: Mapping[str, Any]) -> int:
@@ -68,7 +79,11 @@ def checksum(sample: Mapping[str, Any]) -> int:
     total = 0
     for key in sorted(map(str, sample)):
         value = sample[key]
-        content = value.encode() if isinstance(value, str) else np.ascontiguousarray(to_array(value)).tobytes()
+        content = (
+            value.encode()
+            if isinstance(value, str)
+            else np.ascontiguousarray(to_array(value)).tobytes()
+        )
         total = zlib.crc32(content, zlib.crc32(key.encode(), total))
     return total
 
@@ -111,8 +126,12 @@ class Tally:
         return f"{self.compared} {noun}"
 
 
-def compare_columns(samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: Sequence[str]) -> Tally:
-    """Compare columns of samples with their rows. A float32 column may have been cast to another float and back."""
+def compare_columns(
+    samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: Sequence[str]
+) -> Tally:
+    """Compare columns of samples with their rows. A float32 column may have been cast to another
+    float and back.
+    """
     tally = Tally()
     for sample in samples:
         place = find_place(sample, demo)
@@ -122,8 +141,14 @@ def compare_columns(samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: S
         for key in keys:
             if key in sample:
                 actual = to_array(sample[key])
-                right = actual.size == truth[key].size and np.array_equal(actual.reshape(-1), truth[key].reshape(-1))
-                tally.add(place, right, f"{key} is {actual.reshape(-1).tolist()}, not {truth[key].tolist()}")
+                right = actual.size == truth[key].size and np.array_equal(
+                    actual.reshape(-1), truth[key].reshape(-1)
+                )
+                tally.add(
+                    place,
+                    right,
+                    f"{key} is {actual.reshape(-1).tolist()}, not {truth[key].tolist()}",
+                )
     return tally
 
 
@@ -134,12 +159,20 @@ def compare_tasks(samples: Iterable[Mapping[str, Any]], demo: DemoSet) -> Tally:
         place = find_place(sample, demo)
         if place in demo.frames and "task" in sample:
             truth = TASKS[demo.task_index(*place)]
-            tally.add(place, str(sample["task"]) == truth, f"task is {str(sample['task'])!r}, not {truth!r}")
+            tally.add(
+                place,
+                str(sample["task"]) == truth,
+                f"task is {str(sample['task'])!r}, not {truth!r}",
+            )
     return tally
 
 
-def compare_images(samples: Iterable[Mapping[str, Any]], demo: DemoSet, levels: bool = False) -> Tally:
-    """Compare the images of samples with those of their rows: whose they are, or with `levels` their colors."""
+def compare_images(
+    samples: Iterable[Mapping[str, Any]], demo: DemoSet, levels: bool = False
+) -> Tally:
+    """Compare the images of samples with those of their rows: whose they are, or with `levels`
+    their colors.
+    """
     tally = Tally()
     for sample in samples:
         place = find_place(sample, demo)
@@ -149,9 +182,15 @@ def compare_images(samples: Iterable[Mapping[str, Any]], demo: DemoSet, levels: 
             image = to_array(sample[key])
             identity, error = read_image(image[0] if image.ndim == 4 and len(image) == 1 else image)
             if levels:
-                tally.add(place, error <= LEVEL_TOLERANCE, f"{key} differs by {error:.0f} of 255 levels")
+                tally.add(
+                    place, error <= LEVEL_TOLERANCE, f"{key} differs by {error:.0f} of 255 levels"
+                )
             else:
-                shown = "no recorded image" if identity is None else "camera {} episode {} frame {}".format(*identity)
+                shown = (
+                    "no recorded image"
+                    if identity is None
+                    else "camera {} episode {} frame {}".format(*identity)
+                )
                 tally.add(place, identity == (camera, *place), f"{key} shows {shown}")
     return tally
 
@@ -162,7 +201,9 @@ def window_seconds(demo: DemoSet, keys: Iterable[str]) -> dict[str, list[float]]
 
 
 def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: str) -> Tally:
-    """Compare windows of a column or a camera with the rows at their times, where those lie inside the episode."""
+    """Compare windows of a column or a camera with the rows at their times, where those lie inside
+    the episode.
+    """
     tally = Tally()
     for sample in samples:
         episode, frame = place = find_place(sample, demo)
@@ -170,7 +211,11 @@ def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: st
             continue
         window = to_array(sample[key])
         if len(window) != len(WINDOW_STEPS):
-            tally.add(place, False, f"{key} has the shape {list(window.shape)}, for {len(WINDOW_STEPS)} steps")
+            tally.add(
+                place,
+                False,
+                f"{key} has the shape {list(window.shape)}, for {len(WINDOW_STEPS)} steps",
+            )
             continue
         for step, actual in zip(WINDOW_STEPS, window):
             if not 0 <= frame + step < demo.lengths[episode]:
@@ -178,7 +223,11 @@ def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: st
             if key in demo.cameras:
                 identity, _ = read_image(actual)
                 right = identity == (demo.cameras.index(key), episode, frame + step)
-                shown = "no recorded image" if identity is None else "camera {} episode {} frame {}".format(*identity)
+                shown = (
+                    "no recorded image"
+                    if identity is None
+                    else "camera {} episode {} frame {}".format(*identity)
+                )
             else:
                 truth = values(episode, frame + step)[key]
                 right = np.array_equal(actual.reshape(-1), truth)
@@ -187,7 +236,9 @@ def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: st
     return tally
 
 
-def compare_padding(samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: Iterable[str]) -> Tally:
+def compare_padding(
+    samples: Iterable[Mapping[str, Any]], demo: DemoSet, keys: Iterable[str]
+) -> Tally:
     """Compare `<key>_is_pad` of samples with the steps outside their episode."""
     tally = Tally()
     keys = tuple(keys)

@@ -1,4 +1,5 @@
-"""Requirements of seeds: `factory(root, seed)` returns an iterable of anything, such as batches or numbers.
+"""Requirements of seeds: `factory(root, seed)` returns an iterable of anything, such as batches or
+numbers.
 
 The first 64 items are compared.
 """
@@ -15,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from understudy_conformance.requirement import Factory, NotApplicable, Violation, require, require_packages
+from understudy_conformance.requirement import (
+    Factory,
+    NotApplicable,
+    Violation,
+    require,
+    require_packages,
+)
 from understudy_conformance.samples import checksum, to_array
 from understudy_conformance.sets import root_of
 
@@ -49,7 +56,11 @@ def check_differ(factory: Factory) -> str:
     items = {seed: read_items(factory, seed) for seed in (0, 1, 2, 42)}
     equal = [(a, b) for a in items for b in items if a < b and items[a] == items[b]]
     if equal:
-        raise Violation("; ".join(f"seeds {a} and {b} give the same {len(items[a])} items" for a, b in equal[:3]))
+        raise Violation(
+            "; ".join(
+                f"seeds {a} and {b} give the same {len(items[a])} items" for a, b in equal[:3]
+            )
+        )
     return f"{len(items[0])} items of each"
 
 

@@ -1,8 +1,9 @@
-"""Small LeRobot datasets with known answers, shipped in `datasets/` and unpacked into a temporary folder.
+"""Small LeRobot datasets with known answers, shipped in `datasets/` and unpacked into a temporary
+folder.
 
-Values are formulas of (episode, frame), exact in the dtype of their feature. An image shows 16 square blocks of 16
-pixels: 15 are bits (dark 40, bright 215) of camera, episode, frame and a check sum, and the last is red. Bits survive
-lossy video coding.
+Values are formulas of (episode, frame), exact in the dtype of their feature. An image shows 16
+square blocks of 16 pixels: 15 are bits (dark 40, bright 215) of camera, episode, frame and a check
+sum, and the last is red. Bits survive lossy video coding.
 """
 
 import atexit
@@ -62,7 +63,11 @@ class DemoSet:
     @property
     def frames(self) -> list[tuple[int, int]]:
         """(episode, frame) in storage order."""
-        return [(episode, frame) for episode, length in enumerate(self.lengths) for frame in range(length)]
+        return [
+            (episode, frame)
+            for episode, length in enumerate(self.lengths)
+            for frame in range(length)
+        ]
 
     def timestamp(self, episode: int, frame: int) -> float:
         """Seconds of a row since the start of its episode."""
@@ -75,7 +80,9 @@ class DemoSet:
     def unpack(self, folder: Path) -> Path:
         """Write the files of the dataset into a new folder inside `folder`."""
         root = folder / self.name
-        with zipfile.ZipFile(str(files("understudy_conformance") / "datasets" / f"{self.name}.zip")) as archive:
+        with zipfile.ZipFile(
+            str(files("understudy_conformance") / "datasets" / f"{self.name}.zip")
+        ) as archive:
             archive.extractall(root)
         return root
 
@@ -95,7 +102,9 @@ def values(episode: int, frame: int) -> dict[str, NDArray[Any]]:
     e = float(episode)
     f = float(frame)
     return {
-        "observation.state": np.array([e + f / 64, -f / 4, (7 * e * e + 3 * f) % 11 / 8, 10_000 + f % 3], np.float32),
+        "observation.state": np.array(
+            [e + f / 64, -f / 4, (7 * e * e + 3 * f) % 11 / 8, 10_000 + f % 3], np.float32
+        ),
         "observation.gripper": np.array([f % 2], np.float32),
         "observation.clock": np.array([1.7e9 + 100 * e + f / 32 + 2.0**-12], np.float64),
         "action": np.array([f / 8 - e, (e + f) % 5 / 4], np.float32),
@@ -103,7 +112,9 @@ def values(episode: int, frame: int) -> dict[str, NDArray[Any]]:
 
 
 def paint(camera: int, episode: int, frame: int) -> NDArray[np.uint8]:
-    """Return the uint8 (64, 64, 3) image of a camera in a row; camera < 2, episode < 16, frame < 64."""
+    """Return the uint8 (64, 64, 3) image of a camera in a row; camera < 2, episode < 16, frame <
+    64.
+    """
     number = camera << 10 | episode << 6 | frame
     number |= number * 7 % 13 << 11
     image = np.empty((SIDE, SIDE, 3), np.uint8)
@@ -115,7 +126,8 @@ def paint(camera: int, episode: int, frame: int) -> NDArray[np.uint8]:
 
 
 def read_image(image: Any) -> tuple[tuple[int, int, int] | None, float]:
-    """Return (camera, episode, frame) of an image, None if it shows none, and its largest error in levels of 255.
+    """Return (camera, episode, frame) of an image, None if it shows none, and its largest error in
+    levels of 255.
 
     Args:
         image: (H, W, 3) or (3, H, W), square, integers of 0..255 or floats of 0..1.
@@ -129,7 +141,9 @@ def read_image(image: Any) -> tuple[tuple[int, int, int] | None, float]:
     rows, columns = (np.linspace(0, size, 17).astype(int) for size in levels.shape[:2])
     blocks = np.array(
         [
-            levels[rows[4 * y + 1] : rows[4 * y + 3], columns[4 * x + 1] : columns[4 * x + 3]].mean((0, 1))
+            levels[rows[4 * y + 1] : rows[4 * y + 3], columns[4 * x + 1] : columns[4 * x + 3]].mean(
+                (0, 1)
+            )
             for y in range(4)
             for x in range(4)
         ]
@@ -160,4 +174,6 @@ def root_of(demo: DemoSet) -> Path:
 
 def copy_of(demo: DemoSet, name: str) -> Path:
     """Return a new copy of a set, which a requirement may damage."""
-    return Path(shutil.copytree(root_of(demo), Path(tempfile.mkdtemp(dir=temporary_folder())) / name))
+    return Path(
+        shutil.copytree(root_of(demo), Path(tempfile.mkdtemp(dir=temporary_folder())) / name)
+    )

@@ -1,4 +1,5 @@
-"""Requirements of statistics: `factory(root)` returns feature -> {"min", "max", "mean", "std"} and more.
+"""Requirements of statistics: `factory(root)` returns feature -> {"min", "max", "mean", "std"} and
+more.
 
 They may be computed or recorded ones.
 """
@@ -14,7 +15,8 @@ from understudy_conformance.samples import to_array
 from understudy_conformance.sets import FEATURES, DemoSet, paint, root_of, values
 
 IMAGE_TOLERANCE = 0.02
-"""Largest error of the mean and std of a camera, of 1: lossy coding, and frames that are left out."""
+"""Largest error of the mean and std of a camera, of 1: lossy coding, and frames that are left out.
+"""
 RELATIVE = 1e-6
 """Largest relative error of a float32 feature."""
 
@@ -47,7 +49,9 @@ def compare(factory: Factory, keys: list[str], names: tuple[str, ...], relative:
             truth = getattr(rows, name)(0)
             actual = to_array(statistics[key][name]).astype(np.float64).reshape(-1)
             count += 1
-            if actual.shape != truth.shape or not np.allclose(actual, truth, rtol=relative, atol=relative):
+            if actual.shape != truth.shape or not np.allclose(
+                actual, truth, rtol=relative, atol=relative
+            ):
                 faults.append(f"{name} of {key} is {actual.tolist()}, not {truth.tolist()}")
     if faults:
         raise Violation("; ".join(faults[:3]))
@@ -58,13 +62,17 @@ def compare(factory: Factory, keys: list[str], names: tuple[str, ...], relative:
 
 @require(
     "R-STAT-01",
-    "Means and standard deviations are those of the rows to 1e-6, also of small motion around a large mean.",
-    "The difference of two large squares erases the standard deviation; the normalized values explode.",
+    "Means and standard deviations are those of the rows to 1e-6, also of small motion around a "
+    "large mean.",
+    "The difference of two large squares erases the standard deviation; the normalized values "
+    "explode.",
     "LeRobot #4704",
 )
 def check_moments(factory: Factory) -> str:
     """Compare float32 features; one dimension varies by 1 around 10,000."""
-    return compare(factory, ["observation.state", "action", "observation.gripper"], ("mean", "std"), RELATIVE)
+    return compare(
+        factory, ["observation.state", "action", "observation.gripper"], ("mean", "std"), RELATIVE
+    )
 
 
 @require(
@@ -74,7 +82,9 @@ def check_moments(factory: Factory) -> str:
 )
 def check_ranges(factory: Factory) -> str:
     """Compare float32 features."""
-    return compare(factory, ["observation.state", "action", "observation.gripper"], ("min", "max"), 0)
+    return compare(
+        factory, ["observation.state", "action", "observation.gripper"], ("min", "max"), 0
+    )
 
 
 @require(
@@ -93,7 +103,9 @@ def check_double(factory: Factory) -> str:
     truth = {"min": rows.min(), "max": rows.max(), "mean": rows.mean()}
     actual = {name: float(to_array(statistics[key][name]).reshape(-1)[0]) for name in truth}
     wrong = [
-        f"{name} is {actual[name]!r}, not {truth[name]!r}" for name in truth if abs(actual[name] - truth[name]) > 1e-3
+        f"{name} is {actual[name]!r}, not {truth[name]!r}"
+        for name in truth
+        if abs(actual[name] - truth[name]) > 1e-3
     ]
     if wrong:
         raise Violation("; ".join(wrong))
@@ -156,7 +168,10 @@ def check_quantiles(factory: Factory) -> str:
             high = np.quantile(rows, share, axis=0, method="higher") + span
             actual = to_array(statistics[key][name]).astype(np.float64).reshape(-1)
             if actual.shape != low.shape or ((actual < low) | (actual > high)).any():
-                faults.append(f"{name} of {key} is {actual.tolist()}, not in {low.tolist()} to {high.tolist()}")
+                faults.append(
+                    f"{name} of {key} is {actual.tolist()}, not in {low.tolist()} to "
+                    f"{high.tolist()}"
+                )
     if faults:
         raise Violation("; ".join(faults[:2]))
     if not count:

@@ -1,7 +1,7 @@
 """Requirements of weights: `factory()` returns a model that saves and loads a folder.
 
-It has `state_dict()` (name -> array), `save(folder, state)`, which writes these arrays as a checkpoint, and
-`load(folder)`, which returns the `state_dict()` of the model that was loaded.
+It has `state_dict()` (name -> array), `save(folder, state)`, which writes these arrays as a
+checkpoint, and `load(folder)`, which returns the `state_dict()` of the model that was loaded.
 """
 
 import tempfile
@@ -46,11 +46,17 @@ def expect_error(model: Any, folder: Path, fault: str) -> str:
 
 
 def find_weights(model: Any, folder: Path, state: State) -> Path:
-    """Return the largest file of a checkpoint that another save with other weights makes different."""
+    """Return the largest file of a checkpoint that another save with other weights makes
+    different.
+    """
     other = Path(tempfile.mkdtemp(dir=temporary_folder()))
     model.save(other, {name: value + 1 for name, value in state.items()})
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    changed = [path for path in paths if path.read_bytes() != (other / path.relative_to(folder)).read_bytes()]
+    changed = [
+        path
+        for path in paths
+        if path.read_bytes() != (other / path.relative_to(folder)).read_bytes()
+    ]
     return max(changed, key=lambda path: path.stat().st_size)
 
 
@@ -67,7 +73,8 @@ def check_round_trip(factory: Factory) -> str:
     wrong = [
         name
         for name, value in state.items()
-        if name not in loaded or not np.array_equal(to_array(loaded[name]).astype(np.float32), value)
+        if name not in loaded
+        or not np.array_equal(to_array(loaded[name]).astype(np.float32), value)
     ]
     if wrong:
         raise Violation(f"{len(wrong)} of {len(state)} tensors differ: {', '.join(wrong[:3])}")
@@ -107,7 +114,9 @@ def check_missing_tensor(factory: Factory) -> str:
 )
 def check_other_names(factory: Factory) -> str:
     """Rename all tensors."""
-    model, folder, _ = save_state(factory, lambda state: {f"other.{name}": value for name, value in state.items()})
+    model, folder, _ = save_state(
+        factory, lambda state: {f"other.{name}": value for name, value in state.items()}
+    )
     return expect_error(model, folder, "other names")
 
 

@@ -1,7 +1,8 @@
 """A process that examines one factory: `python -m understudy_conformance.worker MODULE:FACTORY`.
 
-It reads numbers of requirements from stdin, and answers each with a line of JSON. Its first line says whether the
-factory could be imported. A package that is missing is an "error", too. Other output goes to stderr.
+It reads numbers of requirements from stdin, and answers each with a line of JSON. Its first line
+says whether the factory could be imported. A package that is missing is an "error", too. Other
+output goes to stderr.
 """
 
 import importlib

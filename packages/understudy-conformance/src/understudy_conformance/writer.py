@@ -1,8 +1,9 @@
-"""Requirements of writers: `factory(root, episodes, features, fps)` writes a dataset into a new folder.
+"""Requirements of writers: `factory(root, episodes, features, fps)` writes a dataset into a new
+folder.
 
-`episodes` has a list of frames per episode, each a mapping of the features and of `task`; images are uint8
-(256, 256, 3). The result is read with pyarrow and PyAV (`understudy-conformance[writer]`), not by the code under
-test.
+`episodes` has a list of frames per episode, each a mapping of the features and of `task`; images
+are uint8 (256, 256, 3). The result is read with pyarrow and PyAV
+(`understudy-conformance[writer]`), not by the code under test.
 """
 
 import json
@@ -14,7 +15,16 @@ import numpy as np
 
 from understudy_conformance.requirement import Factory, Violation, list_places, require
 from understudy_conformance.samples import compare_images
-from understudy_conformance.sets import FEATURES, SIDE, TASKS, V30, DemoSet, paint, temporary_folder, values
+from understudy_conformance.sets import (
+    FEATURES,
+    SIDE,
+    TASKS,
+    V30,
+    DemoSet,
+    paint,
+    temporary_folder,
+    values,
+)
 
 SCALE = 4
 """Enlargement of the images: fast AV1 encoders lose whole blocks of 16 pixels."""
@@ -23,8 +33,14 @@ WRITTEN = DemoSet("written", "v3.0", (6, 1, 9, 4, 7), V30.cameras)
 
 def make_features() -> dict[str, Any]:
     """Return the features as in info.json."""
-    features: dict[str, Any] = {key: {"dtype": d, "shape": s, "names": None} for key, (d, s) in FEATURES.items()}
-    image = {"dtype": "video", "shape": (SCALE * SIDE, SCALE * SIDE, 3), "names": ["height", "width", "channels"]}
+    features: dict[str, Any] = {
+        key: {"dtype": d, "shape": s, "names": None} for key, (d, s) in FEATURES.items()
+    }
+    image = {
+        "dtype": "video",
+        "shape": (SCALE * SIDE, SCALE * SIDE, 3),
+        "names": ["height", "width", "channels"],
+    }
     return features | dict.fromkeys(WRITTEN.cameras, image)
 
 
@@ -42,7 +58,9 @@ def write(factory: Factory) -> "Written":
     if not isinstance(factory.kept, Written):
         root = Path(tempfile.mkdtemp(dir=temporary_folder())) / "written"
         lengths = enumerate(WRITTEN.lengths)
-        episodes = [[make_frame(episode, frame) for frame in range(length)] for episode, length in lengths]
+        episodes = [
+            [make_frame(episode, frame) for frame in range(length)] for episode, length in lengths
+        ]
         factory(root=root, episodes=episodes, features=make_features(), fps=WRITTEN.fps)
         factory.kept = Written(root)
     return factory.kept
@@ -66,10 +84,15 @@ class Written:
         files = sorted((root / "data").rglob("*.parquet"))
         self.rows: Any = pa.concat_tables([pq.read_table(path) for path in files])
         if self.is_v3:
-            tables = [pq.read_table(path).to_pylist() for path in sorted((root / "meta/episodes").rglob("*.parquet"))]
+            tables = [
+                pq.read_table(path).to_pylist()
+                for path in sorted((root / "meta/episodes").rglob("*.parquet"))
+            ]
             self.episodes = [row for table in tables for row in table]
         else:
-            self.episodes = [json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()]
+            self.episodes = [
+                json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()
+            ]
 
     def column(self, key: str) -> Any:
         """Return a column as an array (n, ...)."""
@@ -80,21 +103,31 @@ class Written:
         """Return the texts by task_index."""
         if self.is_v3:
             rows = self._pq.read_table(self.root / "meta/tasks.parquet").to_pylist()
-            return {row["task_index"]: next(v for v in row.values() if isinstance(v, str)) for row in rows}
+            return {
+                row["task_index"]: next(v for v in row.values() if isinstance(v, str))
+                for row in rows
+            }
         lines = (self.root / "meta/tasks.jsonl").read_text().splitlines()
         return {(row := json.loads(line))["task_index"]: row["task"] for line in lines}
 
     def images(self, key: str, episode: int) -> list[Any]:
-        """Return the frames of an episode, uint8 (256, 256, 3), from the start of it in its video."""
+        """Return the frames of an episode, uint8 (256, 256, 3), from the start of it in its
+        video.
+        """
         import av
 
         row = next(row for row in self.episodes if row["episode_index"] == episode)
-        names = {"episode_chunk": episode // self.info.get("chunks_size", 1000), "episode_index": episode}
+        names = {
+            "episode_chunk": episode // self.info.get("chunks_size", 1000),
+            "episode_index": episode,
+        }
         start = 0.0
         if self.is_v3:
             names = {name: row[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
             start = row[f"videos/{key}/from_timestamp"]
-        with av.open(str(self.root / self.info["video_path"].format(video_key=key, **names))) as container:
+        with av.open(
+            str(self.root / self.info["video_path"].format(video_key=key, **names))
+        ) as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         first = round(start * WRITTEN.fps)
         return frames[first : first + row["length"]]
@@ -108,9 +141,19 @@ class Written:
 def check_totals(factory: Factory) -> str:
     """Compare counts."""
     dataset = write(factory)
-    truth = {"total_episodes": len(WRITTEN.lengths), "total_frames": sum(WRITTEN.lengths), "fps": WRITTEN.fps}
-    wrong = [f"{name} is {dataset.info.get(name)}, not {n}" for name, n in truth.items() if dataset.info.get(name) != n]
-    lengths = [row["length"] for row in sorted(dataset.episodes, key=lambda row: row["episode_index"])]
+    truth = {
+        "total_episodes": len(WRITTEN.lengths),
+        "total_frames": sum(WRITTEN.lengths),
+        "fps": WRITTEN.fps,
+    }
+    wrong = [
+        f"{name} is {dataset.info.get(name)}, not {n}"
+        for name, n in truth.items()
+        if dataset.info.get(name) != n
+    ]
+    lengths = [
+        row["length"] for row in sorted(dataset.episodes, key=lambda row: row["episode_index"])
+    ]
     if lengths != list(WRITTEN.lengths):
         wrong.append(f"lengths are {lengths}, not {list(WRITTEN.lengths)}")
     if len(dataset.rows) != sum(WRITTEN.lengths):
@@ -141,7 +184,8 @@ def check_rows(factory: Factory) -> str:
 
 @require(
     "R-WRITE-03",
-    "index counts rows, frame_index and episode_index their place, and timestamp is frame_index / fps.",
+    "index counts rows, frame_index and episode_index their place, and timestamp is frame_index / "
+    "fps.",
     "Readers find rows and images by them.",
 )
 def check_indices(factory: Factory) -> str:
@@ -149,7 +193,11 @@ def check_indices(factory: Factory) -> str:
     dataset = write(factory)
     episode, frame = np.array(WRITTEN.frames).T
     truth = {"index": np.arange(len(episode)), "episode_index": episode, "frame_index": frame}
-    wrong = [key for key, numbers in truth.items() if not np.array_equal(dataset.column(key)[:, 0], numbers)]
+    wrong = [
+        key
+        for key, numbers in truth.items()
+        if not np.array_equal(dataset.column(key)[:, 0], numbers)
+    ]
     if not np.allclose(dataset.column("timestamp")[:, 0], frame / WRITTEN.fps, atol=1e-4, rtol=0):
         wrong.append("timestamp")
     if wrong:
@@ -187,7 +235,9 @@ def check_tasks(factory: Factory) -> str:
     dataset = write(factory)
     texts = dataset.tasks()
     numbers = dataset.column("task_index")[:, 0].tolist()
-    wrong = [p for p, n in zip(WRITTEN.frames, numbers) if texts.get(n) != TASKS[WRITTEN.task_index(*p)]]
+    wrong = [
+        p for p, n in zip(WRITTEN.frames, numbers) if texts.get(n) != TASKS[WRITTEN.task_index(*p)]
+    ]
     if wrong:
         raise Violation(f"task of {len(wrong)} rows: {list_places(wrong)}")
     return f"{len(texts)} texts"

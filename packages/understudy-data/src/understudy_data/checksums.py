@@ -1,8 +1,10 @@
-"""SHA-256 of the files of a folder, stored next to them, so that a reader of a whole file notices a changed bit.
+"""SHA-256 of the files of a folder, stored next to them, so that a reader of a whole file notices a
+changed bit.
 
-The file `understudy.sha256` has a line "<64 digits>  <path>" for each file; `sha256sum -c understudy.sha256` checks
-them by hand. Texts for people (README.md) have no line: users and the hub edit them, and no program reads them. A file
-without a line is not compared, so a user who changes a file on purpose removes its line.
+The file `understudy.sha256` has a line "<64 digits>  <path>" for each file;
+`sha256sum -c understudy.sha256` checks them by hand. Texts for people (README.md) have no line:
+users and the hub edit them, and no program reads them. A file without a line is not compared, so a
+user who changes a file on purpose removes its line.
 """
 
 import hashlib
@@ -31,14 +33,17 @@ class ChecksumError(UnderstudyError, ValueError):
         self.expected = expected
         self.actual = actual
         differ = (
-            f"its sha256 is {actual}, and was {expected}" if actual else f"it is missing; its sha256 was {expected}"
+            f"its sha256 is {actual}, and was {expected}"
+            if actual
+            else f"it is missing; its sha256 was {expected}"
         )
         edited = f"if you changed it yourself, remove its line from {FILE}"
         if not expected:
             differ = "it is no list of checksums"
             edited = "remove it if you changed it yourself"
         super().__init__(
-            f"{path} was changed after it was written ({differ}); copy, export or pull it again, or, {edited}"
+            f"{path} was changed after it was written ({differ}); copy, export or pull it again, "
+            f"or, {edited}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -53,7 +58,9 @@ def file_sha256(path: Path) -> str:
 
 def write_checksums(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> None:
     """Write the checksums of all files below a folder; `sha256` as in `check_checksums`."""
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
     for name in (FILE, FOR_PEOPLE):
         files.pop(name, None)
     lines = [f"{sha256(path)}  {name}\n" for name, path in sorted(files.items())]
@@ -61,7 +68,8 @@ def write_checksums(folder: Path, sha256: Callable[[Path], str] = file_sha256) -
 
 
 def check_checksums(folder: Path) -> None:
-    """Compare the files of a folder with their checksums; one without `understudy.sha256` is not compared.
+    """Compare the files of a folder with their checksums; one without `understudy.sha256` is not
+    compared.
 
     Raises:
         ChecksumError: a file is missing or was changed. OSError: it cannot be read.

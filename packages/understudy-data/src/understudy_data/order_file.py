@@ -1,8 +1,10 @@
-"""Order files: the samples of consecutive positions as the rows of a parquet file, written and read by row groups.
+"""Order files: the samples of consecutive positions as the rows of a parquet file, written and read
+by row groups.
 
-An exported file has the columns of `SCHEMA`, sorted by position, and facts under `KEY` in its metadata: the order, the
-datasets with digests, the batch size, a digest of each row group, and a seal over all of that. A file of other tools
-has episode and frame (or LeRobot's episode_index and frame_index), and may have dataset and step.
+An exported file has the columns of `SCHEMA`, sorted by position, and facts under `KEY` in its
+metadata: the order, the datasets with digests, the batch size, a digest of each row group, and a
+seal over all of that. A file of other tools has episode and frame (or LeRobot's episode_index and
+frame_index), and may have dataset and step.
 """
 
 import hashlib
@@ -43,15 +45,20 @@ _OTHER_NAMES = {"episode_index": "episode", "frame_index": "frame"}
 _MOST_BYTES = (32, 1024)  # of a number and of a name, as they are stored
 _MOST_ROWS = 1 << 22  # of a row group, which is read whole
 STRIDE = 1 << 32  # of episodes in packed frames
-_MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, STRIDE, STRIDE, np.inf)  # limits of the columns of `SCHEMA`
+# limits of the columns of `SCHEMA`
+_MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, STRIDE, STRIDE, np.inf)
 _CACHE = 64 << 20  # bytes of the row groups that stay in memory
 
 
 class Samples(NamedTuple):
-    """Samples at rising positions: arrays (n,), int64 but for `rank` (int32) and `weight` (float32)."""
+    """Samples at rising positions: arrays (n,), int64 but for `rank` (int32) and `weight`
+    (float32).
+    """
 
     step: np.ndarray
-    """Step of each sample, from 0: a batch size B that never changes puts position p into step p // B."""
+    """Step of each sample, from 0: a batch size B that never changes puts position p into step p //
+    B.
+    """
     position: np.ndarray
     rank: np.ndarray
     """Rank that makes it."""
@@ -76,7 +83,9 @@ def _digest(*parts: Any) -> str:
 
 
 def lengths_digest(source: Any, last: int | None = None) -> str:
-    """Return "LAST DIGEST" of a dataset's or catalog's episode ids and lengths up to an id; "" without a catalog."""
+    """Return "LAST DIGEST" of a dataset's or catalog's episode ids and lengths up to an id; ""
+    without a catalog.
+    """
     episodes = getattr(getattr(source, "catalog", source), "episodes", None)
     if episodes is None:
         return ""
@@ -86,14 +95,20 @@ def lengths_digest(source: Any, last: int | None = None) -> str:
 
 
 def dataset_facts(source: Any) -> dict[str, str]:
-    """Return what an order file states of a dataset: `lengths_digest`, and `version` and `address` of what was read."""
+    """Return what an order file states of a dataset: `lengths_digest`, and `version` and `address`
+    of what was read.
+    """
     files = getattr(getattr(source, "catalog", None), "files", None)
-    version, address = (files.version_read, files.version_address) if files is not None else ("", "")
+    version, address = (
+        (files.version_read, files.version_address) if files is not None else ("", "")
+    )
     return {"lengths": lengths_digest(source), "version": version, "address": address}
 
 
 def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) -> np.ndarray:
-    """Row of the segment that holds each frame, int64 (n,), -1 where none does; segments do not overlap."""
+    """Row of the segment that holds each frame, int64 (n,), -1 where none does; segments do not
+    overlap.
+    """
     order = np.lexsort((segments[:, 2], segments[:, 1], segments[:, 0]))
     begins = segments[order, 0] * STRIDE + segments[order, 1]
     row = order[np.searchsorted(begins, episode * STRIDE + frame, side="right") - 1]
@@ -102,12 +117,16 @@ def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) 
 
 
 def _name_numbers(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
-    """Return the names of a column of a dictionary type in sequence of appearance, and the number of each row (n,).
+    """Return the names of a column of a dictionary type in sequence of appearance, and the number
+    of each row (n,).
 
-    The names of the rows are never written out: together they may be a thousand times as large as the file.
+    The names of the rows are never written out: together they may be a thousand times as large as
+    the file.
     """
     array = column.unify_dictionaries().combine_chunks()
-    entries, first, numbers = np.unique(array.indices.to_numpy(), return_index=True, return_inverse=True)
+    entries, first, numbers = np.unique(
+        array.indices.to_numpy(), return_index=True, return_inverse=True
+    )
     by_row = np.argsort(first)
     place = np.empty(len(entries), np.int64)
     place[by_row] = np.arange(len(entries))
@@ -120,21 +139,40 @@ def _is_count(value: object, least: int) -> bool:
 
 def _are_datasets(value: object) -> bool:
     entries = value if isinstance(value, list) else [None]
-    texts = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in ("name", "lengths")]
-    texts += [entry.get(name, "") for entry in entries if isinstance(entry, dict) for name in ("version", "address")]
-    return len(texts) == 4 * len(entries) and all(isinstance(text, str) for text in texts) and bool(entries)
+    texts = [
+        entry.get(name)
+        for entry in entries
+        if isinstance(entry, dict)
+        for name in ("name", "lengths")
+    ]
+    texts += [
+        entry.get(name, "")
+        for entry in entries
+        if isinstance(entry, dict)
+        for name in ("version", "address")
+    ]
+    return (
+        len(texts) == 4 * len(entries)
+        and all(isinstance(text, str) for text in texts)
+        and bool(entries)
+    )
 
 
 _FACTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "start": (lambda value: _is_count(value, 0), "it is a position from 0"),
-    "batch": (lambda value: value is None or _is_count(value, 1), "it is a number of samples, or null"),
+    "batch": (
+        lambda value: value is None or _is_count(value, 1),
+        "it is a number of samples, or null",
+    ),
     "datasets": (_are_datasets, "it is a list with name and lengths of each dataset"),
 }
 """Fact of an exported file -> check of its value, and the rule in words."""
 
 
 def _seal(facts: Mapping[str, Any]) -> str:
-    return _digest(json.dumps({name: facts[name] for name in sorted(facts) if name != "seal"}).encode())
+    return _digest(
+        json.dumps({name: facts[name] for name in sorted(facts) if name != "seal"}).encode()
+    )
 
 
 def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping[str, Any]) -> None:
@@ -143,7 +181,8 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
     Args:
         path: a new file.
         blocks: samples at consecutive positions; each becomes a row group.
-        facts: `datasets`, a list with the `name` of each; `start`, the first position; `batch`; and others.
+        facts: `datasets`, a list with the `name` of each; `start`, the first position; `batch`; and
+            others.
 
     Raises:
         ConfigError: something is at `path`. FileExistsError: something appeared there meanwhile.
@@ -151,10 +190,15 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
     refuse_existing(path, "order file", None)
     names = pa.array([dataset["name"] for dataset in facts["datasets"]])
     digests = []
-    with replace_file(Path(path), is_new=True) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+    with (
+        replace_file(Path(path), is_new=True) as draft,
+        pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer,
+    ):
         for block in blocks:
             columns = dict(zip(SCHEMA.names, block))
-            columns["dataset"] = pa.DictionaryArray.from_arrays(block.source.astype(np.int32), names)
+            columns["dataset"] = pa.DictionaryArray.from_arrays(
+                block.source.astype(np.int32), names
+            )
             writer.write_table(pa.table(columns, SCHEMA), row_group_size=len(block.step))
             digests.append(block.digest)
         whole = json.loads(json.dumps({"format": FORMAT, **facts, "digests": digests}))
@@ -162,7 +206,8 @@ def write_order_file(path: str | Path, blocks: Iterable[Samples], facts: Mapping
 
 
 class OrderFile:
-    """Rows of an order file; a few row groups are in memory at a time. For several threads; may be pickled.
+    """Rows of an order file; a few row groups are in memory at a time. For several threads; may be
+    pickled.
 
     Attributes:
         facts: of an exported file; {} of one of other tools.
@@ -173,7 +218,8 @@ class OrderFile:
         digest: of the content.
 
     Raises:
-        DatasetError: the file is no order, was changed after it was written, or its rows are not well-defined.
+        DatasetError: the file is no order, was changed after it was written, or its rows are not
+            well-defined.
     """
 
     def __init__(self, path: str | os.PathLike[str], digest: str | None = None) -> None:
@@ -187,20 +233,31 @@ class OrderFile:
             raise self._error(
                 f"cannot be read: {reason}", "give a parquet file, as `order export` writes it"
             ) from error
-        rows = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
+        rows = [
+            self._metadata.row_group(group).num_rows
+            for group in range(self._metadata.num_row_groups)
+        ]
         try:
             facts = json.loads((self._metadata.metadata or {}).get(KEY, b"{}"))
-            is_sealed = not facts or (facts["seal"], len(facts["digests"])) == (_seal(facts), len(rows))
+            is_sealed = not facts or (facts["seal"], len(facts["digests"])) == (
+                _seal(facts),
+                len(rows),
+            )
         except (ValueError, TypeError, LookupError):
             is_sealed = False
         if not is_sealed:
             raise self._error("was changed after it was written", "export the order again")
         self.facts: dict[str, Any] = facts or {}
         if self.facts.get("format", FORMAT) != FORMAT:
-            raise self._error(f"has format {self.facts['format']}", f"export it again: this version reads {FORMAT}")
+            raise self._error(
+                f"has format {self.facts['format']}",
+                f"export it again: this version reads {FORMAT}",
+            )
         self._check_facts()
         if wrong := [count for count in rows or [0] if not 0 < count <= _MOST_ROWS]:
-            raise self._error(f"has a row group of {wrong[0]} rows", f"write 1 to {_MOST_ROWS} in each")
+            raise self._error(
+                f"has a row group of {wrong[0]} rows", f"write 1 to {_MOST_ROWS} in each"
+            )
         self._ends = np.cumsum(rows)
         self._held = lru_cache(max(2, _CACHE // (24 * max(rows))))(self._located)
         self.start: int = self.facts.get("start", 0)
@@ -219,12 +276,15 @@ class OrderFile:
         for name, value in self.facts.items():
             is_good, rule = _FACTS.get(name, (lambda _: True, ""))
             if not is_good(value):
-                raise self._error(f"has {name} {str(value)[:80]!r}, and {rule}", "export the order again")
+                raise self._error(
+                    f"has {name} {str(value)[:80]!r}, and {rule}", "export the order again"
+                )
         if self.facts and "datasets" not in self.facts:
             raise self._error("names no datasets", "export the order again")
 
     def _columns(self, file: pq.ParquetFile, group: int) -> list[str]:
-        """Names of the stored columns that an order has. Raises DatasetError where one may not be read.
+        """Names of the stored columns that an order has. Raises DatasetError where one may not be
+        read.
 
         A column that no order has may have any size, such as images in LeRobot's data files.
         """
@@ -242,11 +302,18 @@ class OrderFile:
             if not (is_text if column == "dataset" else is_number):
                 fix = "write integers, floats as weights, and names of datasets"
                 raise self._error(f"has {column} of the type {kind}", fix)
-            place = next(number for number in range(facts.num_columns) if facts.column(number).path_in_schema == name)
+            place = next(
+                number
+                for number in range(facts.num_columns)
+                if facts.column(number).path_in_schema == name
+            )
             size = facts.column(place).total_uncompressed_size
             most = facts.num_rows * _MOST_BYTES[is_text] + (1 << 20)
             if not 0 <= size <= most:
-                raise self._error(f"has {size} bytes of {column} for {facts.num_rows} rows", "write shorter values")
+                raise self._error(
+                    f"has {size} bytes of {column} for {facts.num_rows} rows",
+                    "write shorter values",
+                )
             names.append(name)
         return names
 
@@ -257,7 +324,9 @@ class OrderFile:
         return DatasetError(f"the order file {problem}", where=str(self.path), fix=fix)
 
     def _scan(self) -> str:
-        """Read a file of other tools once: number its datasets, and find its batch size and its digest."""
+        """Read a file of other tools once: number its datasets, and find its batch size and its
+        digest.
+        """
         digests = list[str]()
         sizes = set[int]()
         last = None
@@ -268,7 +337,8 @@ class OrderFile:
                 raise self._error("has steps that do not rise one by one", "sort the rows by step")
             begins = np.flatnonzero(jumps)
             last = samples.step[-1]
-            sizes |= set(np.diff(begins, prepend=-held).tolist())  # a step may be several row groups
+            # a step may be several row groups
+            sizes |= set(np.diff(begins, prepend=-held).tolist())
             held = len(jumps) - begins[-1] if len(begins) else held + len(jumps)
             digests.append(samples.digest)
         if self.has_steps and len(sizes) < 2 and held <= (size := min(sizes, default=held)):
@@ -277,21 +347,29 @@ class OrderFile:
         return _digest("".join(digests).encode())
 
     def check_datasets(self, sources: Sequence[Any]) -> None:
-        """Compare datasets with those of the order, and all rows of a file of other tools with their frames.
+        """Compare datasets with those of the order, and all rows of a file of other tools with
+        their frames.
 
-        Another publication or commit is named in a warning: a dataset that has grown has the same samples.
+        Another publication or commit is named in a warning: a dataset that has grown has the same
+        samples.
 
         Raises:
             DatasetError: names or episode lengths differ, or a row is not in its dataset.
         """
         names = [source.name for source in sources]
-        before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(self.names)
+        before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(
+            self.names
+        )
         lasts = (int(digest.partition(" ")[0]) if digest else None for digest in before)
         now = [lengths_digest(source, last) for source, last in zip_longest(sources, lasts)]
-        others = any(a and b and a != b for a, b in zip(now, before)) or len(sources) != len(self.names)
+        others = any(a and b and a != b for a, b in zip(now, before)) or len(sources) != len(
+            self.names
+        )
         is_renamed = not self.facts and names != list(self.names) and self.names != ("",)
         if others or (names[1:] and is_renamed):
-            made_of = [self._stated(number, "address") or name for number, name in enumerate(self.names)]
+            made_of = [
+                self._stated(number, "address") or name for number, name in enumerate(self.names)
+            ]
             of_file = ", ".join(filter(None, made_of)) or "one dataset"
             problem = f"is of {of_file}, not of the episodes of {', '.join(names)}"
             raise self._error(problem, f"give {of_file}, as they were")
@@ -302,7 +380,10 @@ class OrderFile:
             stated = self._stated(number, "version")
             read = dataset_facts(source)
             if self._stated(number, "address") and read["address"] and read["version"] != stated:
-                line = f"{source.name}: the order was made of {stated}, and is played over {read['version']}"
+                line = (
+                    f"{source.name}: the order was made of {stated}, and is played over "
+                    f"{read['version']}"
+                )
                 warnings.warn(f"{self.path}: {line}; its episodes are as long there", stacklevel=2)
         for block in () if self.facts else self.blocks():
             for number, source in enumerate(sources):
@@ -310,7 +391,10 @@ class OrderFile:
                 row = find_segments(source.segments, block.episode[rows], block.frame[rows])
                 if len(lost := rows[row < 0]):
                     sample = f"frame {block.frame[lost[0]]} of episode {block.episode[lost[0]]}"
-                    raise self._error(f"has {sample}, which is not in {source.name!r}", "give rows of its frames alone")
+                    raise self._error(
+                        f"has {sample}, which is not in {source.name!r}",
+                        "give rows of its frames alone",
+                    )
 
     def _stated(self, number: int, fact: str) -> str:
         """Return a fact of a dataset that the order was made of; "" where it is not known."""
@@ -334,25 +418,41 @@ class OrderFile:
         stop = self.start + int(self._ends[group])
         position = np.arange(stop - table.num_rows, stop)
         columns: dict[str, Any] = {"step": position // (self.batch_size or 1), "position": position}
-        columns |= {"rank": position * 0, "dataset": [""] * len(position), "weight": position * 0 + 1}
+        columns |= {
+            "rank": position * 0,
+            "dataset": [""] * len(position),
+            "weight": position * 0 + 1,
+        }
         taken = SCHEMA.names if self.facts else ("step", "dataset", "episode", "frame", "weight")
         try:
             stored = {name: table[name] for name in taken if name in table.column_names}
             columns |= stored
             table = pa.table({name: columns[name] for name in SCHEMA.names}).cast(SCHEMA)
         except (KeyError, pa.ArrowException) as error:
-            raise self._error(f"has no such numbers: {error}", "give a number of episode and frame per row") from error
+            raise self._error(
+                f"has no such numbers: {error}", "give a number of episode and frame per row"
+            ) from error
         if any(column.null_count for column in table.columns):
             raise self._error("has no such numbers: nulls", "give every number of every row")
         names, numbers = _name_numbers(table["dataset"])
         if not self.facts:
             self.names += tuple(name for name in names if name not in self.names)
-        source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[numbers]
-        samples = Samples(*(source if name == "dataset" else table[name].to_numpy() for name in SCHEMA.names))
-        if not all(column.min() >= 0 and column.max() < most for column, most in zip(samples, _MOST)):
-            raise self._error("has no such numbers: below 0, or too large", "give every number of every row")
+        source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[
+            numbers
+        ]
+        samples = Samples(
+            *(source if name == "dataset" else table[name].to_numpy() for name in SCHEMA.names)
+        )
+        if not all(
+            column.min() >= 0 and column.max() < most for column, most in zip(samples, _MOST)
+        ):
+            raise self._error(
+                "has no such numbers: below 0, or too large", "give every number of every row"
+            )
         if self._digests and samples.digest != self._digests[group]:
-            fix = "export the order again" if self.facts else "leave it as it was when it was opened"
+            fix = (
+                "export the order again" if self.facts else "leave it as it was when it was opened"
+            )
             raise self._error("was changed after it was written", fix)
         return samples
 
@@ -370,7 +470,8 @@ class OrderFile:
         group_of = np.searchsorted(self._ends, rows, side="right")
         for group in np.unique(group_of).tolist():
             chosen = np.flatnonzero(group_of == group)
-            located[:, chosen] = self._held(group)[:, rows[chosen] - int(self._ends[group])]  # from the end
+            # from the end
+            located[:, chosen] = self._held(group)[:, rows[chosen] - int(self._ends[group])]
         return located
 
     def _located(self, group: int) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Work that is cut into parts by the data alone, computed by one process, by several, or by a Ray cluster.
+"""Work that is cut into parts by the data alone, computed by one process, by several, or by a Ray
+cluster.
 
-A part is a tuple of items, and its result depends on nothing but them. So results are the same for any number of
-processes, and a part whose process was killed is computed again. With a folder each result is a file of it, named by a
-hash of all that the result depends on: a later call with the same work continues there. A file that is cut or damaged
-does not count (`plain_values.py`).
+A part is a tuple of items, and its result depends on nothing but them. So results are the same for
+any number of processes, and a part whose process was killed is computed again. With a folder each
+result is a file of it, named by a hash of all that the result depends on: a later call with the
+same work continues there. A file that is cut or damaged does not count (`plain_values.py`).
 """
 
 import ctypes
@@ -43,7 +44,9 @@ class Work(Protocol):
         """Compute the result of a part."""
 
     def depends_on(self, part: Part) -> Any:
-        """Return plain values that the result depends on, beside the part, the work's class and this version."""
+        """Return plain values that the result depends on, beside the part, the work's class and
+        this version.
+        """
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ class Lost:
     @property
     def error(self) -> DatasetError:
         """The same as an error of the data."""
-        return DatasetError(f"reading it is not possible: {self.reason}", fix="replace the file, or leave it out")
+        return DatasetError(
+            f"reading it is not possible: {self.reason}", fix="replace the file, or leave it out"
+        )
 
 
 def cut_parts(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
@@ -83,7 +88,9 @@ class Workers:
         apart: also let a single process be another one.
     """
 
-    def __init__(self, count: int = 1, ray: str = "", folder: str | Path | None = None, apart: bool = False) -> None:
+    def __init__(
+        self, count: int = 1, ray: str = "", folder: str | Path | None = None, apart: bool = False
+    ) -> None:
         self._count = count
         self._ray = ray
         self.folder = Path(folder) if folder else None
@@ -95,7 +102,10 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._close()
 
@@ -117,7 +127,8 @@ class Workers:
     def run(
         self, work: Work, parts: Sequence[Part], done: Callable[[Part], None] = lambda part: None
     ) -> Iterator[tuple[Part, Any]]:
-        """Yield each part with its result, in order. A part that ended its processes comes item by item.
+        """Yield each part with its result, in order. A part that ended its processes comes item by
+        item.
 
         Args:
             work: computes a part.
@@ -140,9 +151,13 @@ class Workers:
             if not is_done:
                 self._close()  # its tasks are of no use to a later call
 
-    def _run(self, work: Work, parts: Sequence[Part], done: Callable[[Part], None]) -> Iterator[tuple[Part, Any]]:
+    def _run(
+        self, work: Work, parts: Sequence[Part], done: Callable[[Part], None]
+    ) -> Iterator[tuple[Part, Any]]:
         files = [self._file(work, part) for part in parts]
-        results = {number: _open(file) for number, file in enumerate(files) if file and is_result(file)}
+        results = {
+            number: _open(file) for number, file in enumerate(files) if file and is_result(file)
+        }
         for number in results:
             done(parts[number])
         missing = [number for number in range(len(parts)) if number not in results]
@@ -167,7 +182,9 @@ class Workers:
         causes = __version__, type(work).__qualname__, part, work.depends_on(part)
         return self.folder / f"{hashlib.sha256(repr(causes).encode()).hexdigest()[:32]}.part"
 
-    def _compute(self, work: Work, parts: Sequence[Part]) -> Generator[tuple[int, list[tuple[Part, Any]]], None, None]:
+    def _compute(
+        self, work: Work, parts: Sequence[Part]
+    ) -> Generator[tuple[int, list[tuple[Part, Any]]], None, None]:
         """Yield (number of a part, its items with their results) as they are finished."""
         if self._is_here:
             yield from ((number, [(part, work(part))]) for number, part in enumerate(parts))
@@ -202,12 +219,16 @@ _Task = tuple[int, int | None, Part]
 
 
 def _serve(connection: Connection) -> None:
-    """Compute parts until the connection ends; on Linux a death of the command ends this process at once."""
+    """Compute parts until the connection ends; on Linux a death of the command ends this process at
+    once.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (server := fork_server()) is not None and server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)  # the server ends when all processes with it have ended
+        # the server ends when all processes with it have ended
+        os.close(server._forkserver_alive_fd)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: the fork server dies with the command
+        # PR_SET_PDEATHSIG: the fork server dies with the command
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
     work: Any = None
     while True:
         try:
@@ -249,8 +270,11 @@ class _Processes:
     def __init__(self, count: int) -> None:
         self.most = count
         self.running: dict[Connection, _Task] = {}
-        # A fork server imports the package of the first work once for all processes, and has no threads of ours.
-        self._context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        # A fork server imports the package of the first work once for all processes, and has no
+        # threads of ours.
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if sys.platform == "linux" else "spawn"
+        )
         self._processes: dict[Connection, Any] = {}
         self._idle: dict[Connection, int] = {}  # number of the work that it has
         self._works, self._work, self._deaths = 0, b"", dict[_Task, int]()
@@ -273,11 +297,13 @@ class _Processes:
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
             try:
                 process.start()
-            except (EOFError, OSError):  # the fork server was killed: the next attempt starts another
+            # the fork server was killed: the next attempt starts another
+            except (EOFError, OSError):
                 attempts += 1
                 if attempts > TRIES:
                     raise
-                if attempts == TRIES:  # none can be started: TMPDIR is too long for its socket, for example
+                # none can be started: TMPDIR is too long for its socket, for example
+                if attempts == TRIES:
                     self._context = multiprocessing.get_context("spawn")
                 time.sleep(0.1)
             else:
@@ -302,7 +328,9 @@ class _Processes:
                     ready.close()
                     self._deaths[task] = self._deaths.get(task, 0) + 1
                     if self._deaths[task] == TRIES:
-                        return task, Lost(f"it ended {TRIES} processes, the last one with code {process.exitcode}")
+                        return task, Lost(
+                            f"it ended {TRIES} processes, the last one with code {process.exitcode}"
+                        )
                     self.submit(task)
                 else:
                     self._idle[ready] = self._works
@@ -332,7 +360,8 @@ class _Cluster:
     def __init__(self, address: str) -> None:
         with optional_imports():
             import ray
-        self._stdout = redirect_stdout(sys.stderr)  # Ray prints its errors to stdout, which is for results
+        # Ray prints its errors to stdout, which is for results
+        self._stdout = redirect_stdout(sys.stderr)
         self._stdout.__enter__()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         self._ray = ray
@@ -362,7 +391,9 @@ class _Cluster:
         except self._ray.exceptions.RayTaskError:
             raise  # of a node that lacks this package, for example
         except self._ray.exceptions.RayError as error:
-            return task, Lost(f"it ended {TRIES} processes, the last one with {type(error).__name__}")
+            return task, Lost(
+                f"it ended {TRIES} processes, the last one with {type(error).__name__}"
+            )
 
     def close(self) -> None:
         """Cancel the tasks and leave the cluster."""

@@ -1,11 +1,13 @@
-r"""Plain values as a structure for JSON and a list of arrays, and back; files of them with a checksum.
+r"""Plain values as a structure for JSON and a list of arrays, and back; files of them with a
+checksum.
 
-JSON's null, booleans, numbers and texts are themselves. Each other value is a list that begins with the name of its
-kind. Numbers keep all their bits, arrays also their dtype, their shape and their order in memory. Objects are of
-classes that this process registered, and of a few errors. Nothing in a file is executed or imported.
+JSON's null, booleans, numbers and texts are themselves. Each other value is a list that begins with
+the name of its kind. Numbers keep all their bits, arrays also their dtype, their shape and their
+order in memory. Objects are of classes that this process registered, and of a few errors. Nothing
+in a file is executed or imported.
 
-Tables that are mapped are Arrow files (`storage/table_file.py`). A result of `parts.py` has thousands of arrays of a
-few numbers, and is read into memory from any file system:
+Tables that are mapped are Arrow files (`storage/table_file.py`). A result of `parts.py` has
+thousands of arrays of a few numbers, and is read into memory from any file system:
 
     b"understudy result 2\n"   the format
     32 bytes                   SHA-256 of the file's name, a zero byte, and all that follows
@@ -28,12 +30,19 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from understudy_base.atomic import replace_file
-from understudy_base.errors import DatasetError, EmptyDatasetError, LfsPointerError, MissingFileError, SourceError
+from understudy_base.errors import (
+    DatasetError,
+    EmptyDatasetError,
+    LfsPointerError,
+    MissingFileError,
+    SourceError,
+)
 
 _MAGIC = b"understudy result 2\n"
 _LENGTH = 8
 _DIGEST = hashlib.sha256().digest_size
-_EXACT = 1 << 63  # magnitude from which integers are written as texts; Python limits the digits of JSON's
+# magnitude from which integers are written as texts; Python limits the digits of JSON's
+_EXACT = 1 << 63
 _ARRAYS = "biufcmMSU"  # kinds of dtype without references to Python objects
 _ITSELF = (type(None), bool, float, str)
 
@@ -65,15 +74,16 @@ def register(kind: type, name: str, take: Callable[[Any], Any], make: Callable[[
 def storable(kind: Class) -> Class:
     """Register a class under its module and name; a decorator.
 
-    An object is stored as the fields of a dataclass, else as the result of `__getstate__`, which is `vars` by default.
-    It is made again without `__init__`, by `__setstate__` where there is one.
+    An object is stored as the fields of a dataclass, else as the result of `__getstate__`, which is
+    `vars` by default. It is made again without `__init__`, by `__setstate__` where there is one.
     """
     register(kind, _name(kind), _state, partial(_object, kind))
     return kind
 
 
 def flatten(value: Any) -> tuple[Any, list[np.ndarray]]:
-    """Return the structure of a value, and its arrays; a file holds the bytes of an array in its order in memory, "A".
+    """Return the structure of a value, and its arrays; a file holds the bytes of an array in its
+    order in memory, "A".
 
     Raises:
         TypeError: it has a part of a kind that is not registered.
@@ -107,7 +117,11 @@ def write_result(path: Path, value: Any) -> None:
     structure, arrays = flatten(value)
     sizes = [array.nbytes for array in arrays]
     head = json.dumps([sizes, structure], separators=(",", ":")).encode()
-    content = [len(head).to_bytes(_LENGTH, "little"), head, *(array.tobytes("A") for array in arrays)]
+    content = [
+        len(head).to_bytes(_LENGTH, "little"),
+        head,
+        *(array.tobytes("A") for array in arrays),
+    ]
     with replace_file(path) as draft, draft.open("wb") as file:
         file.write(_MAGIC + _digest(path, *content))
         file.writelines(content)
@@ -170,11 +184,22 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         return ["dict", *(_plain(part, arrays) for part in chain.from_iterable(value.items()))]
     if kind is np.ndarray:
         if value.dtype.kind not in _ARRAYS:
-            raise TypeError(f"an array of {value.dtype} cannot be stored: give numbers, times or texts")
+            raise TypeError(
+                f"an array of {value.dtype} cannot be stored: give numbers, times or texts"
+            )
         arrays.append(value)
-        return ["array", value.dtype.str, list(value.shape), "F" if value.flags.fnc else "C", len(arrays) - 1]
+        return [
+            "array",
+            value.dtype.str,
+            list(value.shape),
+            "F" if value.flags.fnc else "C",
+            len(arrays) - 1,
+        ]
     if kind not in _OF_CLASS:
-        raise TypeError(f"{_name(kind)} cannot be stored: give plain values, or objects of a class with @storable")
+        raise TypeError(
+            f"{_name(kind)} cannot be stored: give plain values, or objects of a class with "
+            "@storable"
+        )
     name, take, _ = _OF_CLASS[kind]
     return [name, _plain(take(value), arrays)]
 
@@ -221,7 +246,9 @@ def _object(kind: type, state: Any) -> Any:
 
 
 def _error_fields(error: DatasetError) -> dict[str, Any]:
-    return error.fields() | {"where": error.where if isinstance(error.where, Path | None) else str(error.where)}
+    return error.fields() | {
+        "where": error.where if isinstance(error.where, Path | None) else str(error.where)
+    }
 
 
 def _error(kind: type[DatasetError], arguments: Any) -> DatasetError:

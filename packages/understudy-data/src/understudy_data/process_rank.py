@@ -1,4 +1,6 @@
-"""Rank of this process among those of a training, for every loader and sampler. Imports no torch."""
+"""Rank of this process among those of a training, for every loader and sampler. Imports no
+torch.
+"""
 
 import os
 import sys
@@ -41,15 +43,15 @@ class ProcessRank:
             reader: class of the loader or sampler, for messages.
 
         Raises:
-            ConfigError: a group was made after the reader, in which this process has another rank; or another library
-                divides the samples of a reader that divides them itself.
+            ConfigError: a group was made after the reader, in which this process has another rank;
+                or another library divides the samples of a reader that divides them itself.
         """
         if (divider := _divider()) is not None:
             if self.world_size > 1:
                 raise ConfigError(
-                    f"{divider} divides the samples among processes, and this {reader} gives rank {self.rank} of "
-                    f"{self.world_size} its own: leave the DataLoader out of accelerator.prepare, or give {reader} "
-                    "rank=0, world_size=1"
+                    f"{divider} divides the samples among processes, and this {reader} gives rank "
+                    f"{self.rank} of {self.world_size} its own: leave the DataLoader out of "
+                    f"accelerator.prepare, or give {reader} rank=0, world_size=1"
                 )
             return
         group = _group()
@@ -57,41 +59,44 @@ class ProcessRank:
             return
         if not self.is_given:
             raise ConfigError(
-                f"this {reader} was made for rank {self.rank} of {self.world_size}, before a process group in which "
-                f"this process is rank {group[0]} of {group[1]}: make it after init_process_group, or give it "
-                f"rank={group[0]}, world_size={group[1]}"
+                f"this {reader} was made for rank {self.rank} of {self.world_size}, before a "
+                f"process group in which this process is rank {group[0]} of {group[1]}: make it "
+                f"after init_process_group, or give it rank={group[0]}, world_size={group[1]}"
             )
         if self.world_size == 1:
             warn_once(
-                f"a loader was given rank=0, world_size=1 in a process group of {group[1]}: every rank reads the same "
-                "samples; leave both out, and they are found"
+                f"a loader was given rank=0, world_size=1 in a process group of {group[1]}: every "
+                "rank reads the same samples; leave both out, and they are found"
             )
 
 
 def find_rank(rank: int | None = None, world_size: int | None = None) -> ProcessRank:
     """Rank of this process and number of processes.
 
-    Where they are not given, they are those of torch.distributed if it is initialized; else RANK and WORLD_SIZE of the
-    environment, as torchrun, accelerate and Ray set them; else 0 of 1.
+    Where they are not given, they are those of torch.distributed if it is initialized; else RANK
+    and WORLD_SIZE of the environment, as torchrun, accelerate and Ray set them; else 0 of 1.
 
     Raises:
-        ConfigError: one without the other; values of the environment that are no rank; a group of one process where
-            the environment names several.
+        ConfigError: one without the other; values of the environment that are no rank; a group of
+            one process where the environment names several.
     """
     if is_boolean(rank) or is_boolean(world_size):
         raise ConfigError(f"rank {rank} with world_size {world_size}: give whole numbers")
     if rank is not None and world_size is not None:
         return ProcessRank(rank, world_size, True)
     if rank is not None or world_size is not None:
-        raise ConfigError(f"rank {rank} with world_size {world_size}: give both, or neither to have them found")
+        raise ConfigError(
+            f"rank {rank} with world_size {world_size}: give both, or neither to have them found"
+        )
     group = _group()
     if group is not None and group[1] > 1:
-        return ProcessRank(*group, False)  # whatever the environment holds: Lightning sets WORLD_SIZE alone
+        # whatever the environment holds: Lightning sets WORLD_SIZE alone
+        return ProcessRank(*group, False)
     named = _named()
     if group is not None and named[1] > 1:
         raise ConfigError(
-            f"the process group has 1 process, and the environment names rank {named[0]} of {named[1]}: give rank= and "
-            "world_size="
+            f"the process group has 1 process, and the environment names rank {named[0]} of "
+            f"{named[1]}: give rank= and world_size="
         )
     return ProcessRank(*named, False)
 
@@ -118,18 +123,19 @@ def _named() -> tuple[int, int]:
     numbers = [int(text) if text.isascii() and text.isdigit() else -1 for text in texts]
     if not 0 <= numbers[0] < numbers[1]:
         raise ConfigError(
-            f"RANK={texts[0]!r} with WORLD_SIZE={texts[1]!r} in the environment: need 0 <= RANK < WORLD_SIZE, or "
-            "neither; make the loader after init_process_group (in Lightning: in train_dataloader), or give rank= and "
-            "world_size="
+            f"RANK={texts[0]!r} with WORLD_SIZE={texts[1]!r} in the environment: need 0 <= RANK < "
+            "WORLD_SIZE, or neither; make the loader after init_process_group (in Lightning: in "
+            "train_dataloader), or give rank= and world_size="
         )
     return numbers[0], numbers[1]
 
 
 def _divider() -> str | None:
-    """Name of the class, of another library, that divides the samples that the caller's caller reads; None without one.
+    """Name of the class, of another library, that divides the samples that the caller's caller
+    reads; None without one.
 
-    Such a class has no sign of it but its place on the stack. The locals of a frame are not looked at: that would keep
-    all of them, a caller's model too, for as long as the frame lives.
+    Such a class has no sign of it but its place on the stack. The locals of a frame are not looked
+    at: that would keep all of them, a caller's model too, for as long as the frame lives.
     """
     frame = None if sys.modules.keys().isdisjoint(_DIVIDERS) else sys._getframe(3)
     while frame is not None:

@@ -20,7 +20,15 @@ from understudy_data.datasets import episode_arrays
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.testing.datasets import SIDE, Spec, Truth, edit_json, expected, identity, write_dataset
+from understudy_data.testing.datasets import (
+    SIDE,
+    Spec,
+    Truth,
+    edit_json,
+    expected,
+    identity,
+    write_dataset,
+)
 from understudy_data.testing.videos import rgb
 
 torch.set_num_threads(1)
@@ -48,7 +56,9 @@ def same(sample: dict[str, Any], want: dict[str, Any], pictures: tuple[str, ...]
             np.testing.assert_array_equal(got.numpy(), array, err_msg=key)
 
 
-def read_back(root: Path, truth: Truth, seconds: dict[str, list[float]], **options: Any) -> EpisodeDataset:
+def read_back(
+    root: Path, truth: Truth, seconds: dict[str, list[float]], **options: Any
+) -> EpisodeDataset:
     """Every sample of a dataset against the truth, alone and in one batch."""
     data = EpisodeDataset(root, seconds, **options)
     offsets = {key: [round(s * truth.spec.fps) for s in deltas] for key, deltas in seconds.items()}
@@ -72,18 +82,28 @@ def read_back(root: Path, truth: Truth, seconds: dict[str, list[float]], **optio
     assert arrays.keys() == batch.keys()
     for key, value in batch.items():
         if torch.is_tensor(value):
-            assert (arrays[key].dtype, arrays[key].tobytes()) == (value.numpy().dtype, value.numpy().tobytes()), key
+            assert (arrays[key].dtype, arrays[key].tobytes()) == (
+                value.numpy().dtype,
+                value.numpy().tobytes(),
+            ), key
         else:
             assert arrays[key] == value, key
     return data
 
 
-WINDOWS = {"action": [0, 0.1, 0.2, 0.5], "observation.state": [-0.2, 0.0], TOP: [-0.1, 0.0, 0.3], "next.reward": [0.0]}
+WINDOWS = {
+    "action": [0, 0.1, 0.2, 0.5],
+    "observation.state": [-0.2, 0.0],
+    TOP: [-0.1, 0.0, 0.3],
+    "next.reward": [0.0],
+}
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0", "v3.1"])
 def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
-    """Two cameras, images in the rows, strings, bool, arrays, lists, doubles, a gap in the ids, several files."""
+    """Two cameras, images in the rows, strings, bool, arrays, lists, doubles, a gap in the ids,
+    several files.
+    """
     spec = Spec(
         version=version,
         lengths=(5, 1, 7, 0, 3),
@@ -98,11 +118,19 @@ def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
         tasks_spelling="plain",
     )
     truth = write_dataset(tmp_path / "d", spec)
-    windows = {"note": [-0.1, 0.0], "next.done": [0.1], "matrix": [0.0, 0.1], PNG: [-0.2, 0.0], SIDE_CAM: [0.0]}
+    windows = {
+        "note": [-0.1, 0.0],
+        "next.done": [0.1],
+        "matrix": [0.0, 0.1],
+        PNG: [-0.2, 0.0],
+        SIDE_CAM: [0.0],
+    }
     data = read_back(tmp_path / "d", truth, {**WINDOWS, **windows})
     assert data.segments.tolist() == [[0, 0, 5], [2, 0, 1], [3, 0, 7], [11, 0, 3]]
     assert "battery" not in data[0]
-    picked = EpisodeDataset(tmp_path / "d", {"battery": [0.0, 0.1]}, keys=["action", "battery", "operator"])[2]
+    picked = EpisodeDataset(
+        tmp_path / "d", {"battery": [0.0, 0.1]}, keys=["action", "battery", "operator"]
+    )[2]
     assert picked["battery"].tolist() == [2.5, 3.5]
     assert picked["battery"].dtype == torch.float64
     assert picked["operator"] == "person 0"
@@ -111,7 +139,13 @@ def test_dataset_everything_at_once(tmp_path: Path, version: str) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "gop", "b_frames"),
-    [("libsvtav1", 2, 0), ("libx264", 1, 0), ("libx264", 250, 3), ("libx265", 12, 3), ("libx264", 12, 2)],
+    [
+        ("libsvtav1", 2, 0),
+        ("libx264", 1, 0),
+        ("libx264", 250, 3),
+        ("libx265", 12, 3),
+        ("libx264", 12, 2),
+    ],
 )
 def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> None:
     spec = Spec(codec=codec, gop=gop, b_frames=b_frames, lengths=(13, 6, 9), per_video_file=3)
@@ -135,12 +169,16 @@ def test_dataset_codecs(tmp_path: Path, codec: str, gop: int, b_frames: int) -> 
     omit=st.sets(st.sampled_from(["frame_index", "index", "timestamp", "episode_index"])),
     offsets=st.lists(st.integers(-8, 8), min_size=1, max_size=4),
 )
-def test_dataset_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any) -> None:
+def test_dataset_any_shape_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[int], **shape: Any
+) -> None:
     ids = tuple(np.cumsum(gaps)[: len(shape["lengths"])].tolist())
     offsets = shape.pop("offsets")
     late = shape.pop("late") and "timestamp" not in shape["omit"]
     omit = tuple(sorted(shape.pop("omit")))
-    spec = Spec(ids=ids, late_timestamps=late, omit=omit, **{**shape, "lengths": tuple(shape["lengths"])})
+    spec = Spec(
+        ids=ids, late_timestamps=late, omit=omit, **{**shape, "lengths": tuple(shape["lengths"])}
+    )
     root = tmp_path_factory.mktemp("shape") / "d"
     truth = write_dataset(root, spec)
     seconds = [o / spec.fps for o in offsets]
@@ -149,20 +187,25 @@ def test_dataset_any_shape_reads_back(tmp_path_factory: pytest.TempPathFactory, 
 
 @pytest.mark.parametrize("one_row_group", [False, True])
 def test_dataset_images_in_rows_are_read_by_row_group(tmp_path: Path, one_row_group: bool) -> None:
-    spec = Spec(lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group)
+    spec = Spec(
+        lengths=(3, 4, 5), per_data_file=3, cameras=(), images=(PNG,), one_row_group=one_row_group
+    )
     truth = write_dataset(tmp_path / "d", spec)
     data = read_back(tmp_path / "d", truth, {PNG: [-0.1, 0.0]})
     data.keep_rows(0, 0)
     data.sample(1, 0)
     assert list(data._stored._groups) == [(0, 0 if one_row_group else 1)]  # the one in use
-    assert len(data._stored._groups.get((0, 0 if one_row_group else 1))) == (12 if one_row_group else 4)
+    assert len(data._stored._groups.get((0, 0 if one_row_group else 1))) == (
+        12 if one_row_group else 4
+    )
 
 
 def test_dataset_missing_task_index(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "d", Spec(lengths=(3, 0, 4), omit=("task_index",)))
     data = EpisodeDataset(tmp_path / "d")
     assert [data[i]["task"] for i in range(7)] == truth.tasks[0] + truth.tasks[2]
-    write_dataset(tmp_path / "two", Spec(lengths=(3, 4), omit=("task_index",)))  # episode 1 has two tasks
+    # episode 1 has two tasks
+    write_dataset(tmp_path / "two", Spec(lengths=(3, 4), omit=("task_index",)))
     two = EpisodeDataset(tmp_path / "two")
     assert two[2]["task"] == truth.tasks[0][2]
     with refused("task_index", "2 tasks", where="file-000.parquet (episode 1)"):
@@ -171,14 +214,18 @@ def test_dataset_missing_task_index(tmp_path: Path) -> None:
 
 def test_dataset_float_drift_does_not_move_images(tmp_path: Path) -> None:
     """Recorded start times that are off by whole frames are reported and not followed."""
-    truth = write_dataset(tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.11))
+    truth = write_dataset(
+        tmp_path / "d", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.11)
+    )
     read_back(tmp_path / "d", truth, {})
     lines = [line for line in Catalog.open(tmp_path / "d").report() if "from_timestamp" in line]
     assert len(lines) == 1
     assert "3 episodes" in lines[0]
     assert "episode 1" in lines[0]
     write_dataset(tmp_path / "small", Spec(lengths=(5, 5, 5, 5), per_video_file=4, drift_s=0.01))
-    assert not [line for line in Catalog.open(tmp_path / "small").report() if "from_timestamp" in line]
+    assert not [
+        line for line in Catalog.open(tmp_path / "small").report() if "from_timestamp" in line
+    ]
 
 
 def test_dataset_videos_packed_in_another_order_than_the_ids(tmp_path: Path) -> None:
@@ -256,16 +303,25 @@ def test_dataset_only_selected_frames_are_given(plain: tuple[Path, Truth]) -> No
 def test_dataset_windows_see_dropped_frames(plain: tuple[Path, Truth]) -> None:
     """Bounds of a window are the episode's, not those of the samples."""
     root, truth = plain
-    data = EpisodeDataset(root, {"action": [-0.2, 0.2], TOP: [-0.2, 0.2]}, drop_n_first_frames=2, drop_n_last_frames=2)
-    for i, (episode, frame) in enumerate((e, f) for e, f in truth.frames if 2 <= f < truth.spec.lengths[e] - 2):
-        same(data[i], expected(truth, episode, frame, {"action": [-2, 2], TOP: [-2, 2]}), (TOP, PNG))
+    data = EpisodeDataset(
+        root, {"action": [-0.2, 0.2], TOP: [-0.2, 0.2]}, drop_n_first_frames=2, drop_n_last_frames=2
+    )
+    for i, (episode, frame) in enumerate(
+        (e, f) for e, f in truth.frames if 2 <= f < truth.spec.lengths[e] - 2
+    ):
+        same(
+            data[i], expected(truth, episode, frame, {"action": [-2, 2], TOP: [-2, 2]}), (TOP, PNG)
+        )
         assert not data[i]["action_is_pad"].any()
 
 
 @pytest.mark.parametrize("rule", ["window", "start"])
 def test_dataset_keep_ranges(plain: tuple[Path, Truth], rule: str) -> None:
     data = EpisodeDataset(
-        plain[0], {"action": [0, 0.1, 0.2]}, keep_ranges={1: [[1, 5]], 3: [[6, 8], [0, 1]]}, keep_rule=rule
+        plain[0],
+        {"action": [0, 0.1, 0.2]},
+        keep_ranges={1: [[1, 5]], 3: [[6, 8], [0, 1]]},
+        keep_rule=rule,
     )
     kept = [(e, s, t) for e, s, t in data.segments.tolist()]
     if rule == "window":
@@ -285,7 +341,10 @@ def test_dataset_pickles_small_and_reads_after(plain: tuple[Path, Truth]) -> Non
     packed = pickle.dumps(data)
     assert len(packed) < 8_000
     again = pickle.loads(packed)[3]
-    assert all(torch.equal(first[k], again[k]) if torch.is_tensor(first[k]) else first[k] == again[k] for k in first)
+    assert all(
+        torch.equal(first[k], again[k]) if torch.is_tensor(first[k]) else first[k] == again[k]
+        for k in first
+    )
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -338,7 +397,9 @@ def test_dataset_protocol_of_the_order(plain: tuple[Path, Truth]) -> None:
     assert EpisodeDataset(plain[0], keys=["action"]).reach == (0, 0)
 
 
-def test_dataset_caches_do_not_change_samples(plain: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_caches_do_not_change_samples(
+    plain: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, truth = plain
     for rows, pictures in [(0, 0), (1 << 20, 3 * SIDE * SIDE * 5)]:
         monkeypatch.setattr(episode_arrays, "ROWS_IN_MEMORY", rows)
@@ -355,7 +416,9 @@ def test_dataset_many_threads(plain: tuple[Path, Truth]) -> None:
         def check(seed: int, data: EpisodeDataset = data) -> None:
             chosen = np.random.default_rng(seed).permutation(truth.frames)[:6]
             batch = data.batch(chosen[:, 0], chosen[:, 1])
-            assert [identity(p)[1:] for p in batch[TOP].numpy()] == [tuple(c) for c in chosen.tolist()]
+            assert [identity(p)[1:] for p in batch[TOP].numpy()] == [
+                tuple(c) for c in chosen.tolist()
+            ]
             assert batch["frame_index"].tolist() == chosen[:, 1].tolist()
 
         with ThreadPoolExecutor(4) as pool:
@@ -372,7 +435,10 @@ def test_dataset_limits_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_dataset_warns_about_camera_without_files(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec())
     gone = {"dtype": "video", "shape": [8, 8, 3], "names": None}
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.gone": gone}))
+    edit_json(
+        tmp_path / "d/meta/info.json",
+        lambda info: info["features"].update({"observation.images.gone": gone}),
+    )
     with warned("observation.images.gone", "info.json"):
         data = EpisodeDataset(tmp_path / "d")
     assert "observation.images.gone" not in data[0]
@@ -393,11 +459,16 @@ def test_dataset_has_lerobots_attributes(plain: tuple[Path, Truth]) -> None:
     data = EpisodeDataset(plain[0], episodes=[1, 3], drop_n_last_frames=1)
     assert (data.num_frames, data.num_episodes, data.fps) == (len(data), 2, plain[1].spec.fps)
     assert data.meta is data.catalog
-    assert (data.meta.num_episodes, data.meta.num_frames) == (len(plain[1].spec.lengths), sum(plain[1].spec.lengths))
+    assert (data.meta.num_episodes, data.meta.num_frames) == (
+        len(plain[1].spec.lengths),
+        sum(plain[1].spec.lengths),
+    )
 
 
 def test_dataset_image_transforms_see_each_sample(plain: tuple[Path, Truth]) -> None:
-    """A window is one tensor [T, C, H, W], an image without a window is [C, H, W]; rows stay as they are."""
+    """A window is one tensor [T, C, H, W], an image without a window is [C, H, W]; rows stay as
+    they are.
+    """
     missing = "observation.images.missing"
     windows = {TOP: [-0.1, 0.0], "action": [0, 0.1]}
     shapes = []
@@ -407,7 +478,9 @@ def test_dataset_image_transforms_see_each_sample(plain: tuple[Path, Truth]) -> 
         return images[..., ::2, ::2].float() / 255
 
     before = EpisodeDataset(plain[0], windows, missing_cameras={missing: (4, 6)})
-    after = EpisodeDataset(plain[0], windows, missing_cameras={missing: (4, 6)}, image_transforms=halve)
+    after = EpisodeDataset(
+        plain[0], windows, missing_cameras={missing: (4, 6)}, image_transforms=halve
+    )
     cameras = (*before.video_keys, *before.image_keys, missing)
     for old, new in zip([before[2], before[5]], after.__getitems__([2, 5])):
         assert old.keys() == new.keys()
@@ -427,14 +500,27 @@ def test_dataset_image_transforms_see_each_sample(plain: tuple[Path, Truth]) -> 
 
 
 def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
-    """The rows of every frame, and the images of each fifth and of all around the ends of episodes, with windows."""
+    """The rows of every frame, and the images of each fifth and of all around the ends of episodes,
+    with windows.
+    """
     camera = "observation.images.cam_high"
-    windows = {"action": [i / 30 for i in range(5)], "observation.state": [-1 / 30, 0], camera: [-1 / 30, 0]}
-    old, new = (EpisodeDataset(real_data / name, windows, frame_cache_bytes=8 << 20) for name in ("g1_v21", "g1_v30"))
+    windows = {
+        "action": [i / 30 for i in range(5)],
+        "observation.state": [-1 / 30, 0],
+        camera: [-1 / 30, 0],
+    }
+    old, new = (
+        EpisodeDataset(real_data / name, windows, frame_cache_bytes=8 << 20)
+        for name in ("g1_v21", "g1_v30")
+    )
     assert len(old) == len(new) == 2138
     everything = np.arange(2138)
     a, b = (data.row_batch(*data.locate(everything)) for data in (old, new))
-    assert a.keys() == b.keys() >= {"action", "action_is_pad", "observation.state", "task", "timestamp"}
+    assert (
+        a.keys()
+        == b.keys()
+        >= {"action", "action_is_pad", "observation.state", "task", "timestamp"}
+    )
     for key, value in a.items():
         assert torch.equal(value, b[key]) if torch.is_tensor(value) else value == b[key], key
     episodes, frames = old.locate(everything)
@@ -445,7 +531,9 @@ def test_dataset_both_formats_give_the_same_samples(real_data: Path) -> None:
         other = new[i]
         assert one.keys() == other.keys() >= {camera, f"{camera}_is_pad"}
         for key, value in one.items():
-            assert torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key], (i, key)
+            assert (
+                torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
+            ), (i, key)
 
 
 def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
@@ -459,10 +547,14 @@ def test_dataset_a_real_dataset_with_every_oddity(real_data: Path) -> None:
         data = EpisodeDataset(root)
     assert len(data) == 2096
     assert data.gop == 250
-    for episode, length in zip(data.catalog.episodes.ids.tolist(), data.catalog.episodes.lengths.tolist()):
+    for episode, length in zip(
+        data.catalog.episodes.ids.tolist(), data.catalog.episodes.lengths.tolist()
+    ):
         table = pq.read_table(root / f"data/chunk-000/episode_{episode:06d}.parquet")
         state = np.asarray(table["observation.state"].to_pylist())
-        with av.open(str(root / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4")) as container:
+        with av.open(
+            str(root / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4")
+        ) as container:
             frames = 0
             for frame, shown in enumerate(container.decode(video=0)):
                 frames += 1

@@ -27,7 +27,9 @@ print(data[0]["action"].shape, read_facts(data).gop)
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_arrays_are_the_written_data(tmp_path: Path, version: str) -> None:
-    spec = Spec(version=version, lengths=(5, 3, 7), ids=(0, 2, 5), images=(PNG,), rich=True, foreign=False)
+    spec = Spec(
+        version=version, lengths=(5, 3, 7), ids=(0, 2, 5), images=(PNG,), rich=True, foreign=False
+    )
     truth = write_dataset(tmp_path / "data", spec)
     data = EpisodeArrays(tmp_path / "data", SECONDS)
     assert len(data) == 15
@@ -52,5 +54,7 @@ def test_transforms_get_arrays(tmp_path: Path) -> None:
 
 def test_datasets_and_plans_need_no_torch(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(gop=3, foreign=False))
-    done = subprocess.run([sys.executable, "-c", NO_TORCH, str(tmp_path / "data")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, str(tmp_path / "data")], capture_output=True, text=True
+    )
     assert done.stdout == "(2,) 3\n", done.stderr

@@ -37,13 +37,18 @@ torch.set_num_threads(1)
 TOP = "observation.images.top"
 PNG = "observation.images.png"
 SPEC = Spec(lengths=(4, 5, 3), images=(PNG,), rich=True, foreign=False, gop=3, b_frames=1)
-NAMES = {"v2.1": "videos/chunk-000/{}/episode_000001.mp4", "v3.0": "videos/{}/chunk-000/file-000.mp4"}
+NAMES = {
+    "v2.1": "videos/chunk-000/{}/episode_000001.mp4",
+    "v3.0": "videos/{}/chunk-000/file-000.mp4",
+}
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Truth]]:
     root = tmp_path_factory.mktemp("faults")
-    return {v: (root / v, write_dataset(root / v, Spec(**{**vars(SPEC), "version": v}))) for v in NAMES}
+    return {
+        v: (root / v, write_dataset(root / v, Spec(**{**vars(SPEC), "version": v}))) for v in NAMES
+    }
 
 
 @pytest.fixture
@@ -55,7 +60,9 @@ def copy(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> Callable[[st
     return make
 
 
-def refuses(act: Callable[[], Any], *values: object, where: str | None = "", kind: Any = DatasetError) -> None:
+def refuses(
+    act: Callable[[], Any], *values: object, where: str | None = "", kind: Any = DatasetError
+) -> None:
     with refused(*values, where=where, kind=kind) as caught:
         act()
     assert "\n" not in str(caught.value)
@@ -65,7 +72,9 @@ def refuses(act: Callable[[], Any], *values: object, where: str | None = "", kin
 
 
 def damage(data: bytes, kind: str, at: float, value: int) -> bytes:
-    """Another file than `data`: a flipped bit, a cut, a hole of zeros or bytes pushed in between."""
+    """Another file than `data`: a flipped bit, a cut, a hole of zeros or bytes pushed in
+    between.
+    """
     place = min(int(at * len(data)), len(data) - 1)
     if kind == "cut":
         return data[:place]
@@ -105,7 +114,9 @@ def read_all(root: Path, truth: Truth) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".mp4"])
 def test_faults_damaged_bytes(written: dict[str, tuple[Path, Truth]], suffix: str) -> None:
-    """Derandomised: of the few cases in a million where damage makes another valid file, none should come by chance."""
+    """Derandomised: of the few cases in a million where damage makes another valid file, none
+    should come by chance.
+    """
     files = [(v, p) for v, (root, _) in written.items() for p in sorted(root.rglob(f"*{suffix}"))]
 
     @settings(derandomize=True, database=None)
@@ -132,7 +143,13 @@ WRONG_TYPES = [None, True, -1, 1.5, 1e300, 10**30, "x", [], {}, [None], {"x": [1
 
 def _paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where every value inside a JSON value is."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [at, *(path for key, one in inner for path in _paths(one, (*at, key)))]
 
 
@@ -156,14 +173,20 @@ def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
         ("v3.0", "stats.json"),
     ],
 )
-def test_faults_every_value_of_every_wrong_type(copy: Callable[[str], Path], version: str, name: str) -> None:
-    """Each value in the first object of the metadata, replaced by each of these: refused in one line, or read right."""
+def test_faults_every_value_of_every_wrong_type(
+    copy: Callable[[str], Path], version: str, name: str
+) -> None:
+    """Each value in the first object of the metadata, replaced by each of these: refused in one
+    line, or read right.
+    """
     root = copy(version)
     path = root / "meta" / name
     first, *rest = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
     sound = json.loads(first)
     if name == "info.json":  # a few of its features represent all
-        sound["features"] = {key: sound["features"][key] for key in ("action", "note", TOP, "timestamp")}
+        sound["features"] = {
+            key: sound["features"][key] for key in ("action", "note", TOP, "timestamp")
+        }
     elif "stats" in name:
         entries = sound.get("stats", sound)
         for key in [key for key in entries if key != "action"]:
@@ -184,14 +207,18 @@ def test_faults_every_value_of_every_wrong_type(copy: Callable[[str], Path], ver
     assert ("refused" in outcomes) == ("stats" not in name)
 
 
-def test_faults_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Path, Truth]], tmp_path: Path) -> None:
+def test_faults_the_judge_of_damage_sees_wrong_data(
+    written: dict[str, tuple[Path, Truth]], tmp_path: Path
+) -> None:
     """The negative control: the fuzzing test would catch a valid file with one other value."""
     root, truth = written["v2.1"]
     shutil.copytree(root, tmp_path / "d")
     path = tmp_path / "d/data/chunk-000/episode_000001.parquet"
     table = pq.read_table(path)
     at = table.column_names.index("next.reward")
-    pq.write_table(table.set_column(at, "next.reward", pa.array(np.arange(len(table)), pa.float32())), path)
+    pq.write_table(
+        table.set_column(at, "next.reward", pa.array(np.arange(len(table)), pa.float32())), path
+    )
     with pytest.raises(AssertionError, match=r"next\.reward"):
         read_all(tmp_path / "d", truth)
 
@@ -201,7 +228,9 @@ def test_faults_the_judge_of_damage_sees_wrong_data(written: dict[str, tuple[Pat
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("fault", ["missing", "folder", "empty", "cut", "text", "codec", "tables"])
-def test_faults_videos_that_cannot_be_read(copy: Callable[[str], Path], version: str, fault: str) -> None:
+def test_faults_videos_that_cannot_be_read(
+    copy: Callable[[str], Path], version: str, fault: str
+) -> None:
     root = copy(version)
     path = root / NAMES[version].format(TOP)
     sound = path.read_bytes()
@@ -210,7 +239,10 @@ def test_faults_videos_that_cannot_be_read(copy: Callable[[str], Path], version:
         path.mkdir()
     elif fault != "missing":
         damaged = {"empty": b"", "cut": sound[:200], "text": b"no video at all" * 99}
-        damaged |= {"codec": sound.replace(b"avc1", b"zzzz"), "tables": sound.replace(b"stbl", b"free")}
+        damaged |= {
+            "codec": sound.replace(b"avc1", b"zzzz"),
+            "tables": sound.replace(b"stbl", b"free"),
+        }
         path.write_bytes(damaged[fault])
     data = EpisodeDataset(root)
     refuses(lambda: data.sample(1, 2), where=f"{path.name} (episode 1)")
@@ -232,7 +264,8 @@ def test_faults_no_permission(copy: Callable[[str], Path], monkeypatch: pytest.M
 
     data = EpisodeDataset(root, keys=["action"])
     pictures = EpisodeDataset(root, keys=["action", TOP])
-    pictures.row_batch(np.arange(3), np.zeros(3, np.int64))  # the rows are in memory, the video is not
+    # the rows are in memory, the video is not
+    pictures.row_batch(np.arange(3), np.zeros(3, np.int64))
     monkeypatch.setattr("builtins.open", forbidding(open))
     monkeypatch.setattr("os.open", forbidding(os.open))
     refuses(lambda: data.sample(1, 0), "permission", where="episode_000001.parquet (episode 1)")
@@ -254,7 +287,12 @@ def test_faults_fewer_images_than_rows(copy: Callable[[str], Path], version: str
     write_video(path, shown[:-1], SPEC)
     data = EpisodeDataset(root)
     rows = 5 if version == "v2.1" else 9
-    refuses(lambda: data.sample(1, 0), f"{rows - 1} frames", f"{rows} rows", where=f"{path.name} (episode 1)")
+    refuses(
+        lambda: data.sample(1, 0),
+        f"{rows - 1} frames",
+        f"{rows} rows",
+        where=f"{path.name} (episode 1)",
+    )
     assert data.sample(2, 0)["index"] == 9
 
 
@@ -272,8 +310,10 @@ def test_faults_notes_more_frames_than_rows(copy: Callable[[str], Path], version
 
 
 def test_faults_images_of_an_episode_that_the_table_lost(copy: Callable[[str], Path]) -> None:
-    """The rows of episode 0 are gone from the metadata, its frames are still at the front of the packed video: order
-    alone would give episode 1 the frames of episode 0. The recorded time locates its own."""
+    """The rows of episode 0 are gone from the metadata, its frames are still at the front of the
+    packed video: order alone would give episode 1 the frames of episode 0. The recorded time
+    locates its own.
+    """
     root = copy("v3.0")
     path = root / "meta/episodes/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
@@ -284,7 +324,9 @@ def test_faults_images_of_an_episode_that_the_table_lost(copy: Callable[[str], P
 
 
 def test_faults_extra_images_where_no_times_are_recorded(copy: Callable[[str], Path]) -> None:
-    """Two episodes in one file, one frame too many at an unknown place: refused; without the extra one, read."""
+    """Two episodes in one file, one frame too many at an unknown place: refused; without the extra
+    one, read.
+    """
     root = copy("v3.0")
     for path in (root / "meta/episodes").glob("chunk-*/*.parquet"):
         pq.write_table(pq.read_table(path).drop_columns([f"videos/{TOP}/from_timestamp"]), path)
@@ -292,7 +334,12 @@ def test_faults_extra_images_where_no_times_are_recorded(copy: Callable[[str], P
     shown = [*episode_pictures(SPEC, 0, 0), picture(3, 0, 0), *episode_pictures(SPEC, 0, 1)]
     path = root / NAMES["v3.0"].format(TOP)
     write_video(path, shown, SPEC)
-    refuses(lambda: EpisodeDataset(root).sample(1, 0), "10 frames", "recorded", where=f"{path.name} (episode 1)")
+    refuses(
+        lambda: EpisodeDataset(root).sample(1, 0),
+        "10 frames",
+        "recorded",
+        where=f"{path.name} (episode 1)",
+    )
 
 
 def test_faults_an_episode_without_video(copy: Callable[[str], Path]) -> None:
@@ -300,7 +347,10 @@ def test_faults_an_episode_without_video(copy: Callable[[str], Path]) -> None:
     path = root / "meta/episodes/chunk-000/file-001.parquet"
     table = pq.read_table(path)
     column = f"videos/{TOP}/file_index"
-    pq.write_table(table.set_column(table.column_names.index(column), column, pa.array([None], pa.int64())), path)
+    pq.write_table(
+        table.set_column(table.column_names.index(column), column, pa.array([None], pa.int64())),
+        path,
+    )
     data = EpisodeDataset(root)
     assert f"{TOP}: 1 episode names no video, first 2" in data.catalog.report()
     refuses(lambda: data.sample(2, 0), "episode 2", TOP)
@@ -319,12 +369,18 @@ def test_faults_sizes_that_differ_in_a_batch(copy: Callable[[str], Path]) -> Non
         stream.height = 16
         stream.pix_fmt = "yuv420p"
         for _ in range(5):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((16, 32, 3), np.uint8), format="rgb24")))
+            container.mux(
+                stream.encode(
+                    av.VideoFrame.from_ndarray(np.zeros((16, 32, 3), np.uint8), format="rgb24")
+                )
+            )
         container.mux(stream.encode(None))
     data = EpisodeDataset(root)
     assert data.sample(1, 0)[TOP].shape == (3, 16, 32)
     where = "episode_000001.mp4 (episode 1)"
-    refuses(lambda: data.batch(np.asarray([0, 1]), np.asarray([0, 0])), "64x64", "32x16", where=where)
+    refuses(
+        lambda: data.batch(np.asarray([0, 1]), np.asarray([0, 0])), "64x64", "32x16", where=where
+    )
 
 
 def test_faults_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, Truth]]) -> None:
@@ -336,7 +392,11 @@ def test_faults_videos_elsewhere_are_those_here(written: dict[str, tuple[Path, T
     here = EpisodeDataset(root)
     there = EpisodeDataset("memory://faults")
     for key, value in here[5].items():
-        assert torch.equal(there[5][key], value) if isinstance(value, torch.Tensor) else there[5][key] == value
+        assert (
+            torch.equal(there[5][key], value)
+            if isinstance(value, torch.Tensor)
+            else there[5][key] == value
+        )
 
 
 # Images in the rows
@@ -346,7 +406,9 @@ def stored(root: Path, values: list[dict[str, Any] | None]) -> EpisodeDataset:
     path = root / "data/chunk-001/episode_000002.parquet"
     table = pq.read_table(path)
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    pq.write_table(table.set_column(table.column_names.index(PNG), PNG, pa.array(values, kind)), path)
+    pq.write_table(
+        table.set_column(table.column_names.index(PNG), PNG, pa.array(values, kind)), path
+    )
     return EpisodeDataset(root, keys=[PNG], episodes=[2])
 
 
@@ -384,7 +446,9 @@ def test_faults_images_that_mean_rgb(copy: Callable[[str], Path]) -> None:
         (encoded(GRAY.astype(np.uint16)), "mode I;16"),
     ],
 )
-def test_faults_images_that_are_refused(copy: Callable[[str], Path], value: dict[str, Any] | None, word: str) -> None:
+def test_faults_images_that_are_refused(
+    copy: Callable[[str], Path], value: dict[str, Any] | None, word: str
+) -> None:
     data = stored(copy("v2.1"), [value] * 3)
     if "gone" in word:
         refuses(lambda: data[0], where=word, kind=MissingFileError)
@@ -431,7 +495,10 @@ def test_faults_images_of_two_sizes(copy: Callable[[str], Path]) -> None:
     ],
 )
 def test_faults_wrong_use_is_one_line(
-    written: dict[str, tuple[Path, Truth]], options: dict[str, Any], values: list[Any], where: str | None
+    written: dict[str, tuple[Path, Truth]],
+    options: dict[str, Any],
+    values: list[Any],
+    where: str | None,
 ) -> None:
     refuses(lambda: EpisodeDataset(written["v3.0"][0], **options)[0], *values, where=where)
 
@@ -440,7 +507,11 @@ def test_faults_shapes_of_a_batch(written: dict[str, tuple[Path, Truth]]) -> Non
     data = EpisodeDataset(written["v3.0"][0])
     for episodes, frames in [([0, 1], [0]), ([], []), ([[0]], [[0]])]:
         shapes = np.asarray(episodes).shape, np.asarray(frames).shape
-        refuses(lambda e=episodes, f=frames: data.batch(np.asarray(e), np.asarray(f)), *shapes, where=None)
+        refuses(
+            lambda e=episodes, f=frames: data.batch(np.asarray(e), np.asarray(f)),
+            *shapes,
+            where=None,
+        )
 
 
 def test_faults_a_pipe_is_not_waited_for(copy: Callable[[str], Path]) -> None:

@@ -41,7 +41,9 @@ def png(height: int, width: int) -> bytes:
     """A black image, a few hundred bytes to some kilobytes small."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     squeezer = zlib.compressobj(9)
     rows = bytearray()
@@ -49,7 +51,12 @@ def png(height: int, width: int) -> bytes:
         rows += squeezer.compress(bytes(1 + 3 * width))
     rows += squeezer.flush()
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", bytes(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", bytes(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def with_picture(root: Path, data: bytes) -> Path:
@@ -67,7 +74,9 @@ def with_picture(root: Path, data: bytes) -> Path:
 
 def test_image_sizes_a_stored_image_that_is_far_too_large_takes_no_memory(tmp_path: Path) -> None:
     root = with_picture(tmp_path / "d", png(8000, 8000))
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True, check=True
+    )
     error, grown = json.loads(done.stdout)
     assert "8000x8000" in error
     assert f"{SIDE}x{SIDE}" in error
@@ -78,7 +87,11 @@ def test_image_sizes_a_image_of_an_unknown_kind_is_not_opened(tmp_path: Path) ->
     """Pillow knows many, and starts Ghostscript for some."""
     out = io.BytesIO()
     Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(out, format="PCX")
-    with refused("'observation.images.stored'", "UnidentifiedImageError", where="episode_000000.parquet (episode 0)"):
+    with refused(
+        "'observation.images.stored'",
+        "UnidentifiedImageError",
+        where="episode_000000.parquet (episode 0)",
+    ):
         EpisodeDataset(with_picture(tmp_path / "d", out.getvalue()))[0]
 
 
@@ -113,8 +126,12 @@ def test_image_sizes_a_video_far_larger_than_its_dataset_says(tmp_path: Path) ->
         {"shape": [SIDE, SIDE, 3], "names": ["channels", "height", "width"]},
     ],
 )
-def test_image_sizes_wrong_declared_size_hides_no_image(tmp_path: Path, said: dict[str, object]) -> None:
-    """Datasets are resized after info.json was written, and their axes are named in another sequence."""
+def test_image_sizes_wrong_declared_size_hides_no_image(
+    tmp_path: Path, said: dict[str, object]
+) -> None:
+    """Datasets are resized after info.json was written, and their axes are named in another
+    sequence.
+    """
     root = with_picture(tmp_path / "d", png(SIDE, SIDE))
     edit_json(root / "meta/info.json", lambda info: info["features"][IMAGE].update(said))
     assert EpisodeDataset(root)[0][IMAGE].shape == (3, SIDE, SIDE)

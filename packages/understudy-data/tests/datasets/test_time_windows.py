@@ -1,4 +1,6 @@
-"""Windows: seconds become frames or an error; frames outside repeat the boundary and are flagged."""
+"""Windows: seconds become frames or an error; frames outside repeat the boundary and are
+flagged.
+"""
 
 from fractions import Fraction
 
@@ -14,7 +16,8 @@ KEYS = ("action", "observation.state")
 
 
 @given(
-    st.lists(st.integers(-5000, 5000), min_size=1, max_size=9), st.sampled_from([1, 3, 7, 10, 29.97, 30, 50, 60, 1000])
+    st.lists(st.integers(-5000, 5000), min_size=1, max_size=9),
+    st.sampled_from([1, 3, 7, 10, 29.97, 30, 50, 60, 1000]),
 )
 def test_windows_multiples_of_a_frame(frames: list[int], fps: float) -> None:
     got = frame_offsets({"action": [f / fps for f in frames]}, fps, KEYS)["action"]
@@ -51,7 +54,9 @@ def test_windows_take_a_tolerance_below_half_a_frame() -> None:
             frame_offsets(near, 30, KEYS, tolerance_s=tolerance)
 
 
-@pytest.mark.parametrize("deltas", [[], ["0"], [float("nan")], [float("inf")], [None], [1e301], 0.5, "ab"])
+@pytest.mark.parametrize(
+    "deltas", [[], ["0"], [float("nan")], [float("inf")], [None], [1e301], 0.5, "ab"]
+)
 def test_windows_refuses_bad_deltas(deltas: list[float]) -> None:
     with refused("delta_timestamps['action']"):
         frame_offsets({"action": deltas}, 30, KEYS)
@@ -70,7 +75,9 @@ def test_windows_unknown_key_shows_the_known() -> None:
 
 @given(st.data())
 def test_windows_window_frame_by_frame(data: st.DataObject) -> None:
-    """Every value against one worked out alone: inside as it is, outside the nearest inside and flagged."""
+    """Every value against one worked out alone: inside as it is, outside the nearest inside and
+    flagged.
+    """
     batch = data.draw(st.integers(1, 5))
     offsets = data.draw(st.lists(st.integers(-30, 30), min_size=1, max_size=5))
     bounds = [data.draw(st.tuples(st.integers(0, 5), st.integers(6, 20))) for _ in range(batch)]

@@ -1,4 +1,6 @@
-"""`LoaderMixin`: epochs of our order, and exact resume; in the Trainer of transformers where it is installed."""
+"""`LoaderMixin`: epochs of our order, and exact resume; in the Trainer of transformers where it is
+installed.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +61,9 @@ def test_epochs_follow_each_other_without_a_gap(data: EpisodeDataset) -> None:
 
 def test_resumed_epoch_continues(data: EpisodeDataset) -> None:
     whole = [batch["index"].tolist() for batch in Fake(data).get_train_dataloader()]
-    assert [batch["index"].tolist() for batch in Fake(data, step=2).get_train_dataloader()] == whole[4:]
+    assert [
+        batch["index"].tolist() for batch in Fake(data, step=2).get_train_dataloader()
+    ] == whole[4:]
     following = [batch["index"].tolist() for batch in Fake(data, step=4).get_train_dataloader()]
     assert len(following) == 8  # the second epoch
 
@@ -98,8 +102,9 @@ def test_trainer_of_transformers_resumes_exactly(data: EpisodeDataset, tmp_path:
         torch.manual_seed(0)
         model = Linear()
         args = transformers.TrainingArguments(
-            output_dir=str(tmp_path / out), max_steps=steps, save_steps=5, per_device_train_batch_size=2,
-            use_cpu=True, report_to=[], logging_steps=1, lr_scheduler_type="constant", learning_rate=1e-5,
+            output_dir=str(tmp_path / out), max_steps=steps, save_steps=5,
+            per_device_train_batch_size=2, use_cpu=True, report_to=[], logging_steps=1,
+            lr_scheduler_type="constant", learning_rate=1e-5,
         )  # fmt: skip
         Trainer(model=model, args=args, train_dataset=data).train(resume_from_checkpoint=resume)
         return model

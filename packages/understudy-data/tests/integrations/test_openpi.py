@@ -1,4 +1,5 @@
-"""openpi's data loader over our dataset and sampler: a module with the functions of openpi that are replaced.
+"""openpi's data loader over our dataset and sampler: a module with the functions of openpi that are
+replaced.
 
 openpi is on no package index; its functions here have the signatures of its repository.
 """
@@ -33,8 +34,18 @@ class Transformed:
 
 
 class Torch:
-    def __init__(self, dataset: Any, local_batch_size: int, *, shuffle: bool = False, sampler: Any = None, **_: Any):
-        self.loader = DataLoader(dataset, batch_size=local_batch_size, shuffle=shuffle, sampler=sampler, drop_last=True)
+    def __init__(
+        self,
+        dataset: Any,
+        local_batch_size: int,
+        *,
+        shuffle: bool = False,
+        sampler: Any = None,
+        **_: Any,
+    ):
+        self.loader = DataLoader(
+            dataset, batch_size=local_batch_size, shuffle=shuffle, sampler=sampler, drop_last=True
+        )
 
 
 def module(root: Path) -> Any:
@@ -52,12 +63,18 @@ def module(root: Path) -> Any:
 
 def config(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(
-        **{"repo_id": "me/set", "action_sequence_keys": ("action",), "prompt_from_task": True, **changes}
+        **{
+            "repo_id": "me/set",
+            "action_sequence_keys": ("action",),
+            "prompt_from_task": True,
+            **changes,
+        }
     )
 
 
 def indices(found: Any, **options: Any) -> list[list[int]]:
-    dataset = Transformed(found.create_torch_dataset(config(), 3, None), [])  # as `transform_dataset` wraps it
+    # as `transform_dataset` wraps it
+    dataset = Transformed(found.create_torch_dataset(config(), 3, None), [])
     loader = found.TorchDataLoader(dataset, 2, shuffle=True, seed=4, **options).loader
     return [batch["index"].tolist() for batch in loader]
 

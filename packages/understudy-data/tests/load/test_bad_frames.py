@@ -1,4 +1,6 @@
-"""Substitution of unreadable samples by a neighbour, the same in every run; nothing else changes."""
+"""Substitution of unreadable samples by a neighbour, the same in every run; nothing else
+changes.
+"""
 
 import gc
 import json
@@ -38,7 +40,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(sound: Path) -> Path:
-    """The same with two packets overwritten: a key frame (it and its follower are lost) and a frame alone."""
+    """The same with two packets overwritten: a key frame (it and its follower are lost) and a frame
+    alone.
+    """
     path = sound.with_name("damaged")
     shutil.copytree(sound, path)
     video = sorted((path / "videos").rglob("*.mp4"))[0]
@@ -54,18 +58,26 @@ def damaged(sound: Path) -> Path:
 
 
 def opened(root: Path, **options: Any) -> EpisodeDataset:
-    return EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.1]}, frame_cache_bytes=0, **options)
+    return EpisodeDataset(
+        root, delta_timestamps={"action": [0.0, 0.1]}, frame_cache_bytes=0, **options
+    )
 
 
 def order_of(data: EpisodeDataset, **options: Any) -> Order:
-    return Order.from_datasets([data], batch_size=BATCH, seed=2, **{"clip": 8, "lanes": 4, **options})
+    return Order.from_datasets(
+        [data], batch_size=BATCH, seed=2, **{"clip": 8, "lanes": 4, **options}
+    )
 
 
 def take(loader: Loader) -> dict[str, Any]:
     """All samples of some steps, stacked."""
     with loader:
         found = [next(loader) for _ in range(STEPS)]
-    return {k: torch.cat([b[k] for b in found]) for k in found[0] if isinstance(found[0][k], torch.Tensor)}
+    return {
+        k: torch.cat([b[k] for b in found])
+        for k in found[0]
+        if isinstance(found[0][k], torch.Tensor)
+    }
 
 
 def bad_frames(data: EpisodeDataset) -> set[tuple[int, int]]:
@@ -98,7 +110,9 @@ def test_substitutes_replace_bad_frames_only(
     plain = take(Loader([opened(sound)], order=Order.from_json(order.to_json(), [opened(sound)])))
     _, episode, frame = order.locate(found["position"].numpy())
     replaced = {s.position: s for s in loader.substitutions}
-    assert [json.loads(line)["position"] for line in journal.read_text().splitlines()] == list(replaced)
+    assert [json.loads(line)["position"] for line in journal.read_text().splitlines()] == list(
+        replaced
+    )
     for i, position in enumerate(found["position"].tolist()):
         if (int(episode[i]), int(frame[i])) not in bad:
             assert position not in replaced
@@ -106,15 +120,18 @@ def test_substitutes_replace_bad_frames_only(
             continue
         one = replaced[position]
         assert (one.episode, one.frame) == (episode[i], frame[i])
-        assert f"(episode {one.episode})" in one.reason  # and no other of the episodes that share the file
+        # and no other of the episodes that share the file
+        assert f"(episode {one.episode})" in one.reason
         instead = one.instead_episode, one.instead_frame
         near = list(zip(*(a.tolist() for a in order.neighbors(position, 99))))
-        assert instead == next(pair for pair in near if pair not in bad)  # the first that can be read
+        # the first that can be read
+        assert instead == next(pair for pair in near if pair not in bad)
         sample = opened(sound).sample(*instead)
         assert all(torch.equal(found[key][i], sample[key]) for key in sample if key in found)
     for world in (2, 4):
         parts = [
-            take(Loader([opened(damaged)], rank=r, world_size=world, num_threads=1, **given)) for r in range(world)
+            take(Loader([opened(damaged)], rank=r, world_size=world, num_threads=1, **given))
+            for r in range(world)
         ]
         together = torch.cat([p[TOP].reshape(STEPS, -1, *p[TOP].shape[1:]) for p in parts], 1)
         assert torch.equal(together.reshape(found[TOP].shape), found[TOP])
@@ -124,7 +141,9 @@ def test_clip_reader_raises_at_the_sample_of_the_bad_frame(damaged: Path) -> Non
     data = opened(damaged, episodes=[0])
     decoded = dict[int, Any]()
     rows, frames = data.frames_to_decode(np.zeros(2, int), np.array([9, 10]))
-    reader = ClipReader(data, TOP, [0, 1], rows, frames[TOP], DecodePolicy(8, True), [], Cursors(1), Converter())
+    reader = ClipReader(
+        data, TOP, [0, 1], rows, frames[TOP], DecodePolicy(8, True), [], Cursors(1), Converter()
+    )
     reader.decode_next(decoded, Timings())  # decodes ahead
     assert list(decoded) == [0]
     with refused("packet", where="", fix="damaged"):
@@ -138,7 +157,8 @@ def test_order_neighbors_are_of_the_clip_first_and_of_the_selection(damaged: Pat
         positions, episode, frame = order.rest_of_clip(position, 99)
         near = list(zip(*(a.tolist() for a in order.neighbors(position, 9999))))
         mates = list(zip(episode.tolist(), frame.tolist()))
-        assert near[: len(mates) - 1] == mates[1:] or len(positions) < 8  # a lane may end inside a clip
+        # a lane may end inside a clip
+        assert near[: len(mates) - 1] == mates[1:] or len(positions) < 8
         assert len(near) == len(set(near)) == len(data) - 1
         assert mates[0] not in near
         assert {episode for episode, _ in near} <= {0, 2}
@@ -217,7 +237,9 @@ def test_substitutes_made_twice_are_journaled_once(sound: Path, tmp_path: Path) 
     found = []
     for position in (0, 1, 0):  # 0 was given up with its loader's threads
         _, episode, frame = (int(a[0]) for a in order.locate([position]))
-        found.append(substitutes.find(position, 0, episode, frame, "broken", lambda episode, frame: None))
+        found.append(
+            substitutes.find(position, 0, episode, frame, "broken", lambda episode, frame: None)
+        )
     assert found[2] == found[0]
     journaled = [json.loads(line)["position"] for line in journal.read_text().splitlines()]
     assert journaled == [one.position for one in substitutes.made] == [0, 1]

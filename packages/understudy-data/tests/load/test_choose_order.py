@@ -1,4 +1,6 @@
-"""The order that a loader chooses: its cost, its mixing, its memory, and the same on every machine."""
+"""The order that a loader chooses: its cost, its mixing, its memory, and the same on every
+machine.
+"""
 
 import warnings
 from dataclasses import replace
@@ -16,11 +18,21 @@ from understudy_data.load.choose_order import OrderChoice, choose_from_facts, or
 from understudy_data.load.dataloader.episode_stream import EpisodeStream
 from understudy_data.load.images.source_facts import FactGroups, SourceFacts, read_facts, resized
 from understudy_data.load.loader import Loader
-from understudy_data.load.memory_plan import describe_plan, divide_memory, needs_of_order, plan_memory
+from understudy_data.load.memory_plan import (
+    describe_plan,
+    divide_memory,
+    needs_of_order,
+    plan_memory,
+)
 from understudy_data.order import Order
 from understudy_data.order.cost import lane_correlation
 from understudy_data.order.defaults import turn_together
-from understudy_data.order.make_spec import CheckedSource, OrderRequest, choose_settings, number_sources
+from understudy_data.order.make_spec import (
+    CheckedSource,
+    OrderRequest,
+    choose_settings,
+    number_sources,
+)
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.order_sources import episodes
 
@@ -30,7 +42,9 @@ AV1_480 = (737_280, 2_900_000)
 """Bytes of a decoded frame of 640 x 480 and of a live decoder."""
 
 
-def facts(frames: int, gop: int, cameras: int = 1, *, of: tuple[int, int] = H264_480, **changes: Any) -> SourceFacts:
+def facts(
+    frames: int, gop: int, cameras: int = 1, *, of: tuple[int, int] = H264_480, **changes: Any
+) -> SourceFacts:
     """A dataset of 640 x 480 pixels."""
     frame, decoder = of
     known = SourceFacts(
@@ -70,7 +84,12 @@ def choose(
     ]
     request = OrderRequest("clips", batch_size, given.pop("in_flight", 1 << 62), **given)
     weights = [float(source.frames) for source in sources]
-    resources: dict[str, Any] = {"memory": memory, "world_size": world_size, "workers": workers, "num_threads": 8}
+    resources: dict[str, Any] = {
+        "memory": memory,
+        "world_size": world_size,
+        "workers": workers,
+        "num_threads": 8,
+    }
     return choose_from_facts(sources, checked, weights, request, 0, **resources)
 
 
@@ -85,7 +104,11 @@ def test_a_default_costs_at_most_a_quarter_more_than_decoding_in_a_row(
     assert choice.chosen.cost <= 1.25
     assert choice.chosen.plan.bytes <= memory * GIGABYTE
     within = [candidate for candidate in choice.candidates if candidate.cost <= 1.25]
-    staggered = [c for c in within if not turn_together(frames, c.spec.sources[0].clip, c.spec.sources[0].lanes)]
+    staggered = [
+        c
+        for c in within
+        if not turn_together(frames, c.spec.sources[0].clip, c.spec.sources[0].lanes)
+    ]
     assert choice.chosen in (staggered or within)
     assert choice.chosen.correlation[1] <= min(c.correlation[1] for c in staggered or within) + 0.01
 
@@ -120,12 +143,16 @@ def test_workers_share_no_lane(workers: int) -> None:
 
 def test_memory_buys_mixing_up_to_the_bound_of_the_cost() -> None:
     data = facts(42_760, 2, of=AV1_480)
-    lanes = [choose(data, memory=m * GIGABYTE // 10).order.spec.sources[0].lanes for m in (2, 4, 10, 40)]
+    lanes = [
+        choose(data, memory=m * GIGABYTE // 10).order.spec.sources[0].lanes for m in (2, 4, 10, 40)
+    ]
     assert lanes == sorted(lanes)
     assert lanes[0] < lanes[-1]
 
 
-def test_a_decoded_cache_is_shuffled_one_by_one_in_any_memory_and_is_offered_where_it_helps() -> None:
+def test_a_decoded_cache_is_shuffled_one_by_one_in_any_memory_and_is_offered_where_it_helps() -> (
+    None
+):
     data = facts(42_760, 250, 3, disk_images=9_000_000_000)
     assert "decoded_cache=FOLDER, 9.0 GB on disk" in choose(data, memory=GIGABYTE).advice
     assert "decoded_cache" not in choose(replace(data, disk_images=10**13), memory=GIGABYTE).advice
@@ -173,12 +200,16 @@ def test_a_bad_order_is_told_with_settings_that_are_better() -> None:
     assert choose(dear, memory=90_000_000, batch_size=4).advice != ""
 
 
-@pytest.mark.parametrize(("clip", "lanes", "mode"), [(64, 32, "clips"), (None, 32, "clips"), (None, None, "uniform")])
+@pytest.mark.parametrize(
+    ("clip", "lanes", "mode"), [(64, 32, "clips"), (None, 32, "clips"), (None, None, "uniform")]
+)
 def test_requested_orders_are_not_chosen(clip: int | None, lanes: int | None, mode: str) -> None:
     request = OrderRequest(mode, 32, 1 << 62, clip, lanes)
     source = facts(42_760, 250)
     checked = [CheckedSource("0", np.array([[0, 0, 42_760]]), 42_760, "0", 250, (0, 0))]
-    choice = choose_from_facts([source], checked, [1.0], request, 0, memory=GIGABYTE, world_size=1, num_threads=2)
+    choice = choose_from_facts(
+        [source], checked, [1.0], request, 0, memory=GIGABYTE, world_size=1, num_threads=2
+    )
     assert len(choice.candidates) == 1
     assert choice.order.spec.sources[0].lanes == (lanes or 1)
     assert clip in (None, choice.order.spec.sources[0].clip)
@@ -233,7 +264,9 @@ def test_a_loader_continues_the_order_of_a_state_in_other_memory(data: EpisodeDa
             assert tight.plan.keeps_decoded == (False,)
             for batch in expected[2:]:
                 assert (next(tight)["index"] == batch["index"]).all()
-            permuted = Order.from_datasets(data, batch_size=4, seed=1, clip=5, lanes=4, inside="permuted")
+            permuted = Order.from_datasets(
+                data, batch_size=4, seed=1, clip=5, lanes=4, inside="permuted"
+            )
             tight.load_state_dict({"position": 0, "order": permuted.to_json()})
             assert tight.order.spec == permuted.spec
         stream.load_state_dict(state)
@@ -262,7 +295,8 @@ def test_a_given_order_that_costs_much_is_told(data: EpisodeDataset) -> None:
     with warned() as caught:
         Loader(data, order=uniform, memory=needed // 2).close()
     assert len(caught) == 1
-    assert "variance" not in str(caught[0].message)  # no other setting changes the mixing of a given order
+    # no other setting changes the mixing of a given order
+    assert "variance" not in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Loader(data, order=uniform).close()
@@ -270,27 +304,37 @@ def test_a_given_order_that_costs_much_is_told(data: EpisodeDataset) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_sources_that_are_alike_are_planned_as_each_alone(seed: int) -> None:
-    """Grouped sources have the settings, the plan, the cost and the lanes that each has by itself."""
+    """Grouped sources have the settings, the plan, the cost and the lanes that each has by
+    itself.
+    """
     draw = np.random.default_rng(seed)
     count = int(draw.integers(2, 40))
     kinds = [facts(int(10 ** draw.uniform(1, 4)), int(draw.integers(1, 60))) for _ in range(3)]
     sources = [replace(kinds[draw.integers(3)], name=f"{number}") for number in range(count)]
-    memory = 200_000_000 + int(sum(source.all_images for source in sources) * draw.uniform(0.01, 0.3))
+    memory = 200_000_000 + int(
+        sum(source.all_images for source in sources) * draw.uniform(0.01, 0.3)
+    )
     world_size = int(draw.integers(1, 4))
     choice = choose(*sources, memory=memory, world_size=world_size)
-    alone = FactGroups(tuple(source.name for source in sources), tuple(sources), tuple(range(count)))
+    alone = FactGroups(
+        tuple(source.name for source in sources), tuple(sources), tuple(range(count))
+    )
     rank: dict[str, Any] = {"rank": world_size - 1, "world_size": world_size}
     for candidate in choice.candidates:
         order = Order(candidate.spec, ())
         plan = plan_memory(sources, order, num_threads=8, memory=memory, **rank)
         needs = needs_of_order(alone, order, **rank)
         division = divide_memory(needs, num_threads=8, memory=memory)
-        assert plan == candidate.plan == describe_plan(division, [source.name for source in sources])
+        assert (
+            plan == candidate.plan == describe_plan(division, [source.name for source in sources])
+        )
         assert candidate.cost == order_cost(sources, candidate.spec, plan, world_size)
         checked = [part.source for part in candidate.sources]
         weights = [float(source.frames) for source in sources]
         request = OrderRequest("clips", 32, 1 << 62, spread=64)
-        settings = choose_settings(checked, weights, request, number_sources(checked, weights, request))
+        settings = choose_settings(
+            checked, weights, request, number_sources(checked, weights, request)
+        )
         each = choose_settings(checked, weights, request, range(count))
         assert settings.resolve(checked) == each.resolve(checked)
         assert settings.slots == each.slots

@@ -1,4 +1,6 @@
-"""Depth in the loader: the batches of the dataset, whatever the memory, resized by nearest pixels."""
+"""Depth in the loader: the batches of the dataset, whatever the memory, resized by nearest
+pixels.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,14 @@ from understudy_data.load.loader import Loader
 from understudy_data.order import Order
 from understudy_data.testing.batches import least_memory
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_data.testing.depth import DEPTH, HEIGHT, SCALE, WIDTH, add_depth_images, add_depth_video
+from understudy_data.testing.depth import (
+    DEPTH,
+    HEIGHT,
+    SCALE,
+    WIDTH,
+    add_depth_images,
+    add_depth_video,
+)
 from understudy_data.video.color import AreaResize, ImageSize
 
 TOP = "observation.images.top"
@@ -48,12 +57,16 @@ def nearest(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     ("size", "kept"),
     [(None, ""), ((17, 23), ""), ((17, 23), "in memory"), (None, "on disk"), ((17, 23), "on disk")],
 )
-def test_loader_depth_equals_the_datasets(root: Path, tmp_path: Path, size: tuple[int, int] | None, kept: str) -> None:
+def test_loader_depth_equals_the_datasets(
+    root: Path, tmp_path: Path, size: tuple[int, int] | None, kept: str
+) -> None:
     data = opened(root)
     order = Order.from_datasets([data], batch_size=4, seed=1, frames_in_flight=8)
     memory = "1GB" if kept else least_memory(data, order=order, image_size=size, num_threads=2)
     folder = tmp_path if kept == "on disk" else None
-    loader = Loader(data, order=order, memory=memory, image_size=size, num_threads=2, decoded_cache=folder)
+    loader = Loader(
+        data, order=order, memory=memory, image_size=size, num_threads=2, decoded_cache=folder
+    )
     assert any(loader.plan.keeps_decoded) == bool(kept)
     with loader:
         for first in range(0, 20, 4):
@@ -81,7 +94,10 @@ def test_loader_refuses_a_policys_resizing_for_depth(root: Path) -> None:
     if DEPTH not in opened(root).video_keys:
         pytest.skip("images in rows keep their size")
     size = ImageSize((24, 24), AreaResize(HEIGHT, WIDTH, (24, 24)))
-    with refused(where=None, fix="depth"), Loader(opened(root), batch_size=4, image_size=size) as loader:
+    with (
+        refused(where=None, fix="depth"),
+        Loader(opened(root), batch_size=4, image_size=size) as loader,
+    ):
         next(loader)
 
 

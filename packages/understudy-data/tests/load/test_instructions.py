@@ -12,7 +12,13 @@ PARTS = ["put the cup on the shelf", "move the cup", "cup to shelf"]
 
 @pytest.mark.parametrize(
     ("text", "separator", "parts"),
-    [(TEXT, " | ", PARTS), (TEXT, "|", PARTS), (TEXT, "", [TEXT]), ("", " | ", [""]), (" | ", "|", [" | "])],
+    [
+        (TEXT, " | ", PARTS),
+        (TEXT, "|", PARTS),
+        (TEXT, "", [TEXT]),
+        ("", " | ", [""]),
+        (" | ", "|", [" | "]),
+    ],
 )
 def test_split_task(text: str, separator: str, parts: list[str]) -> None:
     assert split_task(text, separator) == parts

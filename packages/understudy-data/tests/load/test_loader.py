@@ -60,7 +60,9 @@ def take(loader: Loader, count: int) -> list[dict[str, Any]]:
         ({"order": True, "seed": 0}, ["order", "seed 5"]),
     ],
 )
-def test_loader_needs_an_order_or_a_batch_size(root: Path, options: dict[str, Any], words: list[Any]) -> None:
+def test_loader_needs_an_order_or_a_batch_size(
+    root: Path, options: dict[str, Any], words: list[Any]
+) -> None:
     data = opened(root)
     if options.get("order"):
         options = {**options, "order": order_of(data)}
@@ -77,7 +79,9 @@ def test_loader_names_the_least_memory(root: Path) -> None:
         Loader([data], order=order, memory=enough - 1)
 
 
-@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+@pytest.mark.skipif(
+    PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory"
+)
 def test_plan_keeps_decoded_images_within_memory(root: Path, twin: Path) -> None:
     data = opened(root)
     size = len(data) * 64 * 64 * 3
@@ -104,7 +108,9 @@ def test_loader_makes_no_more_batches_ahead_than_planned(root: Path) -> None:
     order = order_of(opened(root))
     for memory, ahead in ((10**9, 8), (least_memory(opened(root), order=order), 0)):
         made.clear()
-        with Loader([opened(root)], order=order, memory=memory, num_threads=2, preprocess=counted) as loader:
+        with Loader(
+            [opened(root)], order=order, memory=memory, num_threads=2, preprocess=counted
+        ) as loader:
             assert loader.plan.batches_ahead == ahead
             for step in range(1, 9):
                 next(loader)
@@ -112,7 +118,8 @@ def test_loader_makes_no_more_batches_ahead_than_planned(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [("4GB", 4 * 10**9), ("1.5 kib", 1536), (17, 17), ("64", 64), ("2TiB", 2**41)]
+    ("size", "count"),
+    [("4GB", 4 * 10**9), ("1.5 kib", 1536), (17, 17), ("64", 64), ("2TiB", 2**41)],
 )
 def test_parse_bytes(size: int | str, count: int) -> None:
     assert parse_bytes(size) == count
@@ -128,7 +135,11 @@ def test_loader_refuses_datasets_of_another_order(root: Path, tmp_path: Path) ->
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
     one = opened(root)
     two = opened(tmp_path / "other")
-    for order, given in ((order_of(one, two), [one]), (order_of(one), [one, two]), (order_of(one, two), [two, one])):
+    for order, given in (
+        (order_of(one, two), [one]),
+        (order_of(one), [one, two]),
+        (order_of(one, two), [two, one]),
+    ):
         with pytest.raises(ValueError, match="order"):
             Loader(given, order=order)
 
@@ -153,20 +164,29 @@ def test_loader_refuses_impossible_arguments(root: Path) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_loader_ranks_share_a_mixture_of_divided_slots(root: Path, twin: Path, world: int) -> None:
     sources = [opened(root), opened(twin)]
-    order = Order.from_datasets(sources, weights=[0.37, 0.63], batch_size=BATCH, seed=5, clip=4, lanes=2 * BATCH)
+    order = Order.from_datasets(
+        sources, weights=[0.37, 0.63], batch_size=BATCH, seed=5, clip=4, lanes=2 * BATCH
+    )
     order = order.with_weights(5 * BATCH, {"dataset": 1.0, "twin": 2**0.5})
     assert order.spec.version == 2
     assert min(source.lanes for source in order.spec.sources) > 1
-    loaders = [Loader(sources, order=order, rank=rank, world_size=world, num_threads=2) for rank in range(world)]
+    loaders = [
+        Loader(sources, order=order, rank=rank, world_size=world, num_threads=2)
+        for rank in range(world)
+    ]
     parts = [take(loader, 9) for loader in loaders]
     for step, shares in enumerate(zip(*parts)):
-        source, episode, frame = (of.tolist() for of in order.locate(np.arange(step * BATCH, (step + 1) * BATCH)))
+        source, episode, frame = (
+            of.tolist() for of in order.locate(np.arange(step * BATCH, (step + 1) * BATCH))
+        )
         assert [s for share in shares for s in share["source"].tolist()] == source
         seen = [identity(p)[1:] for share in shares for p in share[TOP].numpy()]
         assert seen == list(zip(episode, frame))
 
 
-def test_loader_shares_the_cores_among_the_ranks_of_a_host(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_shares_the_cores_among_the_ranks_of_a_host(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     alone = Loader(root, batch_size=4, rank=0, world_size=2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

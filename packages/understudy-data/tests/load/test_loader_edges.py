@@ -1,4 +1,6 @@
-"""Edge cases of the loader: forks, pickles, interrupts, errors in the middle, and other users of its memory."""
+"""Edge cases of the loader: forks, pickles, interrupts, errors in the middle, and other users of
+its memory.
+"""
 
 import copy
 import itertools
@@ -176,8 +178,12 @@ def test_loader_ends_its_threads_if_one_cannot_start(
 
 
 @pytest.mark.parametrize("memory", ["4GB", "least"])
-def test_loader_raises_the_first_error_at_its_batch(data: EpisodeDataset, order: Order, memory: str) -> None:
-    """Several threads fail at different batches, some of them ahead of the first that the consumer must meet."""
+def test_loader_raises_the_first_error_at_its_batch(
+    data: EpisodeDataset, order: Order, memory: str
+) -> None:
+    """Several threads fail at different batches, some of them ahead of the first that the consumer
+    must meet.
+    """
     bad = {31: "late", 22: "early", 33: "later"}  # positions: batches 5, 3 and 5
 
     def failing(pictures: dict[str, torch.Tensor], rng: Any) -> None:
@@ -190,8 +196,12 @@ def test_loader_raises_the_first_error_at_its_batch(data: EpisodeDataset, order:
     asked = {rng_key(SampleRng(order.seed, "augment", p)): p for p in range(200)}
     expected = batches(data, order, 4)
     for threads in (1, 2, 5):
-        given = least_memory(data, order=order) + 200_000 if memory == "least" else parse_bytes(memory)
-        with Loader([data], order=order, num_threads=threads, memory=given, augment=failing) as loader:
+        given = (
+            least_memory(data, order=order) + 200_000 if memory == "least" else parse_bytes(memory)
+        )
+        with Loader(
+            [data], order=order, num_threads=threads, memory=given, augment=failing
+        ) as loader:
             assert all(same(next(loader), expected[n]) for n in range(3))
             for _ in range(2):  # and again when it is asked for again
                 with pytest.raises(ArithmeticError, match="early"):
@@ -202,7 +212,9 @@ def test_loader_raises_the_first_error_at_its_batch(data: EpisodeDataset, order:
             bad[22] = saved
 
 
-def test_loader_preprocesses_whole_batches_in_its_threads(data: EpisodeDataset, order: Order) -> None:
+def test_loader_preprocesses_whole_batches_in_its_threads(
+    data: EpisodeDataset, order: Order
+) -> None:
     names: set[str] = set()
 
     def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +232,10 @@ def test_loader_preprocesses_whole_batches_in_its_threads(data: EpisodeDataset, 
 
 def test_loader_returns_batches_before_an_error(data: EpisodeDataset, order: Order) -> None:
     """One thread fails at the second batch while another is still at work on the first."""
-    second = {int(SampleRng(order.seed, "augment", p).integers(0, 1 << 31)) for p in range(BATCH, 2 * BATCH)}
+    second = {
+        int(SampleRng(order.seed, "augment", p).integers(0, 1 << 31))
+        for p in range(BATCH, 2 * BATCH)
+    }
     first = int(SampleRng(order.seed, "augment", 0).integers(0, 1 << 31))
 
     def failing(pictures: dict[str, torch.Tensor], rng: Any) -> None:
@@ -248,7 +263,8 @@ def test_decoded_images_decodes_a_frame_once_for_two_threads(data: EpisodeDatase
     spent = [Timings(), Timings()]
     episode = pictures._episode(TOP, 3)
     threads = [
-        threading.Thread(target=pictures.read_into, args=(TOP, 3, [5], out, one)) for out, one in zip(outs, spent)
+        threading.Thread(target=pictures.read_into, args=(TOP, 3, [5], out, one))
+        for out, one in zip(outs, spent)
     ]
     with episode.filling:  # both have seen that it is not there
         for thread in threads:
@@ -280,12 +296,16 @@ def test_picture_decoder_stops_within_a_group(at_once: int, tmp_path: Path) -> N
     one = packets.packet
     several = packets.run
 
+    def another(i: int, until: int) -> Any:
+        fed.append(i)
+        return one(i, until)
+
     def more(first: int, stop: int, until: int) -> PacketRun:
         coded = several(first, stop, until)
         fed.extend(range(first, first + coded.stop - coded.first))
         return coded
 
-    packets.packet = lambda i, until: (fed.append(i), one(i, until))[1]  # type: ignore[method-assign]
+    packets.packet = another  # type: ignore[method-assign]
     packets.run = more  # type: ignore[method-assign]
     ended: list[str] = []
 
@@ -326,7 +346,9 @@ def test_loader_devices(data: EpisodeDataset, order: Order) -> None:
 
 @pytest.mark.parametrize("start", [2**31, 2**40, 2**62 - 100])
 @pytest.mark.parametrize("mode", ["clips", "uniform", "sequential"])
-def test_loader_far_positions_and_large_batches(data: EpisodeDataset, start: int, mode: str) -> None:
+def test_loader_far_positions_and_large_batches(
+    data: EpisodeDataset, start: int, mode: str
+) -> None:
     order = Order.from_datasets([data], batch_size=200, seed=1, mode=mode)  # more than all frames
     with Loader([data], order=order, position=start) as loader:
         for batch in itertools.islice(loader, 2):
@@ -377,7 +399,9 @@ def content(kept: Any) -> bytes:
 
 
 @pytest.mark.parametrize("keep", KEEPERS)
-def test_buffer_pool_never_reuses_kept_memory(data: EpisodeDataset, order: Order, keep: str) -> None:
+def test_buffer_pool_never_reuses_kept_memory(
+    data: EpisodeDataset, order: Order, keep: str
+) -> None:
     held = []
     whole = []
     addresses = []
@@ -432,7 +456,9 @@ def test_buffer_pool_waits_for_a_release_but_not_for_kept_batches(
     assert len({array.ctypes.data for array in held}) == 6
 
 
-def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_reader_drops_frames_behind_their_last_sample(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = EpisodeDataset(root, delta_timestamps={TOP: [-0.2, 0.0]}, frame_cache_bytes=0)
     order = Order.from_datasets([data], batch_size=1, seed=1, clip=100, lanes=1)
     held: list[int] = []
@@ -441,8 +467,10 @@ def test_clip_reader_drops_frames_behind_their_last_sample(root: Path, monkeypat
     def decode_next(self: ClipReader, ready: dict[int, SampleImages], spent: Timings) -> None:
         assert not ready  # one lane
         plain(self, ready, spent)
-        waiting = {id(picture) for pictures in ready.values() for picture in pictures}  # type: ignore[union-attr]
-        held.append(len(waiting | self._held.keys()))
+        waiting = set(self._held)
+        for pictures in ready.values():
+            waiting.update(map(id, pictures))  # type: ignore[arg-type]
+        held.append(len(waiting))
         assert len(self._held) <= sum(data.reach)
 
     monkeypatch.setattr(ClipReader, "decode_next", decode_next)
@@ -479,7 +507,9 @@ def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
     assert all(waits)
 
 
-def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_stay_open_where_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reading the index of a packed file again takes as long as decoding a clip."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(24,) * 40))
     data = EpisodeDataset(tmp_path / "d")
@@ -506,11 +536,15 @@ def test_videos_stay_open_where_memory_allows(tmp_path: Path, monkeypatch: pytes
     assert not parked, "a video that is read in a row keeps its decoder"
     images = data.batch(np.arange(40), np.zeros(40, np.int64))[TOP]
     assert len(parked) == 40 - video_frames.OPEN_FILES
-    assert torch.equal(images, EpisodeDataset(tmp_path / "d").batch(np.arange(40), np.zeros(40, np.int64))[TOP])
+    assert torch.equal(
+        images, EpisodeDataset(tmp_path / "d").batch(np.arange(40), np.zeros(40, np.int64))[TOP]
+    )
     assert pickle.loads(pickle.dumps(data)).video_frames.index_bytes == 0
 
 
-def test_videos_with_a_file_of_their_own_do_not_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_with_a_file_of_their_own_do_not_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container that mp4.py does not describe has a descriptor for each open video."""
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(24,) * 40))
     monkeypatch.setattr(packets, "read_mp4", refuse_layout)

@@ -1,4 +1,6 @@
-"""Mixtures of different robots: every sample equals that of its dataset, padded and marked, in any batch."""
+"""Mixtures of different robots: every sample equals that of its dataset, padded and marked, in any
+batch.
+"""
 
 import json
 from collections.abc import Sequence
@@ -25,10 +27,16 @@ ACTION = "action"
 STATE = "observation.state"
 SPECS = {
     "arm": Spec(lengths=(30, 24, 1, 41), fps=10),
-    "hand": Spec(lengths=(9, 1, 17), fps=30, action_dim=5, state_dim=7, version="v2.1", codec="libsvtav1"),
+    "hand": Spec(
+        lengths=(9, 1, 17), fps=30, action_dim=5, state_dim=7, version="v2.1", codec="libsvtav1"
+    ),
     "gripper": Spec(lengths=(12, 25), fps=50, action_dim=1, gop=12),
 }
-WIDTHS = {"arm": {ACTION: 2, STATE: 3}, "hand": {ACTION: 5, STATE: 7}, "gripper": {ACTION: 1, STATE: 3}}
+WIDTHS = {
+    "arm": {ACTION: 2, STATE: 3},
+    "hand": {ACTION: 5, STATE: 7},
+    "gripper": {ACTION: 1, STATE: 3},
+}
 WINDOWS = {ACTION: [0.0, 0.1, 0.2], TOP: [-0.1, 0.0]}
 LARGE = 10**9
 
@@ -46,7 +54,9 @@ def opened(roots: dict[str, Path], names: Sequence[str], **options: Any) -> list
     return [EpisodeDataset(roots[name], **given_) for name in names]
 
 
-def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order, names: Sequence[str]) -> None:
+def check(
+    batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Order, names: Sequence[str]
+) -> None:
     """The batch equals the samples of its datasets, bit for bit; padding is zero and marked."""
     source, episode, frame = order.locate(batch["position"].numpy())
     widest = {key: max(WIDTHS[name][key] for name in names) for key in (ACTION, STATE)}
@@ -54,13 +64,18 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
     assert batch["source"].tolist() == source.tolist()
     plain = datasets[0].batch(*datasets[0].locate([0]))
     extra = {f"real_{key}_dim" for key in differ} | {f"{key}_dim_is_pad" for key in differ}
-    assert batch.keys() == plain.keys() | extra | {"position", "source"}  # whatever sources the batch holds
+    # whatever sources the batch holds
+    assert batch.keys() == plain.keys() | extra | {"position", "source"}
     for s in np.unique(source).tolist():
         at = np.flatnonzero(source == s)
         alone = datasets[s].batch(episode[at], frame[at])
         for key, value in alone.items():
             if key not in differ:
-                got = batch[key][at] if isinstance(value, torch.Tensor) else [batch[key][i] for i in at]
+                got = (
+                    batch[key][at]
+                    if isinstance(value, torch.Tensor)
+                    else [batch[key][i] for i in at]
+                )
                 assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
                 continue
             own = WIDTHS[names[s]][key]
@@ -91,12 +106,19 @@ def test_mixture_samples_equal_those_of_their_dataset(  # type: ignore[no-untype
     datasets = opened(roots, names)
     world = min(world, batch)
     options: dict[str, Any] = {"mode": mode} if mode != "clips" else {"clip": 5, "lanes": batch}
-    order = Order.from_datasets(datasets, batch_size=batch, seed=3, weights=weights[: len(names)], **options)
+    order = Order.from_datasets(
+        datasets, batch_size=batch, seed=3, weights=weights[: len(names)], **options
+    )
     for rank in range(world):
         place = {"rank": rank, "world_size": world, "allow_uneven": True}
         enough = least_memory(*datasets, order=order, **place)
         with Loader(
-            datasets, order=order, num_threads=threads, memory=enough + memory, position=start, **place
+            datasets,
+            order=order,
+            num_threads=threads,
+            memory=enough + memory,
+            position=start,
+            **place,
         ) as loader:
             for _ in range(4):
                 check(next(loader), datasets, order, names)
@@ -131,13 +153,19 @@ def test_mixture_takes_the_wider_dtype(roots: dict[str, Path], tmp_path: Path) -
         for batch in (next(loader) for _ in range(8)):
             source, episode, frame = (int(a[0]) for a in order.locate(batch["position"].numpy()))
             assert batch["timestamp"].dtype == torch.float64
-            assert batch["timestamp"][0] == datasets[source].sample(episode, frame)["timestamp"].double()
+            assert (
+                batch["timestamp"][0]
+                == datasets[source].sample(episode, frame)["timestamp"].double()
+            )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keys": [ACTION, TOP]}, ["(arm)", "(hand)", ["next.reward", "observation.state"], "keys=[...]"]),
+        (
+            {"keys": [ACTION, TOP]},
+            ["(arm)", "(hand)", ["next.reward", "observation.state"], "keys=[...]"],
+        ),
         (
             {"keys": [ACTION, STATE, "next.reward"], "delta_timestamps": {ACTION: WINDOWS[ACTION]}},
             [[TOP], "keys=[...]"],
@@ -156,7 +184,9 @@ def test_mixture_refuses_datasets_that_no_batch_combines(
             kind(datasets, order=order)
 
 
-def test_mixture_refuses_other_shapes_than_float_vectors(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_mixture_refuses_other_shapes_than_float_vectors(
+    roots: dict[str, Path], tmp_path: Path
+) -> None:
     for name, changes, words in (
         ("whole", {"dtype": "int64"}, ["'action'", "float32", "int64", "keys="]),
         ("text", {"dtype": "string"}, ["'action'", "float32", "text", "keys="]),

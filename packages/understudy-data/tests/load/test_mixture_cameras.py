@@ -1,4 +1,6 @@
-"""Mixtures of robots whose cameras differ: other names, other sizes, or none where others have one."""
+"""Mixtures of robots whose cameras differ: other names, other sizes, or none where others have
+one.
+"""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -32,8 +34,12 @@ WRIST = "observation.images.wrist"
 KEYS = [ACTION, STATE, FRONT, WRIST]
 LARGE = 10**9
 SPECS = {
-    "both": Spec(lengths=(30, 1, 24), cameras=("observation.images.cam_0", "observation.images.cam_1")),
-    "one": Spec(lengths=(9, 17), fps=30, cameras=("observation.images.top",), gop=12, version="v2.1"),
+    "both": Spec(
+        lengths=(30, 1, 24), cameras=("observation.images.cam_0", "observation.images.cam_1")
+    ),
+    "one": Spec(
+        lengths=(9, 17), fps=30, cameras=("observation.images.top",), gop=12, version="v2.1"
+    ),
     "none": Spec(lengths=(12, 25), fps=50, cameras=()),
     "bare": Spec(lengths=(5, 4), cameras=()),
     "stored": Spec(lengths=(6, 9), cameras=(), images=("observation.images.png",)),
@@ -45,7 +51,13 @@ NAMES = {
     "bare": {},
     "stored": {FRONT: "observation.images.png"},
 }
-LACKS = {"both": (), "one": (WRIST,), "none": (FRONT, WRIST), "bare": (FRONT, WRIST), "stored": (WRIST,)}
+LACKS = {
+    "both": (),
+    "one": (WRIST,),
+    "none": (FRONT, WRIST),
+    "bare": (FRONT, WRIST),
+    "stored": (WRIST,),
+}
 SIDES = (written.SIDE, written.SIDE)
 WINDOWS: dict[str, list[float]] = {FRONT: [-0.1, 0.0], WRIST: [0.0, 0.2, 0.2]}
 
@@ -58,7 +70,9 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: path / name for name in SPECS}
 
 
-def opened(roots: dict[str, Path], names: Sequence[str], windows: bool = False, **options: Any) -> list[EpisodeDataset]:
+def opened(
+    roots: dict[str, Path], names: Sequence[str], windows: bool = False, **options: Any
+) -> list[EpisodeDataset]:
     return [
         EpisodeDataset(
             roots[name],
@@ -76,14 +90,19 @@ def check(batch: dict[str, Any], datasets: Sequence[EpisodeDataset], order: Orde
     """Row by row the samples of their own datasets, and whether each camera is missing."""
     missing = {camera for dataset in datasets for camera in dataset.missing_cameras}
     plain = set(datasets[0][0]) - {f"{camera}_is_missing" for camera in missing}
-    assert batch.keys() == plain | {f"{camera}_is_missing" for camera in missing} | {"position", "source"}
+    assert batch.keys() == plain | {f"{camera}_is_missing" for camera in missing} | {
+        "position",
+        "source",
+    }
     for row, (source, episode, frame) in enumerate(zip(*order.locate(batch["position"].numpy()))):
         sample = datasets[source].sample(int(episode), int(frame))
         for key, value in sample.items():
             got = batch[key][row]
             assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value, key
         for camera in missing:
-            assert bool(batch[f"{camera}_is_missing"][row]) == (camera in datasets[source].missing_cameras)
+            assert bool(batch[f"{camera}_is_missing"][row]) == (
+                camera in datasets[source].missing_cameras
+            )
             assert (not batch[camera][row].any()) == (camera in datasets[source].missing_cameras)
 
 
@@ -122,7 +141,9 @@ def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no
     for rank in range(world):
         place: dict[str, Any] = {"rank": rank, "world_size": world, "allow_uneven": True}
         memory = extra + least_memory(*datasets, order=order, **place)
-        with Loader(datasets, order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
+        with Loader(
+            datasets, order=order, num_threads=threads, memory=memory, position=start, **place
+        ) as loader:
             for _ in range(8):  # more than there are buffers: black images held another one before
                 check(next(loader), datasets, order)
 
@@ -131,7 +152,9 @@ def test_mixture_camera_samples_equal_those_of_their_dataset(  # type: ignore[no
 def test_mixture_cameras_in_streams_and_samplers(roots: dict[str, Path]) -> None:
     datasets = opened(roots, ["both", "one", "none"])
     order = Order.from_datasets(datasets, batch_size=4, seed=3, clip=4, lanes=8)
-    stream = DataLoader(EpisodeStream(datasets, order=order, position=8), batch_size=None, num_workers=2)
+    stream = DataLoader(
+        EpisodeStream(datasets, order=order, position=8), batch_size=None, num_workers=2
+    )
     with Loader(datasets, order=order, position=8) as loader:
         assert all_same(list(islice(stream, 4)), list(islice(loader, 4)))
     alone = datasets[1]
@@ -172,13 +195,21 @@ def test_loader_augments_no_black_images(roots: dict[str, Path]) -> None:
 def test_mixture_of_several_image_sizes_needs_image_size(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A camera of 64 x 64 in one source and 32 x 32 in another; and one that is absent in its own size."""
+    """A camera of 64 x 64 in one source and 32 x 32 in another; and one that is absent in its own
+    size.
+    """
     datasets = opened(roots, ["both", "one"])
     small = half_size(tmp_path / "small", monkeypatch)
     datasets = [*datasets, small]
     order = Order.from_datasets(datasets, batch_size=6, seed=3, clip=4, lanes=6)
     with refused(
-        f"'{FRONT}'", (3, 64, 64), "(both)", (3, 32, 32), "(small)", "image_size=(height, width)", kind=ValueError
+        f"'{FRONT}'",
+        (3, 64, 64),
+        "(both)",
+        (3, 32, 32),
+        "(small)",
+        "image_size=(height, width)",
+        kind=ValueError,
     ):
         Loader(datasets, order=order)
     for memory in (least_memory(*datasets, order=order, image_size=(24, 40)), LARGE):
@@ -186,7 +217,9 @@ def test_mixture_of_several_image_sizes_needs_image_size(
             for batch in (next(loader) for _ in range(8)):
                 assert batch[FRONT].shape == (6, 3, 24, 40)
                 assert batch[WRIST].shape == (6, 3, 24, 40)
-                for row, (source, episode, frame) in enumerate(zip(*order.locate(batch["position"].numpy()))):
+                for row, (source, episode, frame) in enumerate(
+                    zip(*order.locate(batch["position"].numpy()))
+                ):
                     sample = datasets[source].sample(int(episode), int(frame))
                     for camera in (FRONT, WRIST):
                         out = np.empty((3, 24, 40), np.uint8)
@@ -198,11 +231,15 @@ def half_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> EpisodeDataset:
     full = written.picture
     with monkeypatch.context() as patch:
         patch.setattr(written, "SIDE", 32)
-        patch.setattr(written, "picture", lambda *who: np.ascontiguousarray(full_picture(full, *who)))
+        patch.setattr(
+            written, "picture", lambda *who: np.ascontiguousarray(full_picture(full, *who))
+        )
         write_dataset(root, Spec(lengths=(8, 11), cameras=("observation.images.top",)))
     names = {FRONT: "observation.images.top"}
     absent = {WRIST: (48, 48)}
-    return EpisodeDataset(root, {ACTION: [0.0, 0.1]}, names=names, missing_cameras=absent, keys=[ACTION, STATE, FRONT])
+    return EpisodeDataset(
+        root, {ACTION: [0.0, 0.1]}, names=names, missing_cameras=absent, keys=[ACTION, STATE, FRONT]
+    )
 
 
 def full_picture(make: Any, *who: int) -> np.ndarray:
@@ -216,14 +253,24 @@ def test_mixture_refuses_cameras_that_no_batch_combines(roots: dict[str, Path]) 
         Mixture.from_datasets(
             [
                 *opened(roots, ["both"]),
-                EpisodeDataset(roots["one"], {ACTION: [0.0, 0.1]}, names=NAMES["one"], keys=[ACTION, STATE, FRONT]),
+                EpisodeDataset(
+                    roots["one"],
+                    {ACTION: [0.0, 0.1]},
+                    names=NAMES["one"],
+                    keys=[ACTION, STATE, FRONT],
+                ),
             ]
         )
     for names in (["both", "stored"], ["stored", "none", "both"], ["none", "both", "stored"]):
         with refused(f"'{FRONT}'", "image", "video", kind=ValueError):
             Mixture.from_datasets(opened(roots, names))
     other = EpisodeDataset(
-        roots["none"], {ACTION: [0.0, 0.1]}, missing_cameras={FRONT: SIDES, WRIST: (8, 8)}, keys=[ACTION, STATE]
+        roots["none"],
+        {ACTION: [0.0, 0.1]},
+        missing_cameras={FRONT: SIDES, WRIST: (8, 8)},
+        keys=[ACTION, STATE],
     )
-    with refused(f"'{WRIST}'", (3, 64, 64), (3, 8, 8), "image_size=(height, width)", kind=ValueError):
+    with refused(
+        f"'{WRIST}'", (3, 64, 64), (3, 8, 8), "image_size=(height, width)", kind=ValueError
+    ):
         image_shapes([*opened(roots, ["both"]), other], None)

@@ -1,4 +1,6 @@
-"""State dicts: a position and its order, for torch's checkpoints; the state of another order is refused."""
+"""State dicts: a position and its order, for torch's checkpoints; the state of another order is
+refused.
+"""
 
 import json
 from pathlib import Path
@@ -60,7 +62,9 @@ def test_load_state_dict_refuses_another_order_and_names_both(data: EpisodeDatas
         before = other.position
         with pytest.raises(ConfigError) as error:
             other.load_state_dict(state)
-        assert all(name in str(error.value) for name in (*prints, other.order.spec.fingerprint[:12]))
+        assert all(
+            name in str(error.value) for name in (*prints, other.order.spec.fingerprint[:12])
+        )
         assert other.position == before
         other.close()
     odd = [{**state, "position": value} for value in (-4, 1.5, True, "x", None)]
@@ -87,10 +91,14 @@ def test_distributed_checkpoint_saves_and_restores_a_loader(
         assert isinstance(loader, Stateful)
         for _ in range(4):
             next(loader)
-        dcp.save({"model": {"weight": weight}, "loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+        dcp.save(
+            {"model": {"weight": weight}, "loader": loader}, checkpoint_id=tmp_path, no_dist=True
+        )
     restored = torch.zeros(3)
     with Loader(data, batch_size=BATCH, seed=1) as loader:
-        dcp.load({"model": {"weight": restored}, "loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+        dcp.load(
+            {"model": {"weight": restored}, "loader": loader}, checkpoint_id=tmp_path, no_dist=True
+        )
         assert torch.equal(restored, weight)
         assert loader.position == 4 * BATCH
         assert same(next(loader), expected[4])
@@ -98,7 +106,9 @@ def test_distributed_checkpoint_saves_and_restores_a_loader(
         dcp.load({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
 
 
-def test_episode_stream_continues_behind_a_batch_and_shares_states_with_the_loader(data: EpisodeDataset) -> None:
+def test_episode_stream_continues_behind_a_batch_and_shares_states_with_the_loader(
+    data: EpisodeDataset,
+) -> None:
     expected = batches(data, 5)
     stream = EpisodeStream(data, batch_size=BATCH, seed=1)
     found = iter(DataLoader(stream, batch_size=None, num_workers=2))

@@ -1,4 +1,6 @@
-"""Loader over a server: the batches of a local folder, each byte once, few bytes before the first, no thread left."""
+"""Loader over a server: the batches of a local folder, each byte once, few bytes before the first,
+no thread left.
+"""
 
 import contextlib
 import itertools
@@ -52,7 +54,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(server: RangeServer, cache: Path, patience: RetryPolicy | None = None) -> EpisodeDataset:
     remote = RemoteOptions(cache=str(cache), retry=patience or RetryPolicy(initial_backoff=0.001))
-    return EpisodeDataset(Catalog.open(f"{server.url}/set", remote), delta_timestamps={TOP: [-0.1, 0]})
+    return EpisodeDataset(
+        Catalog.open(f"{server.url}/set", remote), delta_timestamps={TOP: [-0.1, 0]}
+    )
 
 
 def loader(data: EpisodeDataset, start: int = 0) -> Loader:
@@ -61,7 +65,8 @@ def loader(data: EpisodeDataset, start: int = 0) -> Loader:
 
 
 def first_of(there: Loader, monkeypatch: pytest.MonkeyPatch) -> Batch:
-    """The first batch, without prefetching for the batches that the loader's threads make meanwhile.
+    """The first batch, without prefetching for the batches that the loader's threads make
+    meanwhile.
 
     Otherwise the number of bytes would depend on the time that this thread takes to continue.
     """
@@ -84,7 +89,11 @@ def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
                     one = next(here)
                     other = next(there)
                     assert one.keys() == other.keys()
-                    assert all(torch.equal(one[k], other[k]) for k in one if isinstance(one[k], torch.Tensor))
+                    assert all(
+                        torch.equal(one[k], other[k])
+                        for k in one
+                        if isinstance(one[k], torch.Tensor)
+                    )
             assert server.sent <= sum(map(len, folder(root).values()))
         assert any(asked.status == 304 for asked in server.log)
     assert not names()
@@ -92,17 +101,27 @@ def test_prefetch_fetches_each_byte_once(root: Path, tmp_path: Path) -> None:
 
 def test_processes_of_a_host_fetch_each_byte_of_an_epoch_once(tmp_path: Path) -> None:
     cameras = tuple(f"observation.images.{name}" for name in ("left", "right", "wrist"))
-    write_dataset(tmp_path / "d", Spec(lengths=(60, 45, 70, 35), gop=6, per_video_file=2, cameras=cameras))
+    write_dataset(
+        tmp_path / "d", Spec(lengths=(60, 45, 70, 35), gop=6, per_video_file=2, cameras=cameras)
+    )
     forked = multiprocessing.get_context("fork")
     with RangeServer(folder(tmp_path / "d", "/set"), latency=0.002) as server:
         all_have_read = forked.Barrier(3)
 
         def read(rank: int) -> None:
-            remote = RemoteOptions(cache=str(tmp_path / "cache"), retry=RetryPolicy(initial_backoff=0.001))
+            remote = RemoteOptions(
+                cache=str(tmp_path / "cache"), retry=RetryPolicy(initial_backoff=0.001)
+            )
             data = EpisodeDataset(Catalog.open(f"{server.url}/set", remote))
             order = Order.from_datasets([data], batch_size=6, seed=1, frames_in_flight=60)
-            with Loader([data], order=order, rank=rank, world_size=3, num_threads=1, memory="3MB") as there:
-                frames = [frame for batch in itertools.islice(there, 35) for frame in batch["index"].tolist()]
+            with Loader(
+                [data], order=order, rank=rank, world_size=3, num_threads=1, memory="3MB"
+            ) as there:
+                frames = [
+                    frame
+                    for batch in itertools.islice(there, 35)
+                    for frame in batch["index"].tolist()
+                ]
                 all_have_read.wait(
                     240
                 )  # closing it gives up spans of the next epoch, which others may need in this one
@@ -122,10 +141,14 @@ def test_processes_of_a_host_fetch_each_byte_of_an_epoch_once(tmp_path: Path) ->
         assert {path: sent[path] for path, size in sizes.items() if sent[path] > size} == {}
         videos = [path for path in sizes if path.endswith("mp4")]
         assert len(videos) == 5
-        assert sum(sent[path] for path in videos) > 0.99 * sum(sizes[path] for path in videos), "all is needed"
+        assert sum(sent[path] for path in videos) > 0.99 * sum(sizes[path] for path in videos), (
+            "all is needed"
+        )
 
 
-def test_all_that_opening_clips_decode_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_opening_clips_decode_is_prefetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GOPs are decoded whole, so the bytes behind the next samples are needed at once, too."""
     write_dataset(tmp_path / "d", Spec(lengths=(120,) * 12, gop=20))
     # batches; the loader's threads make fewer than 40 meanwhile
@@ -162,7 +185,9 @@ def test_all_that_opening_clips_decode_is_prefetched(tmp_path: Path, monkeypatch
             patch.setattr(
                 RemoteSource,
                 "prefetch",
-                lambda self, spans: asked.extend((self.where[-12:], *span) for span in spans.tolist()),
+                lambda self, spans: asked.extend(
+                    (self.where[-12:], *span) for span in spans.tolist()
+                ),
             )
             with Loader([data], order=order, num_threads=1, memory="60MB") as there:
                 next(there)
@@ -174,7 +199,12 @@ def test_all_that_opening_clips_decode_is_prefetched(tmp_path: Path, monkeypatch
 
 def bytes_of(spans: Iterable[tuple[str, int, int]]) -> set[tuple[str, int]]:
     """Bytes of videos, one by one."""
-    return {(path, byte) for path, first, size in spans if path.endswith("mp4") for byte in range(first, first + size)}
+    return {
+        (path, byte)
+        for path, first, size in spans
+        if path.endswith("mp4")
+        for byte in range(first, first + size)
+    }
 
 
 def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
@@ -196,7 +226,9 @@ def test_videos_are_opened_beside_each_other(tmp_path: Path) -> None:
         assert all_six.wait(240)
         images = data.batch(np.arange(6), np.zeros(6, np.int64))[TOP]
         assert [identity(pixels[1].numpy())[1] for pixels in images] == list(range(6))
-        paths = [asked.path for asked in server.log if asked.path.endswith("mp4") and asked.first == 0]
+        paths = [
+            asked.path for asked in server.log if asked.path.endswith("mp4") and asked.first == 0
+        ]
         assert sorted(paths) == sorted(set(paths)), "no file is opened twice"
         data.catalog.files.close()
 
@@ -216,7 +248,9 @@ def test_close_ends_the_opening_of_videos(tmp_path: Path) -> None:
         assert "understudy-fetch" not in names()
 
 
-def test_prefetch_begins_behind_the_first_batch(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_begins_behind_the_first_batch(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = WorkerPool._wait_for_room
     may_go_on = threading.Event()
 
@@ -248,7 +282,11 @@ def test_prefetch_of_the_first_batch_is_its_samples_only(
     take = RemoteSource.fill
 
     def submitted(self: RemoteSource, spans: np.ndarray) -> None:
-        ahead.update((self.where, byte) for offset, size in spans.tolist() for byte in range(offset, offset + size))
+        ahead.update(
+            (self.where, byte)
+            for offset, size in spans.tolist()
+            for byte in range(offset, offset + size)
+        )
         begun.set()
         prefetch(self, spans)
 
@@ -319,10 +357,15 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
     with RangeServer(folder(root, "/set")) as server:
         data = opened(server, tmp_path)
         order = Order.from_datasets([data], batch_size=8, seed=1, frames_in_flight=100)
-        with Loader([data], order=order, num_threads=2, memory="2MB", on_bad_frame="substitute") as there:
+        with Loader(
+            [data], order=order, num_threads=2, memory="2MB", on_bad_frame="substitute"
+        ) as there:
             first_of(there, monkeypatch)
             server.fault = lambda n, asked: "500" if asked.path.endswith("mp4") else ""
-            change_retry_policy(data.catalog.files, RetryPolicy(deadline=0.3, initial_backoff=0.01, max_backoff=0.05))
+            change_retry_policy(
+                data.catalog.files,
+                RetryPolicy(deadline=0.3, initial_backoff=0.01, max_backoff=0.05),
+            )
             with refused(500, where=")", kind=SourceError) as caught:
                 list(itertools.islice(there, 20))
             assert not is_wrong_input(caught.value), "a run ends with the exit code of an outage"
@@ -330,10 +373,14 @@ def test_loader_raises_for_a_dead_server_and_substitutes_nothing(
             change_retry_policy(data.catalog.files, RetryPolicy(initial_backoff=0.001))
             position = there.position
             with loader(EpisodeDataset(root, delta_timestamps={TOP: [-0.1, 0]}), position) as local:
-                assert torch.equal(next(there)[TOP], next(local)[TOP]), "it continues at its position"
+                assert torch.equal(next(there)[TOP], next(local)[TOP]), (
+                    "it continues at its position"
+                )
 
 
-def test_rows_of_coming_samples_are_prefetched(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_coming_samples_are_prefetched(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = set[int]()
     all_asked = threading.Event()
     prefetch = EpisodeDataset.prefetch_rows
@@ -355,7 +402,9 @@ def test_cameras_are_opened_beside_each_other(tmp_path: Path) -> None:
     cameras = tuple(f"observation.images.{name}" for name in ("left", "right", "wrist"))
     write_dataset(tmp_path / "d", Spec(lengths=(8, 8), cameras=cameras))
     with RangeServer(folder(tmp_path / "d", "/set")) as server:
-        data = EpisodeDataset(Catalog.open(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"))))
+        data = EpisodeDataset(
+            Catalog.open(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache")))
+        )
         asked_for = set[str]()
         all_three = threading.Event()
 

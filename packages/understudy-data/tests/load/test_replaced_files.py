@@ -1,4 +1,6 @@
-"""Files of a dataset that are replaced while a loader reads them are refused, and not substituted."""
+"""Files of a dataset that are replaced while a loader reads them are refused, and not
+substituted.
+"""
 
 import time
 from itertools import islice

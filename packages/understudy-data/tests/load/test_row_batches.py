@@ -43,9 +43,20 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@given(count=st.integers(1, 6), size=st.integers(1, 9), start=st.integers(0, 50), mixed=st.booleans(), data=st.data())
+@given(
+    count=st.integers(1, 6),
+    size=st.integers(1, 9),
+    start=st.integers(0, 50),
+    mixed=st.booleans(),
+    data=st.data(),
+)
 def test_row_batches_equal_single_batches(
-    datasets: list[EpisodeDataset], count: int, size: int, start: int, mixed: bool, data: st.DataObject
+    datasets: list[EpisodeDataset],
+    count: int,
+    size: int,
+    start: int,
+    mixed: bool,
+    data: st.DataObject,
 ) -> None:
     sources = datasets if mixed else datasets[:1]
     mixture = Mixture.from_datasets(sources)

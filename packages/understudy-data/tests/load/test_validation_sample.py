@@ -1,4 +1,6 @@
-"""Choice of validation frames where there are too many: the same ones, each group's share, little memory."""
+"""Choice of validation frames where there are too many: the same ones, each group's share, little
+memory.
+"""
 
 import tracemalloc
 
@@ -32,8 +34,15 @@ def test_sample_frames_has_the_requested_size(lengths: list[int], most: int, gro
     assert (frame >= segments[segment, 1]).all()
     assert (frame < segments[segment, 2]).all()
     for other in (0, total, total + 1):  # all of them
-        everything = [(s, f) for s, (_, start, stop) in enumerate(segments.tolist()) for f in range(start, stop)]
-        assert list(zip(*(each.tolist() for each in sample_frames(segments, stratum, keys, other)))) == everything
+        everything = [
+            (s, f)
+            for s, (_, start, stop) in enumerate(segments.tolist())
+            for f in range(start, stop)
+        ]
+        assert (
+            list(zip(*(each.tolist() for each in sample_frames(segments, stratum, keys, other))))
+            == everything
+        )
 
 
 def test_sample_frames_gives_small_strata_a_few() -> None:
@@ -71,14 +80,18 @@ def test_sample_frames_depends_on_the_key_alone() -> None:
     here = sample_frames(segments, np.zeros(40, int), np.full(40, 5), 100)
     there = sample_frames(segments, np.full(40, 9), np.full(40, 5), 100)
     assert all(np.array_equal(a, b) for a, b in zip(here, there))
-    assert not np.array_equal(here[1], sample_frames(segments, np.zeros(40, int), np.full(40, 6), 100)[1])
+    assert not np.array_equal(
+        here[1], sample_frames(segments, np.zeros(40, int), np.full(40, 6), 100)[1]
+    )
 
 
 def test_sample_frames_needs_memory_only_for_samples() -> None:
     """Ten billion frames; as arrays of one byte they would be 10 GB."""
     segments = line([100_000] * 100_000)
     tracemalloc.start()
-    segment, _ = sample_frames(segments, np.arange(len(segments)) % 400, np.zeros(len(segments), np.int64), 10_000)
+    segment, _ = sample_frames(
+        segments, np.arange(len(segments)) % 400, np.zeros(len(segments), np.int64), 10_000
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(segment) == 10_000

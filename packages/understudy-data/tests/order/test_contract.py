@@ -1,7 +1,8 @@
 """The contract, frozen: the very numbers of this version, on any platform, with any numpy.
 
-`golden/order_v1.json` holds them. If a test here fails, every run that was saved before would resume into another
-order: either the change is a mistake, or it needs a new ORDER_VERSION and a new file (run this file as a script).
+`golden/order_v1.json` holds them. If a test here fails, every run that was saved before would
+resume into another order: either the change is a mistake, or it needs a new ORDER_VERSION and a new
+file (run this file as a script).
 """
 
 import ast
@@ -23,7 +24,9 @@ GOLDEN = Path(__file__).parent / "golden" / f"order_v{ORDER_VERSION}.json"
 
 A = episodes(*range(100, 400), name="a")
 B = episodes(*[33] * 50, name="b", gop=30)
-LONG = Source(np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0))
+LONG = Source(
+    np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0)
+)
 HUGE = Source(np.array([[0, 0, 10**12], [1, 5, 10**12]]), "huge")
 SOURCES = {
     "clips": [A],
@@ -51,10 +54,16 @@ def numbers(specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         found[f"permutation of {n}"] = permutation(n, 0x0123456789ABCDEF).forward(x).tolist()
     x = np.arange(20, dtype=np.uint64) % np.uint64(5)
     sizes = np.full(20, 67, np.uint64)
-    found["permuted inside"] = permute_each(x, sizes, np.arange(20, dtype=np.uint64) // np.uint64(5)).tolist()
+    found["permuted inside"] = permute_each(
+        x, sizes, np.arange(20, dtype=np.uint64) // np.uint64(5)
+    ).tolist()
     found["words"] = sample_words(3, "augment", [0, 1, 2**40], 3).tolist()
-    found["uniform, as bits"] = sample_uniform(3, "time", [0, 1, 2**40], (5,)).view(np.uint32).tolist()
-    found["normal, as bits"] = sample_normal(3, "noise", [0, 1, 2**40], (9,)).view(np.uint32).tolist()
+    found["uniform, as bits"] = (
+        sample_uniform(3, "time", [0, 1, 2**40], (5,)).view(np.uint32).tolist()
+    )
+    found["normal, as bits"] = (
+        sample_normal(3, "noise", [0, 1, 2**40], (9,)).view(np.uint32).tolist()
+    )
     found["integers"] = sample_rng(3, "pick", 11).integers(-50, 50, (12,)).tolist()
     for name, spec in specs.items():
         order = Order.from_json(spec, SOURCES[name])
@@ -71,7 +80,9 @@ def new_specs() -> dict[str, dict[str, Any]]:
     asked["mixture"] = {"weights": [5, 2, 1]}
     asked["huge"] = {"frames_in_flight": 10**5}
     made = {
-        name: Order.from_datasets(sources, **{"batch_size": 32, "seed": 5, "frames_in_flight": 8000, **asked[name]})
+        name: Order.from_datasets(
+            sources, **{"batch_size": 32, "seed": 5, "frames_in_flight": 8000, **asked[name]}
+        )
         for name, sources in SOURCES.items()
     }
     made["mixture"] = made["mixture"].with_weights(5000, {"a": 1, "long": 3})
@@ -88,12 +99,16 @@ def test_golden_numbers():
 
 
 def test_the_room_uses_no_library_shuffle_and_nothing_of_ours():
-    """numpy's and torch's generators change between versions; libm's functions between platforms."""
+    """numpy's and torch's generators change between versions; libm's functions between
+    platforms.
+    """
     for path in Path(understudy_data.order.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             for module in imported(node):
                 top = module.split(".")[0]
-                assert top in {"numpy", "understudy_data"} or top in sys.stdlib_module_names - {"random"}, (
+                assert top in {"numpy", "understudy_data"} or top in sys.stdlib_module_names - {
+                    "random"
+                }, (
                     path.name,
                     module,
                 )
@@ -107,7 +122,10 @@ def test_the_room_uses_no_library_shuffle_and_nothing_of_ours():
                 "permute.py",
                 "lanes.py",
             ):
-                assert node.attr not in ("log", "exp", "sin", "cos", "power", "erf"), (path.name, ast.unparse(node))
+                assert node.attr not in ("log", "exp", "sin", "cos", "power", "erf"), (
+                    path.name,
+                    ast.unparse(node),
+                )
 
 
 def imported(node: ast.AST) -> list[str]:

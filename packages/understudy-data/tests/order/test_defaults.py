@@ -38,7 +38,9 @@ def test_the_rules_hold_where_they_can(frames, gop, back, batch, in_flight):
     if roomy:
         assert choice.clip >= max(16, back)
         assert choice.lanes * min(choice.clip, max(64, back)) <= in_flight
-    others = [choose_clip(frames, gop, (back, 0), lanes) for lanes in lane_counts(batch) if lanes <= batch]
+    others = [
+        choose_clip(frames, gop, (back, 0), lanes) for lanes in lane_counts(batch) if lanes <= batch
+    ]
     if cost(frames, gop, (back, 0), choice) > 1.25 and roomy:
         cheapest = min(cost(frames, gop, (back, 0), other) for other in others)
         assert cost(frames, gop, (back, 0), choice) <= 1.1 * cheapest
@@ -51,9 +53,14 @@ def test_no_default_costs_more_than_a_quarter_above_decoding_in_a_row(frames, go
     order = Order.from_datasets([episodes(*[frames // 8] * 8, gop=gop)], batch_size=32)
     source = order.spec.sources[0]
     read, lengths = as_read(order)
-    decoded = audit(read, lengths, 32, world_size=1, gop=gop, span=max(2**14, 2 * frames)).amplification
+    decoded = audit(
+        read, lengths, 32, world_size=1, gop=gop, span=max(2**14, 2 * frames)
+    ).amplification
     assert source.clip > 1
-    assert clips_cost(frames, gop, (0, 0), clip=source.clip, lanes=source.lanes, cut=source.cut) <= 1.25
+    assert (
+        clips_cost(frames, gop, (0, 0), clip=source.clip, lanes=source.lanes, cut=source.cut)
+        <= 1.25
+    )
     assert decoded <= 1.3
 
 
@@ -81,10 +88,14 @@ def test_six_frames_a_second_apart_decode_at_most_20_percent_more_and_mix_no_wor
     lengths = rng.integers(200, 1000, 300)
 
     def figures(reach, **given):
-        order = Order.from_datasets([episodes(*lengths, gop=gop, reach=reach)], batch_size=16, **given)
+        order = Order.from_datasets(
+            [episodes(*lengths, gop=gop, reach=reach)], batch_size=16, **given
+        )
         source = order.spec.sources[0]
         read, ends = as_read(order)
-        return source, audit(read, ends, 16, world_size=1, gop=gop, reach=reach, span=4 * source.lanes * source.clip)
+        return source, audit(
+            read, ends, 16, world_size=1, gop=gop, reach=reach, span=4 * source.lanes * source.clip
+        )
 
     _, now = figures((0, 0))
     source, history = figures((150, 0))
@@ -116,7 +127,8 @@ def test_the_choice_for_some_sources(given):
 def test_few_frames_in_flight_shorten_clips_but_not_below_sixteen_frames():
     assert choose_clip(10**7, 2, (0, 0), 1024, most=40).clip == 40
     assert choose_clip(10**7, 2, (0, 0), 1024, most=3).clip == 16
-    assert choose_clip(10**7, 2, (0, 240), 1024, most=3).clip >= 8 * 240  # a lane holds the 240 frames in any case
+    # a lane holds the 240 frames in any case
+    assert choose_clip(10**7, 2, (0, 240), 1024, most=3).clip >= 8 * 240
 
 
 def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
@@ -127,19 +139,25 @@ def test_long_gops_are_cut_at_key_frames_and_short_ones_need_not_be():
         assert choice.cut == "keyframe"
         assert choice.clip % gop == 0
         assert choice.clip >= 64
-    back, ahead = (clips_cost(10**5, 250, reach, clip=250, lanes=16, cut="keyframe") for reach in ((8, 0), (0, 8)))
+    back, ahead = (
+        clips_cost(10**5, 250, reach, clip=250, lanes=16, cut="keyframe")
+        for reach in ((8, 0), (0, 8))
+    )
     assert back > 1.2 * ahead  # a window ahead starts at the key frame
 
 
 def test_few_frames_are_shuffled_one_by_one_where_that_is_cheap():
     assert choose_clips(50_000, 2, (1, 0), batch_size=64, in_flight=100_000).lanes == 1
     assert choose_clips(50_000, 250, (1, 0), batch_size=8, in_flight=100_000).lanes > 1
-    assert choose_clips(5_000, 250, (1, 0), batch_size=64, in_flight=100_000).lanes == 8  # few as they are
+    # few as they are
+    assert choose_clips(5_000, 250, (1, 0), batch_size=64, in_flight=100_000).lanes == 8
 
 
 @pytest.mark.parametrize("gop", [2, 250])
 def test_lanes_do_not_turn_over_together(gop):
-    """Without care all lanes reach the end of their clip at the same step: the worst step opens many times the mean."""
+    """Without care all lanes reach the end of their clip at the same step: the worst step opens
+    many times the mean.
+    """
     sources = [episodes(*[256] * 4000, gop=gop)]
     order = Order.from_datasets(sources, batch_size=64, frames_in_flight=50_000)
     worst, mean = turnover(order)
@@ -151,7 +169,9 @@ def test_lanes_do_not_turn_over_together(gop):
 
 
 def turnover(order: Order) -> tuple[int, float]:
-    """First touches of clips in the worst of some steps, and on average, after the lanes have filled."""
+    """First touches of clips in the worst of some steps, and on average, after the lanes have
+    filled.
+    """
     source = order.spec.sources[0]
     lanes = Lanes(order.seed, 0, source.frames, source.clip, source.lanes, True, "sequential")
     clips = lanes.line(np.arange(64 * 2000, dtype=np.uint64)) // np.uint64(source.clip)
@@ -162,7 +182,11 @@ def turnover(order: Order) -> tuple[int, float]:
 
 @pytest.mark.parametrize("batch", [1, 32, 256, 512])
 def test_batches_of_few_ranks_have_the_defaults_they_always_had(batch):
-    for table in (episodes(*[300] * 200), episodes(*[300] * 20_000), episodes(*[300] * 20_000, gop=30)):
+    for table in (
+        episodes(*[300] * 200),
+        episodes(*[300] * 20_000),
+        episodes(*[300] * 20_000, gop=30),
+    ):
         assert (
             Order.from_datasets(table, batch_size=batch).spec
             == Order.from_datasets(table, batch_size=batch, frames_in_flight=100_000).spec
@@ -175,7 +199,8 @@ def test_a_larger_batch_has_more_frames_in_flight_not_shorter_clips(batch):
     source = Order.from_datasets(many, batch_size=batch).spec.sources[0]
     assert source.clip >= 64
     assert source.lanes >= batch
-    assert source.clip * source.lanes <= 1.1 * 192 * batch  # of each rank as many, when ranks grow with the batch
+    # of each rank as many, when ranks grow with the batch
+    assert source.clip * source.lanes <= 1.1 * 192 * batch
     tight = Order.from_datasets(many, batch_size=batch, frames_in_flight=100_000).spec.sources[0]
     assert tight.clip < 64
 
@@ -189,14 +214,18 @@ def test_the_words_name_the_clips_that_were_chosen():
 
 
 def test_the_choice_is_explained():
-    text = Order.from_datasets([episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch_size=64).explain()
+    text = Order.from_datasets(
+        [episodes(*[300] * 2000, name="door", gop=250, reach=(240, 0))], batch_size=64
+    ).explain()
     assert "door: 600000 frames in 2000 segments" in text
     assert "240 frames" in text
     assert "key frames" in text
     assert "lanes" in text
     pair = [episodes(*[300] * 20, name="a"), episodes(*[300] * 60, name="b")]
     assert "from position 0: a 25.00%" in Order.from_datasets(pair, batch_size=64).explain()
-    assert "storage order" in Order.from_datasets(pair[:1], batch_size=4, mode="sequential").explain()
+    assert (
+        "storage order" in Order.from_datasets(pair[:1], batch_size=4, mode="sequential").explain()
+    )
 
 
 def test_clips_and_lanes_can_be_given():

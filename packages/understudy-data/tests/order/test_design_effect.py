@@ -16,11 +16,21 @@ def matrix(episode: np.ndarray, frame: np.ndarray, model: Correlation) -> np.nda
     distance = np.abs(frame[:, None] - frame[None, :])
     together = episode[:, None] == episode[None, :]
     own = 1 - model.episode - model.near
-    return together * (model.episode + model.near * np.exp(-distance / model.frames) + own * (distance == 0))
+    return together * (
+        model.episode + model.near * np.exp(-distance / model.frames) + own * (distance == 0)
+    )
 
 
-@given(models, st.integers(1, 60), st.integers(1, 6), st.sampled_from([3, 200, 10**9]), st.integers(0, 2**32))
-def test_equals_the_sum_over_all_pairs(model: Correlation, n: int, episodes: int, frames: int, seed: int) -> None:
+@given(
+    models,
+    st.integers(1, 60),
+    st.integers(1, 6),
+    st.sampled_from([3, 200, 10**9]),
+    st.integers(0, 2**32),
+)
+def test_equals_the_sum_over_all_pairs(
+    model: Correlation, n: int, episodes: int, frames: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     episode = rng.integers(-2, episodes, (3, n))
     frame = rng.integers(0, frames, (3, n))
@@ -30,13 +40,18 @@ def test_equals_the_sum_over_all_pairs(model: Correlation, n: int, episodes: int
 
 def test_limits() -> None:
     window = np.arange(256)[None]
-    assert design_effect(window, window * 0) == pytest.approx(1)  # 256 episodes: as good as independent
-    assert design_effect(window * 0, window * 0) == pytest.approx(256)  # one frame, 256 times: one sample
-    assert design_effect(window * 0, window * 10**6) == pytest.approx(1 + 255 * 0.3)  # far apart in one episode
+    # 256 episodes: as good as independent
+    assert design_effect(window, window * 0) == pytest.approx(1)
+    # one frame, 256 times: one sample
+    assert design_effect(window * 0, window * 0) == pytest.approx(256)
+    # far apart in one episode
+    assert design_effect(window * 0, window * 10**6) == pytest.approx(1 + 255 * 0.3)
 
 
 def test_is_the_variance_of_the_mean() -> None:
-    """Gradients drawn with the model's correlations: the variance of a window's mean is its design effect."""
+    """Gradients drawn with the model's correlations: the variance of a window's mean is its design
+    effect.
+    """
     rng = np.random.default_rng(0)
     episode = rng.integers(0, 9, 64)
     frame = rng.integers(0, 120, 64)
@@ -54,7 +69,9 @@ def test_expected_uniform_is_the_mean_over_all_windows() -> None:
     simulated = design_effect(episode[drawn], frame[drawn])
     error = simulated.std() / np.sqrt(4000)
     assert abs(simulated.mean() - expected_uniform(lengths, 20)) < 4 * error
-    assert expected_uniform(lengths, 49) == pytest.approx(design_effect(episode[None], frame[None])[0])
+    assert expected_uniform(lengths, 49) == pytest.approx(
+        design_effect(episode[None], frame[None])[0]
+    )
     assert expected_uniform(np.array([1]), 1) == 1
 
 

@@ -1,4 +1,6 @@
-"""Layout: every selected frame has one place in the line, and clips cut at key frames are read without waste."""
+"""Layout: every selected frame has one place in the line, and clips cut at key frames are read
+without waste.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,12 @@ from hypothesis import strategies as st
 
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
-from understudy_data.order.frame_numbering import check_segments, fingerprint, make_finder, make_layout
+from understudy_data.order.frame_numbering import (
+    check_segments,
+    fingerprint,
+    make_finder,
+    make_layout,
+)
 from understudy_data.testing.order_sources import Source, episodes, sources
 
 
@@ -37,7 +44,9 @@ def test_whole_stretches_come_first_and_are_clips(source, stretch):
 
 
 def decoded(order: Order, gop: int, lanes: int) -> int:
-    """Frames decoded in epoch 0 by a reader that keeps one decoder per lane and starts anew at key frames only."""
+    """Frames decoded in epoch 0 by a reader that keeps one decoder per lane and starts anew at key
+    frames only.
+    """
     frames = order.spec.sources[0].frames
     _, episode, frame = order.locate(np.arange(frames))
     total = 0
@@ -51,7 +60,9 @@ def decoded(order: Order, gop: int, lanes: int) -> int:
 
 
 def test_a_long_gop_is_not_read_three_times():
-    """Clips of 64 with a key frame every 250 decode three frames for one; clips cut at key frames do not."""
+    """Clips of 64 with a key frame every 250 decode three frames for one; clips cut at key frames
+    do not.
+    """
     rng = np.random.default_rng(0)
     source = episodes(*rng.integers(300, 3000, 400).tolist(), gop=250)
     frames = len(source.frames)
@@ -83,7 +94,9 @@ def test_even_lengths_use_the_guide_and_skewed_ones_do_not():
 
 def test_the_fingerprint_is_of_the_rows_and_their_order():
     rows = episodes(5, 6, 7).segments
-    assert fingerprint(rows) == fingerprint(np.asfortranarray(rows)) == fingerprint(rows.astype(">i8"))
+    assert (
+        fingerprint(rows) == fingerprint(np.asfortranarray(rows)) == fingerprint(rows.astype(">i8"))
+    )
     assert len({fingerprint(x) for x in (rows, rows[::-1], rows[:2], rows + 1)}) == 4
 
 

@@ -17,7 +17,9 @@ def by_definition(lanes: Lanes, epoch: int) -> list[int]:
     s = lanes.clip
     clips = [list(range(start, min(start + s, n))) for start in range(0, n, s)]
     order = permutation(len(clips), make_key(lanes.seed, "clip", lanes.source, epoch))
-    line = [v for u in order.forward(np.arange(len(clips), dtype=np.uint64)).tolist() for v in clips[u]]
+    line = [
+        v for u in order.forward(np.arange(len(clips), dtype=np.uint64)).tolist() for v in clips[u]
+    ]
     shift = make_key(lanes.seed, "shift", lanes.source, epoch) % n
     line = line[shift:] + line[:shift]
     lengths = [n // lanes.lanes + (lane < n % lanes.lanes) for lane in range(lanes.lanes)]
@@ -47,7 +49,9 @@ def test_the_closed_form_is_the_definition(lanes, epoch):
     if lanes.inside == "sequential":
         assert line.tolist() == by_definition(lanes, epoch)
     else:  # the same clips in the same places, another order inside each
-        assert (line // np.uint64(lanes.clip)).tolist() == [v // lanes.clip for v in by_definition(lanes, epoch)]
+        assert (line // np.uint64(lanes.clip)).tolist() == [
+            v // lanes.clip for v in by_definition(lanes, epoch)
+        ]
     assert sorted(line.tolist()) == list(range(lanes.frames))
     for p in {0, lanes.frames // 2, lanes.frames - 1}:
         assert lanes.index(int(line[p]), epoch) == int(index[p])
@@ -83,7 +87,9 @@ def test_a_clip_is_opened_once_and_a_few_are_cut():
 
 def test_a_batch_has_as_many_clips_as_samples():
     lanes = Lanes(1, 0, 400_000, 67, 512, True, "sequential")
-    clips = (lanes.line(np.arange(256 * 100, dtype=np.uint64)) // np.uint64(lanes.clip)).reshape(100, 256)
+    clips = (lanes.line(np.arange(256 * 100, dtype=np.uint64)) // np.uint64(lanes.clip)).reshape(
+        100, 256
+    )
     distinct = [len(np.unique(batch)) for batch in clips]
     assert min(distinct) >= 254
     assert np.mean(distinct) > 255.5
@@ -91,18 +97,26 @@ def test_a_batch_has_as_many_clips_as_samples():
 
 @pytest.mark.parametrize("p", [0, 1, 17, 99])
 def test_every_frame_is_equally_likely_at_every_position(p):
-    """Also at the first: without the shift an epoch would more likely begin at the start of a clip."""
+    """Also at the first: without the shift an epoch would more likely begin at the start of a
+    clip.
+    """
     lanes = [Lanes(seed, 0, 100, 7, 6, True, "sequential") for seed in range(3000)]
-    counts = np.bincount([int(one.line(np.array([p], np.uint64))[0]) for one in lanes], minlength=100)
+    counts = np.bincount(
+        [int(one.line(np.array([p], np.uint64))[0]) for one in lanes], minlength=100
+    )
     assert two_sided(float(np.sum((counts - 30) ** 2 / 30)), stats.chi2(99)) > 1e-4
 
 
 def test_epochs_and_sources_have_orders_of_their_own():
-    """Coincidences of two epochs, or of two sources of the same length, are those of chance (Poisson, mean 1)."""
+    """Coincidences of two epochs, or of two sources of the same length, are those of chance
+    (Poisson, mean 1).
+    """
     n = 3000
     epochs = 120
     rows = [
-        Lanes(0, source, n, 1, 1, True, "sequential").line(np.arange(n * epochs, dtype=np.uint64)).reshape(epochs, n)
+        Lanes(0, source, n, 1, 1, True, "sequential")
+        .line(np.arange(n * epochs, dtype=np.uint64))
+        .reshape(epochs, n)
         for source in (0, 1)
     ]
     for a, b in ((rows[0][1:], rows[0][:-1]), (rows[0], rows[1])):

@@ -76,10 +76,12 @@ def test_positions_of_finds_a_frame():
 def test_sequential_is_storage_order_and_the_others_are_not():
     source = episodes(30, 40, 50)
     for mode in ("sequential", "uniform", "clips", "episodes"):
-        _, episode, frame = Order.from_datasets([source], batch_size=4, mode=mode, frames_in_flight=60).locate(
-            np.arange(120)
+        _, episode, frame = Order.from_datasets(
+            [source], batch_size=4, mode=mode, frames_in_flight=60
+        ).locate(np.arange(120))
+        assert (list(zip(episode.tolist(), frame.tolist())) == source.frames) == (
+            mode == "sequential"
         )
-        assert (list(zip(episode.tolist(), frame.tolist())) == source.frames) == (mode == "sequential")
 
 
 def test_episodes_reads_runs_as_long_as_an_episode():
@@ -104,7 +106,8 @@ def test_fewer_frames_than_a_batch(lengths):
 def test_seeds_and_positions_matter_and_nothing_else():
     source = episodes(*[100] * 50)
     rows = {
-        Order.from_datasets([source], batch_size=8, seed=seed).locate(np.arange(500))[1].tobytes() for seed in range(20)
+        Order.from_datasets([source], batch_size=8, seed=seed).locate(np.arange(500))[1].tobytes()
+        for seed in range(20)
     }
     assert len(rows) == 20
     order = Order.from_datasets([source], batch_size=8)
@@ -118,7 +121,9 @@ def test_seeds_and_positions_matter_and_nothing_else():
 
 def test_a_trillion_frames():
     half = 5 * 10**11
-    order = Order.from_datasets([Source(np.array([[4, 0, half], [9, 100, half + 100]]))], batch_size=256)
+    order = Order.from_datasets(
+        [Source(np.array([[4, 0, half], [9, 100, half + 100]]))], batch_size=256
+    )
     for start in (0, half, 2 * half - 128, 10**15, 2**63 - 256):
         positions = np.arange(start, start + 256, dtype=np.uint64)
         _, episode, frame = order.locate(positions)
@@ -179,7 +184,9 @@ def test_one_source_needs_no_list():
     alone = episodes(5, 9)
     order = Order.from_datasets(alone, batch_size=2, seed=3)
     assert (
-        order.spec == Order.from_datasets([alone], batch_size=2, seed=3).spec == Order.from_json(order.spec, alone).spec
+        order.spec
+        == Order.from_datasets([alone], batch_size=2, seed=3).spec
+        == Order.from_json(order.spec, alone).spec
     )
     assert order.spec == Order.from_datasets((one for one in [alone]), batch_size=2, seed=3).spec
 
@@ -204,7 +211,9 @@ def test_a_change_of_weights_leaves_the_past_alone_and_every_epoch_whole():
     pair = [episodes(*[20] * 10, name="a"), episodes(*[20] * 4, name="b")]
     before = Order.from_datasets(pair, weights=[1, 1], batch_size=8, frames_in_flight=100)
     third = episodes(7, 9, name="c")
-    after = before.with_weights(1003, {"a": 3, "b": 1, "c": 1}, add=[third]).with_weights(2500, {"a": 1, "c": 1})
+    after = before.with_weights(1003, {"a": 3, "b": 1, "c": 1}, add=[third]).with_weights(
+        2500, {"a": 1, "c": 1}
+    )
     for old, new in zip(before.locate(np.arange(1003)), after.locate(np.arange(1003))):
         assert np.array_equal(old, new)
     source, episode, frame = after.locate(np.arange(4000))
@@ -232,11 +241,15 @@ def test_another_batch_is_the_same_order():
 
 def test_numbers_of_numpy_are_numbers():
     eight = np.int64(8)
-    order = Order.from_datasets([episodes(*[100] * 50)], batch_size=eight, seed=np.uint64(3), clip=eight, lanes=eight)
-    order = order.with_weights(np.int64(77), {"source": np.float32(1)}).with_batch_size(np.int32(16))
-    plain = Order.from_datasets([episodes(*[100] * 50)], batch_size=8, seed=3, clip=8, lanes=8).with_weights(
-        77, {"source": 1}
+    order = Order.from_datasets(
+        [episodes(*[100] * 50)], batch_size=eight, seed=np.uint64(3), clip=eight, lanes=eight
     )
+    order = order.with_weights(np.int64(77), {"source": np.float32(1)}).with_batch_size(
+        np.int32(16)
+    )
+    plain = Order.from_datasets(
+        [episodes(*[100] * 50)], batch_size=8, seed=3, clip=8, lanes=8
+    ).with_weights(77, {"source": 1})
     assert order.to_json() == plain.with_batch_size(16).to_json()
 
 
@@ -254,7 +267,9 @@ def test_the_inverse_follows_the_schedule():
 
 
 def test_a_change_must_come_after_the_last_and_name_its_sources():
-    order = Order.from_datasets([episodes(5, name="a"), episodes(5, name="b")], batch_size=2).with_weights(10, {"a": 1})
+    order = Order.from_datasets(
+        [episodes(5, name="a"), episodes(5, name="b")], batch_size=2
+    ).with_weights(10, {"a": 1})
     with refused(10, kind=ValueError):
         order.with_weights(10, {"b": 1})
     with refused("'x'", kind=ValueError):

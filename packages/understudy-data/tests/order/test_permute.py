@@ -17,13 +17,17 @@ from understudy_data.order.random import (
     unpermute_each,
 )
 
-NEAR_POWERS = sorted({2**k + d for k in range(1, 18) for d in (-1, 0, 1)} | {4**8 + 1, 4**9 + 1, 4096, 4097})
+NEAR_POWERS = sorted(
+    {2**k + d for k in range(1, 18) for d in (-1, 0, 1)} | {4**8 + 1, 4**9 + 1, 4096, 4097}
+)
 
 
 def is_permutation(p: Sorted | Feistel, n: int) -> bool:
     x = np.arange(n, dtype=np.uint64)
     y = p.forward(x)
-    return bool((np.bincount(y.astype(np.int64), minlength=n) == 1).all()) and np.array_equal(p.inverse(y), x)
+    return bool((np.bincount(y.astype(np.int64), minlength=n) == 1).all()) and np.array_equal(
+        p.inverse(y), x
+    )
 
 
 def test_every_domain_up_to_2000_by_either_method():
@@ -43,7 +47,11 @@ def test_the_method_changes_at_4096():
     assert isinstance(permutation(4097, 0), Feistel)
 
 
-@given(st.integers(4097, 2**63), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**63), min_size=1, max_size=50))
+@given(
+    st.integers(4097, 2**63),
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(0, 2**63), min_size=1, max_size=50),
+)
 def test_inverse_on_any_domain_up_to_2_to_the_63(n, key, values):
     x = np.array([value % n for value in values], np.uint64)
     y = permutation(n, key).forward(x)
@@ -58,7 +66,8 @@ def test_no_two_of_many_indices_meet_at_the_largest_domain():
 
 def test_an_image_does_not_depend_on_what_is_asked_with_it():
     p = permutation(10**7, 3)
-    x = np.arange(INDICES_PER_PASS - 5, 2 * INDICES_PER_PASS + 7, dtype=np.uint64)  # over the edges of two passes
+    # over the edges of two passes
+    x = np.arange(INDICES_PER_PASS - 5, 2 * INDICES_PER_PASS + 7, dtype=np.uint64)
     together = p.forward(x)
     for i in range(0, len(x), 500):
         assert p.forward(x[i : i + 1]) == together[i]

@@ -23,9 +23,14 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(world, batch):
 
 @given(st.data())
 def test_any_stops_worlds_and_batches_give_the_same_samples(data):
-    """A run that stops anywhere and continues with other ranks and another batch size keeps its position only."""
+    """A run that stops anywhere and continues with other ranks and another batch size keeps its
+    position only.
+    """
     order = Order.from_datasets(
-        [episodes(*range(20, 60))], batch_size=16, frames_in_flight=300, seed=data.draw(st.integers(0, 99))
+        [episodes(*range(20, 60))],
+        batch_size=16,
+        frames_in_flight=300,
+        seed=data.draw(st.integers(0, 99)),
     )
     position = 0
     seen = []
@@ -35,7 +40,10 @@ def test_any_stops_worlds_and_batches_give_the_same_samples(data):
         for _ in range(data.draw(st.integers(0, 5))):
             for rank in data.draw(st.permutations(range(world))) if world < 5 else range(world):
                 at = batch_positions(position, batch, rank, world)
-                seen += [(int(p), *sample) for p, *sample in zip(at, *(x.tolist() for x in order.locate(at)))]
+                seen += [
+                    (int(p), *sample)
+                    for p, *sample in zip(at, *(x.tolist() for x in order.locate(at)))
+                ]
             position += batch
     together = zip(range(position), *(x.tolist() for x in order.locate(np.arange(position))))
     assert sorted(seen) == list(together)
@@ -60,7 +68,9 @@ def test_a_lane_of_a_mixture_stays_with_one_rank(weights):
     order = Order.from_datasets(pair, weights=weights, batch_size=64, frames_in_flight=20_000)
     positions = np.arange(20_000)  # within the first epoch of both
     source, lane = order.lanes(positions)
-    assert [len(np.unique(lane[source == d])) for d in (0, 1)] == [s.lanes for s in order.spec.sources]
+    assert [len(np.unique(lane[source == d])) for d in (0, 1)] == [
+        s.lanes for s in order.spec.sources
+    ]
     owner = {}
     for d, one, offset in zip(source.tolist(), lane.tolist(), (positions % 64).tolist()):
         assert owner.setdefault((d, one), offset) == offset

@@ -1,4 +1,6 @@
-"""The rest of a clip, which a reader decodes in one go, against the order looked up position by position."""
+"""The rest of a clip, which a reader decodes in one go, against the order looked up position by
+position.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,8 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
         own = source == d
         spec = order.spec.sources[d]
         clip[own] = line[own] // spec.clip if spec.shuffle else 0
-        if spec.shuffle:  # behind the end of the rotated line it continues at its beginning: a clip cut there is two
+        # behind the end of the rotated line it continues at its beginning: a clip cut there is two
+        if spec.shuffle:
             lanes = Lanes(order.seed, int(d), spec.frames, spec.clip, spec.lanes, True, spec.inside)
             shift = np.array([_epoch(lanes, int(e)).shift for e in epoch[own]])
             p = index[own].view(np.int64) % spec.frames
@@ -48,7 +51,9 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     inside=st.sampled_from(["sequential", "permuted"]),
     position=st.integers(0, 500),
 )
-def test_rest_of_clip_equals_single_lookups(one, two, mixed, clip, lanes, inside, position) -> None:  # type: ignore[no-untyped-def]
+def test_rest_of_clip_equals_single_lookups(  # type: ignore[no-untyped-def]
+    one, two, mixed, clip, lanes, inside, position
+) -> None:
     data = [one, two] if mixed else [one]
     order = Order.from_datasets(
         data, weights=mixed, batch_size=3, seed=1, clip=clip, lanes=max(lanes, 2), inside=inside
@@ -67,7 +72,9 @@ def test_rest_of_clip_equals_single_lookups(one, two, mixed, clip, lanes, inside
     changed=st.integers(1, 400),
     position=st.integers(0, 1 << 40),
 )
-def test_the_lane_of_one_position_is_that_of_many(lengths, weights, changed, position) -> None:  # type: ignore[no-untyped-def]
+def test_the_lane_of_one_position_is_that_of_many(  # type: ignore[no-untyped-def]
+    lengths, weights, changed, position
+) -> None:
     one, two, three = (episodes(n, name=str(d)) for d, n in enumerate(lengths))
     order = Order.from_datasets([one, two], weights=weights[:2], batch_size=3, clip=4, lanes=5)
     order = order.with_weights(changed, {"1": weights[1], "2": weights[2]}, add=[three])
@@ -83,7 +90,9 @@ def test_without_clips(mode: str) -> None:
 
 
 def test_it_ends_where_the_source_leaves() -> None:
-    order = Order.from_datasets([episodes(40, name="one"), episodes(40, name="two")], batch_size=4, clip=8, lanes=4)
+    order = Order.from_datasets(
+        [episodes(40, name="one"), episodes(40, name="two")], batch_size=4, clip=8, lanes=4
+    )
     changed = order.with_weights(30, {"two": 1.0})
     for position in range(22, 30):
         wanted = [p for p in order.rest_of_clip(position, 100)[0].tolist() if p < 30]

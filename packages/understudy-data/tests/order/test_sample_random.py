@@ -30,7 +30,10 @@ positions = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=12)
 def test_the_published_vectors(counter, key, output):
     low, high = (np.array([counter[i] | counter[i + 1] << 32], np.uint64) for i in (0, 2))
     first, second = philox(key[0] | key[1] << 32, low, high)
-    assert (int(first[0]), int(second[0])) == (output[0] | output[1] << 32, output[2] | output[3] << 32)
+    assert (int(first[0]), int(second[0])) == (
+        output[0] | output[1] << 32,
+        output[2] | output[3] << 32,
+    )
 
 
 @given(st.integers(0, 2**64 - 1), st.text(max_size=12), positions, shapes)
@@ -41,7 +44,9 @@ def test_alone_is_as_in_bulk(seed, purpose, at, shape):
         assert together.dtype == np.float32
         for row, position in zip(together, at):
             assert bulk(seed, purpose, [position], shape)[0].tobytes() == row.tobytes()
-            assert getattr(sample_rng(seed, purpose, position), one)(shape).tobytes() == row.tobytes()
+            assert (
+                getattr(sample_rng(seed, purpose, position), one)(shape).tobytes() == row.tobytes()
+            )
     words = sample_words(seed, purpose, at, 5)
     for row, position in zip(words, at):
         assert sample_rng(seed, purpose, position).words(5).tolist() == row.tolist()
@@ -63,7 +68,9 @@ def test_a_longer_draw_begins_like_a_shorter_one():
 
 def test_calls_follow_one_another_without_repeating():
     rng = sample_rng(0, "augment", 3)
-    values = np.concatenate([rng.random((9,)), rng.random((3,)), rng.random((1,)), rng.random((3,))])
+    values = np.concatenate(
+        [rng.random((9,)), rng.random((3,)), rng.random((1,)), rng.random((3,))]
+    )
     assert len(np.unique(values)) == 16
     again = sample_rng(0, "augment", 3)
     assert np.array_equal(again.random((9,)), values[:9])
@@ -99,7 +106,9 @@ def test_normal_is_normal():
 
 
 def test_the_inverse_of_the_normal_distribution_is_good_to_a_float32():
-    bits = np.unique(np.concatenate([np.arange(2000), np.linspace(0, 2**32 - 1, 200_001).astype(np.int64)]))
+    bits = np.unique(
+        np.concatenate([np.arange(2000), np.linspace(0, 2**32 - 1, 200_001).astype(np.int64)])
+    )
     bits = bits.astype(np.uint32)
     exact = special.ndtri((bits + 0.5) * 2.0**-32)
     assert np.abs(normal_from_bits(bits) - exact).max() < 1e-6

@@ -1,4 +1,6 @@
-"""Exact shares: each source has that of its weight, in lanes that keep their slots, and no frame is lost."""
+"""Exact shares: each source has that of its weight, in lanes that keep their slots, and no frame is
+lost.
+"""
 
 import json
 import pickle
@@ -23,12 +25,17 @@ weights = st.floats(0.01, 10)
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> tuple[Order, list[Source]]:
-    """Two to five small sources with weights that slots do not meet, in lanes, one by one or in sequence."""
+    """Two to five small sources with weights that slots do not meet, in lanes, one by one or in
+    sequence.
+    """
     number = draw(st.integers(2, 5))
     some = [draw(sources(name=f"s{d}", most=20)) for d in range(number)]
     shares = [draw(weights) for _ in some]
     shares[0] = 3 * shares[1] / 7.1  # whatever the others are, no period of few slots has this
-    options: dict[str, object] = {"batch_size": draw(st.integers(1, 6)), "seed": draw(st.integers(0, 3))}
+    options: dict[str, object] = {
+        "batch_size": draw(st.integers(1, 6)),
+        "seed": draw(st.integers(0, 3)),
+    }
     mode = draw(st.sampled_from(["clips", "clips", "clips", "uniform", "sequential"]))
     if mode == "clips":
         options |= {"clip": draw(st.integers(2, 9)), "lanes": draw(st.integers(1, 20))}
@@ -37,21 +44,30 @@ def mixtures(draw: st.DrawFn) -> tuple[Order, list[Source]]:
     return order, some
 
 
-def changed(order: Order, some: list[Source], at: list[int], data: st.DataObject) -> tuple[Order, list[Source]]:
-    """The order with other shares from these positions on, of sources that leave, return and join."""
+def changed(
+    order: Order, some: list[Source], at: list[int], data: st.DataObject
+) -> tuple[Order, list[Source]]:
+    """The order with other shares from these positions on, of sources that leave, return and
+    join.
+    """
     some = list(some)
     for position in at:
-        joining = [data.draw(sources(name=f"s{len(some)}", most=20))] if data.draw(st.booleans()) else []
+        joining = (
+            [data.draw(sources(name=f"s{len(some)}", most=20))] if data.draw(st.booleans()) else []
+        )
         some += joining
-        staying = data.draw(st.lists(st.sampled_from(some), min_size=1, unique_by=lambda one: one.name))
+        staying = data.draw(
+            st.lists(st.sampled_from(some), min_size=1, unique_by=lambda one: one.name)
+        )
         named = {one.name: data.draw(weights) for one in [*staying, *joining]}
         order = order.with_weights(position, named, add=joining)
     return order, some
 
 
 def check_epochs(order: Order, some: list[Source], count: int) -> None:
-    """Among the first positions, that each source's samples are its frames, each once per epoch, and epochs one after
-    the other."""
+    """Among the first positions, that each source's samples are its frames, each once per epoch,
+    and epochs one after the other.
+    """
     source, episode, frame = order.locate(np.arange(count))
     _, epoch = order.epochs(np.arange(count))
     for d, one in enumerate(some):
@@ -61,7 +77,9 @@ def check_epochs(order: Order, some: list[Source], count: int) -> None:
         assert epoch[own].tolist() == [i // n for i in range(len(seen))]
         for start in range(0, len(seen) - n + 1, n):
             assert Counter(seen[start : start + n]) == Counter(one.frames)
-        assert max(Counter(seen[len(seen) // n * n :]).values(), default=1) <= max(Counter(one.frames).values())
+        assert max(Counter(seen[len(seen) // n * n :]).values(), default=1) <= max(
+            Counter(one.frames).values()
+        )
 
 
 @settings(max_examples=20)
@@ -99,7 +117,12 @@ def test_the_inverse_and_positions_asked_alone(
     assert far in order.positions_of(d, e, f, range(turn, turn + 1)).tolist()
 
 
-@given(mixtures(), st.lists(st.integers(1, 400), max_size=2, unique=True), st.integers(0, 600), st.data())
+@given(
+    mixtures(),
+    st.lists(st.integers(1, 400), max_size=2, unique=True),
+    st.integers(0, 600),
+    st.data(),
+)
 def test_the_rest_of_a_clip_is_read_where_it_comes_up(
     mixture: tuple[Order, list[Source]], at: list[int], position: int, data: st.DataObject
 ) -> None:
@@ -108,7 +131,10 @@ def test_the_rest_of_a_clip_is_read_where_it_comes_up(
     assert positions[0] == position
     assert (np.diff(positions) > 0).all()
     _, expected_episode, expected_frame = order.locate(positions)
-    assert (episode.tolist(), frame.tolist()) == (expected_episode.tolist(), expected_frame.tolist())
+    assert (episode.tolist(), frame.tolist()) == (
+        expected_episode.tolist(),
+        expected_frame.tolist(),
+    )
     source, lane = order.lanes(positions)
     assert len(set(source.tolist())) == len(set(lane.tolist())) == 1
     spec = order.spec.sources[int(source[0])]
@@ -117,7 +143,9 @@ def test_the_rest_of_a_clip_is_read_where_it_comes_up(
 
 
 def worst(order: Order, count: int) -> float:
-    """Largest |samples of a source among the first x - x times the share asked for| over all sources and x <= count."""
+    """Largest |samples of a source among the first x - x times the share asked for| over all
+    sources and x <= count.
+    """
     source, _ = order.streams(np.arange(count))
     slots = order.spec.schedule[0].slots
     found = 0.0
@@ -125,13 +153,19 @@ def worst(order: Order, count: int) -> float:
         at = np.flatnonzero(source == d)
         done = np.arange(len(at))
         share = part / sum(slots)
-        found = max(found, float(np.max(at * share - done, initial=0)), float(np.max(done + 1 - (at + 1) * share)))
+        found = max(
+            found,
+            float(np.max(at * share - done, initial=0)),
+            float(np.max(done + 1 - (at + 1) * share)),
+        )
     return found
 
 
 @st.composite
 def extreme_weights(draw: st.DrawFn) -> list[float]:
-    """Weights of 2 to 3,000 sources over six decades: of a few large ones, equal ones, or of any."""
+    """Weights of 2 to 3,000 sources over six decades: of a few large ones, equal ones, or of
+    any.
+    """
     number = draw(st.integers(2, 40) | st.sampled_from([300, 3000]))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     spread = draw(st.sampled_from([0.0, 1.0, 6.0]))
@@ -142,8 +176,12 @@ def extreme_weights(draw: st.DrawFn) -> list[float]:
 
 @given(extreme_weights(), st.sampled_from([1, 3, 8, 64, 2048]), st.data())
 @settings(max_examples=60)
-def test_no_count_is_off_by_the_bound(weights: list[float], slots: int, data: st.DataObject) -> None:
-    """Of `MOST_OFF`, which docs/mixtures.md states, after few positions and after 10 to the 13th."""
+def test_no_count_is_off_by_the_bound(
+    weights: list[float], slots: int, data: st.DataObject
+) -> None:
+    """Of `MOST_OFF`, which docs/mixtures.md states, after few positions and after 10 to the
+    13th.
+    """
     parts = share_slots(weights, slots * UNIT)
     assert abs(np.array(parts) - np.array(weights) / sum(weights) * slots * UNIT).max() < 1.01
     round_ = make_round(parts)
@@ -167,21 +205,34 @@ def test_the_worst_tree_stays_within_the_bound() -> None:
 
 @pytest.mark.parametrize("number", [2, 3, 37, 400])
 @pytest.mark.parametrize("batch", [8, 256])
-def test_every_prefix_is_within_a_few_samples_of_the_weights_themselves(number: int, batch: int) -> None:
+def test_every_prefix_is_within_a_few_samples_of_the_weights_themselves(
+    number: int, batch: int
+) -> None:
     draw = np.random.default_rng(number)
     shares = (10 ** draw.uniform(-1, 1, number)).tolist()
-    order = Order.from_datasets([episodes(40, name=f"s{d}") for d in range(number)], weights=shares, batch_size=batch)
+    order = Order.from_datasets(
+        [episodes(40, name=f"s{d}") for d in range(number)], weights=shares, batch_size=batch
+    )
     assert order.spec.version == EXACT_VERSION
     slots = np.array(order.spec.schedule[0].slots)
     assert np.allclose(slots / slots.sum(), np.array(shares) / sum(shares), rtol=1e-4, atol=1e-9)
     assert worst(order, 60_000) < 3
 
 
-@given(st.lists(st.integers(0, 3 * UNIT), min_size=1, max_size=12), st.integers(0, 4), st.integers(0, 4))
-def test_lanes_within_a_part_of_a_batch_are_those_of_the_round(given_parts: list[int], low: int, more: int) -> None:
+@given(
+    st.lists(st.integers(0, 3 * UNIT), min_size=1, max_size=12),
+    st.integers(0, 4),
+    st.integers(0, 4),
+)
+def test_lanes_within_a_part_of_a_batch_are_those_of_the_round(
+    given_parts: list[int], low: int, more: int
+) -> None:
     total = -(-(sum(given_parts) + 1) // (4 * UNIT)) * 4 * UNIT
     parts = (*given_parts, total - sum(given_parts))  # whole batches of 4
-    expected = [int(np.isin(places % 4, range(low, low + more)).sum()) for places in make_round(parts).slots_of]
+    expected = [
+        int(np.isin(places % 4, range(low, low + more)).sum())
+        for places in make_round(parts).slots_of
+    ]
     assert count_lanes_within(parts, low, low + more, 4) == expected
 
 
@@ -223,7 +274,9 @@ def test_weights_that_slots_meet_keep_the_first_version() -> None:
     for shares in ([1, 1], [3, 1], [0.7, 0.3], None):
         assert Order.from_datasets(pair, weights=shares, batch_size=30).spec.version == 1
     assert Order.from_datasets(pair[0], batch_size=30).spec.version == 1
-    kept = Order.from_datasets(pair, weights=[3, 1], batch_size=30).with_weights(90, {"a": 1, "b": 2**0.5})
+    kept = Order.from_datasets(pair, weights=[3, 1], batch_size=30).with_weights(
+        90, {"a": 1, "b": 2**0.5}
+    )
     assert kept.spec.version == 1  # a run continues in the version that it began with
 
 
@@ -243,7 +296,9 @@ def test_exact_order_is_saved_distinguished_and_pickled() -> None:
 
 
 def test_golden_numbers() -> None:
-    """The contract of version 2, frozen: saved runs must find their samples again (see test_contract.py)."""
+    """The contract of version 2, frozen: saved runs must find their samples again (see
+    test_contract.py).
+    """
     golden = json.loads((Path(__file__).parent / "golden" / "order_v2.json").read_text())
     order = Order.from_json(golden["spec"], [SOURCE_A, SOURCE_B, SOURCE_LONG])
     assert [of.tolist() for of in order.locate(GOLDEN_POSITIONS)] == golden["samples"]
@@ -252,16 +307,24 @@ def test_golden_numbers() -> None:
 
 SOURCE_A = episodes(*range(100, 400), name="a")
 SOURCE_B = episodes(*[33] * 50, name="b", gop=30)
-SOURCE_LONG = Source(np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0))
+SOURCE_LONG = Source(
+    np.array([[3, 10, 5000], [4, 0, 7777], [3, 6000, 9001]]), "long", gop=250, reach=(2, 0)
+)
 GOLDEN_POSITIONS = [0, 1, 2, 63, 64, 1000, 4999, 5000, 12_345, 10**9 + 7, 2**62]
 
 
 def golden() -> str:
     """Content of the file; written only for a new version."""
     order = Order.from_datasets(
-        [SOURCE_A, SOURCE_B, SOURCE_LONG], weights=[5, 2.1, 1], batch_size=32, seed=5, frames_in_flight=8000
+        [SOURCE_A, SOURCE_B, SOURCE_LONG],
+        weights=[5, 2.1, 1],
+        batch_size=32,
+        seed=5,
+        frames_in_flight=8000,
     )
     order = order.with_weights(5000, {"a": 1, "long": 3.3})
     samples = [of.tolist() for of in order.locate(GOLDEN_POSITIONS)]
     lanes = order.lanes(GOLDEN_POSITIONS)[1].tolist()
-    return json.dumps({"spec": json.loads(order.to_json()), "samples": samples, "lanes": lanes}, indent=1)
+    return json.dumps(
+        {"spec": json.loads(order.to_json()), "samples": samples, "lanes": lanes}, indent=1
+    )

@@ -1,4 +1,6 @@
-"""Mixtures: every prefix has each source's exact share to within one sample, for thousands of sources."""
+"""Mixtures: every prefix has each source's exact share to within one sample, for thousands of
+sources.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ def worst_deviation(counts: tuple[int, ...]) -> float:
     worst = 0.0
     for d, count in enumerate(counts):
         at = period.slots_of[d]
-        done = np.arange(count)  # just before a slot the source is most behind, just after it most ahead
+        # just before a slot the source is most behind, just after it most ahead
+        done = np.arange(count)
         worst = max(worst, float(np.max(at * count / total - done, initial=0)))
         worst = max(worst, float(np.max(done + 1 - (at + 1) * count / total, initial=0)))
     return worst
@@ -55,7 +58,11 @@ def test_sampling_at_random_would_fail_the_same_measure():
     assert worst_deviation((3072, 3072)) < 1
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.integers(12, 4096), st.floats(1e-9, 1))
+@given(
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=12),
+    st.integers(12, 4096),
+    st.floats(1e-9, 1),
+)
 def test_shares_are_met_where_no_source_is_off(weights, slots, tolerance):
     shares = share_slots(weights, slots)
     assert are_met(shares, weights, tolerance) == (not share_errors(shares, weights, tolerance))
@@ -73,7 +80,8 @@ def test_slots_come_near_the_weights():
     counts = choose_slots(weights, 256, 6144)
     assert max(abs(c / sum(counts) - w) for c, w in zip(counts, weights)) < 1e-3
     assert choose_slots([1, 3], 8, 64) == (16, 48)
-    assert choose_slots([0.7, 0.29, 0.01], 8, 128) == (73, 30, 1)  # errors are relative to each share
+    # errors are relative to each share
+    assert choose_slots([0.7, 0.29, 0.01], 8, 128) == (73, 30, 1)
 
 
 def test_a_weight_too_small_for_any_period_is_refused():
@@ -88,7 +96,11 @@ def test_each_source_is_read_once_per_its_own_epoch(data):
     weights = data.draw(st.lists(st.integers(1, 5), min_size=number, max_size=number))
     batch = data.draw(st.integers(1, 6))
     order = Order.from_datasets(
-        given_sources, weights=weights, batch_size=batch, seed=3, frames_in_flight=data.draw(st.integers(1, 400))
+        given_sources,
+        weights=weights,
+        batch_size=batch,
+        seed=3,
+        frames_in_flight=data.draw(st.integers(1, 400)),
     )
     source, episode, frame = order.locate(np.arange(1500))
     for d, one in enumerate(given_sources):
@@ -130,7 +142,9 @@ def test_one_epoch_of_each_ends_together():
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "0.5"])
 def test_a_weight_that_is_none_is_refused_by_name(weight):
     with pytest.raises(ValueError, match="'b'"):
-        Order.from_datasets([episodes(5, name="a"), episodes(5, name="b")], weights=[1, weight], batch_size=2)
+        Order.from_datasets(
+            [episodes(5, name="a"), episodes(5, name="b")], weights=[1, weight], batch_size=2
+        )
 
 
 def test_weights_that_do_not_fit_the_sources_are_refused():

@@ -16,7 +16,11 @@ def pair(**changes: object) -> list[Source]:
     return [episodes(*[50] * 30, name="a", gop=12), episodes(*[70] * 9, name="b", **changes)]
 
 
-@given(st.lists(sources(), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.sampled_from(["clips", "uniform"]))
+@given(
+    st.lists(sources(), min_size=1, max_size=3),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from(["clips", "uniform"]),
+)
 def test_json_round_trip(given_sources, seed, mode):
     named = [Source(s.segments, f"s{d}", s.gop, s.reach) for d, s in enumerate(given_sources)]
     order = Order.from_datasets(named, batch_size=4, seed=seed, mode=mode, frames_in_flight=100)
@@ -40,7 +44,9 @@ def test_a_saved_order_does_not_follow_later_defaults():
     """Key frames, reach and names may differ; the saved clips and lanes hold."""
     order = Order.from_datasets(pair(), batch_size=8, frames_in_flight=200)
     other = [Source(s.segments, s.name + "2", 250, (9, 9)) for s in pair()]
-    for old, new in zip(order.locate(np.arange(500)), Order.from_json(order.to_json(), other).locate(np.arange(500))):
+    for old, new in zip(
+        order.locate(np.arange(500)), Order.from_json(order.to_json(), other).locate(np.arange(500))
+    ):
         assert np.array_equal(old, new)
 
 
@@ -67,15 +73,21 @@ def test_compare_names_each_difference_and_its_effect():
     assert differences(spec) == []
     assert differences(replace(spec, seed=1)) == [("seed", True)]
     assert differences(replace(spec, batch=16)) == [("batch", False)]
-    assert differences(replace(spec, sources=(replace(a, name="z"), b))) == [("source 0 (a) name", False)]
+    assert differences(replace(spec, sources=(replace(a, name="z"), b))) == [
+        ("source 0 (a) name", False)
+    ]
     assert differences(replace(spec, sources=(a, replace(b, data="0" * 32)))) == [
         ("source 1 (b) selected frames", True)
     ]
     for field, words in (("clip", "frames per clip"), ("lanes", "lanes")):
         new = replace(spec, sources=(replace(a, **{field: 5}), b))
         assert differences(new) == [(f"source 0 (a) {words}", True)]
-    assert differences(replace(spec, sources=(replace(a, inside="permuted"), b)))[0][0].endswith("order inside a clip")
-    assert differences(replace(spec, sources=(a, b), schedule=(replace(first, slots=(1, 1)),))) == [("schedule", True)]
+    assert differences(replace(spec, sources=(replace(a, inside="permuted"), b)))[0][0].endswith(
+        "order inside a clip"
+    )
+    assert differences(replace(spec, sources=(a, b), schedule=(replace(first, slots=(1, 1)),))) == [
+        ("schedule", True)
+    ]
     later = replace(first, position=999, slots=(1, 3))
     (difference,) = compare(spec, replace(spec, schedule=(first, later)))
     assert "from position 999 on; nothing before it changes" in str(difference)
@@ -83,7 +95,10 @@ def test_compare_names_each_difference_and_its_effect():
     c = replace(b, name="c")
     words = [
         str(d)
-        for d in compare(spec, replace(spec, sources=(a, b, c), schedule=(first, replace(later, slots=(1, 1, 1)))))
+        for d in compare(
+            spec,
+            replace(spec, sources=(a, b, c), schedule=(first, replace(later, slots=(1, 1, 1)))),
+        )
     ]
     assert "source 2: None -> c: it joins at position 999" in words
 
@@ -93,7 +108,10 @@ def test_the_fingerprint_changes_exactly_if_the_order_does():
     a, b = spec.sources
     same = [replace(spec, batch=16), replace(spec, sources=(replace(a, name="z"), b))]
     alone = [replace(source, gop=1, reach=(0, 0)) for source in pair()]
-    few = [Order.from_datasets(alone, batch_size=8, inside=inside).spec for inside in ("sequential", "permuted")]
+    few = [
+        Order.from_datasets(alone, batch_size=8, inside=inside).spec
+        for inside in ("sequential", "permuted")
+    ]
     assert few[0].fingerprint == few[1].fingerprint  # shuffled one by one, there is no inside
     others = [
         replace(spec, seed=1),
@@ -118,7 +136,10 @@ def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
         ({"sources": [saved["sources"][0]] * 2}, ["'a'", "sources"]),
         ({"sources": [{**saved["sources"][0], "clip": 0}]}, ["'a'", "clip", 0]),
         ({"seed": -3}, ["seed", -3]),
-        ({"sources": [{**saved["sources"][0], "inside": "backwards"}]}, ["'a'", "inside", "'backwards'"]),
+        (
+            {"sources": [{**saved["sources"][0], "inside": "backwards"}]},
+            ["'a'", "inside", "'backwards'"],
+        ),
         ({"seed": "0"}, ["'0'", "str", "int"]),
         ({"batch": 8.0}, [8.0, "float", "int"]),
         ({"schedule": [{"position": 0, "slots": [1.5, 1]}]}, [1.5, "float", "int"]),
@@ -137,5 +158,9 @@ def test_a_spec_that_is_damaged_or_of_another_version_is_refused():
 
 
 def test_a_spec_is_small_whatever_the_data():
-    many = Source(np.stack([np.arange(100_000), np.zeros(100_000), np.full(100_000, 300)], axis=1).astype(np.int64))
+    many = Source(
+        np.stack([np.arange(100_000), np.zeros(100_000), np.full(100_000, 300)], axis=1).astype(
+            np.int64
+        )
+    )
     assert len(Order.from_datasets([many], batch_size=256).to_json()) < 600

@@ -8,7 +8,9 @@ import pytest
 from understudy_data.storage.byte_source import LocalSource
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts the open files of the process")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="counts the open files of the process"
+)
 def test_a_thousand_sources_keep_few_files_open(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) for number in range(1000)]
     for number, path in enumerate(paths):

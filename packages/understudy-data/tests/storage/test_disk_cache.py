@@ -1,4 +1,6 @@
-"""The host's cache: each byte is fetched once, the budget holds, leftovers of kills and bad disks are not trusted."""
+"""The host's cache: each byte is fetched once, the budget holds, leftovers of kills and bad disks
+are not trusted.
+"""
 
 import errno
 import os
@@ -35,11 +37,13 @@ def server() -> Iterator[RangeServer]:
         yield server
 
 
-def reader(server: RangeServer, cache: Path, budget: int = 1 << 30, retry: RetryPolicy = QUICK) -> RemoteSource:
+def reader(
+    server: RangeServer, cache: Path, budget: int = 1 << 30, retry: RetryPolicy = QUICK
+) -> RemoteSource:
     """Open the source as another process of the host would: only the folder is shared."""
-    source = Files(server.url + "/set", RemoteOptions(cache=str(cache), cache_bytes=budget, retry=retry)).source(
-        "a.mp4"
-    )
+    source = Files(
+        server.url + "/set", RemoteOptions(cache=str(cache), cache_bytes=budget, retry=retry)
+    ).source("a.mp4")
     assert isinstance(source, RemoteSource)
     return source
 
@@ -59,7 +63,9 @@ def until(met: Callable[[], bool]) -> None:
 
 
 def child(act: Callable[[], bool]) -> int:
-    """Run `act` in a forked process and return its id; exit code 0 if `act` was true, 3 on Ctrl-C."""
+    """Run `act` in a forked process and return its id; exit code 0 if `act` was true, 3 on
+    Ctrl-C.
+    """
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -109,7 +115,9 @@ def test_cache_fetches_each_byte_once(
     budget=st.integers(0, 150_000),
 )
 def test_cache_budget_holds_and_changes_no_byte(
-    reads: list[tuple[int, tuple[int, int], bool]], budget: int, tmp_path_factory: pytest.TempPathFactory
+    reads: list[tuple[int, tuple[int, int], bool]],
+    budget: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     cache = tmp_path_factory.mktemp("budget")
     with RangeServer({PATH: DATA}) as server:
@@ -142,7 +150,11 @@ def test_spans_overlapping_returns_them_by_start(
         some.remove([str(i) for i in left])
         near = some.overlapping(start, end)
         assert [span.start for span in near] == sorted(span.start for span in near)
-        wanted = {span.name for i, span in enumerate(spans) if i not in left and span.start < end and start < span.end}
+        wanted = {
+            span.name
+            for i, span in enumerate(spans)
+            if i not in left and span.start < end and start < span.end
+        }
         assert {span.name for span in near} == wanted
         assert len(near) == len(wanted)
 
@@ -161,7 +173,12 @@ def test_entry_lists_its_folder_only_after_claims_of_others(
         return plain(path)
 
     monkeypatch.setattr(os, "listdir", counted)
-    for who, offset, most in ((source, 100_000, 1), (source, 110_000, 1), (other, 120_000, 2), (other, 130_000, 2)):
+    for who, offset, most in (
+        (source, 100_000, 1),
+        (source, 110_000, 1),
+        (other, 120_000, 2),
+        (other, 130_000, 2),
+    ):
         who.read(offset, 5_000)
         assert looks <= most
     sent = server.sent
@@ -180,13 +197,17 @@ def test_entry_lists_its_folder_only_after_claims_of_others(
 def test_span_is_renamed_while_nobody_lists_its_folder(
     server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listing of thousands of names during a rename may have neither name: its bytes would be fetched twice."""
+    """A listing of thousands of names during a rename may have neither name: its bytes would be
+    fetched twice.
+    """
     source = reader(server, tmp_path)
     held = []
     plain = os.rename
 
     def rename(old: str, new: str) -> None:
-        held.append([path for path in tmp_path.glob("v1/locks/*") if locks.acquire(str(path)) is None])
+        held.append(
+            [path for path in tmp_path.glob("v1/locks/*") if locks.acquire(str(path)) is None]
+        )
         plain(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
@@ -206,7 +227,9 @@ def test_cache_is_shared_by_processes(server: RangeServer, tmp_path: Path) -> No
     children = [child(read_all) for _ in range(3)]
     assert [exit_code(pid) for pid in children] == [0, 0, 0]
     assert server.sent == union([(0, HEAD), *places])
-    assert sum(asked.status == 304 for asked in server.log) == 2, "the others ask whether the file is still the same"
+    assert sum(asked.status == 304 for asked in server.log) == 2, (
+        "the others ask whether the file is still the same"
+    )
 
 
 def test_cache_survives_a_kill_at_any_instant(server: RangeServer, tmp_path: Path) -> None:
@@ -217,7 +240,11 @@ def test_cache_survives_a_kill_at_any_instant(server: RangeServer, tmp_path: Pat
     def read_all() -> bool:
         source = reader(server, tmp_path, 300_000)
         source.prefetch(np.array([[o, 9_000] for o in range(0, 390_000, 9_000)]))
-        return all(source.read(o, 30_000) == DATA[o : o + 30_000] for o in range(0, 390_000, 30_000) for _ in range(9))
+        return all(
+            source.read(o, 30_000) == DATA[o : o + 30_000]
+            for o in range(0, 390_000, 30_000)
+            for _ in range(9)
+        )
 
     for _ in range(12):
         pids = [child(read_all) for _ in range(2)]
@@ -237,7 +264,9 @@ def test_cache_survives_a_kill_at_any_instant(server: RangeServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["a bit", "shorter", "empty", "gone", "zeros"])
-def test_cache_fetches_a_damaged_span_again(damage: str, server: RangeServer, tmp_path: Path) -> None:
+def test_cache_fetches_a_damaged_span_again(
+    damage: str, server: RangeServer, tmp_path: Path
+) -> None:
     reader(server, tmp_path).read(100_000, 50_000)
     (path,) = (path for path in spans_in(tmp_path) if path.name.startswith(f"{100_000:x}-"))
     data = bytearray(path.read_bytes())
@@ -245,7 +274,9 @@ def test_cache_fetches_a_damaged_span_again(damage: str, server: RangeServer, tm
         data[777] ^= 4
     path.unlink()
     if damage != "gone":
-        path.write_bytes({"shorter": data[:-1], "empty": b"", "zeros": bytes(len(data))}.get(damage, bytes(data)))
+        path.write_bytes(
+            {"shorter": data[:-1], "empty": b"", "zeros": bytes(len(data))}.get(damage, bytes(data))
+        )
     sent = server.sent
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
@@ -265,7 +296,9 @@ def test_cache_ignores_foreign_files(server: RangeServer, tmp_path: Path) -> Non
     assert kept(tmp_path) <= 70_000
 
 
-def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(server: RangeServer, tmp_path: Path) -> None:
+def test_claim_of_a_dead_process_is_free_and_of_an_idle_one_expires(
+    server: RangeServer, tmp_path: Path
+) -> None:
     source = reader(server, tmp_path)
     other = reader(server, tmp_path)
     change_retry_policy(source.root, RetryPolicy(deadline=1.0, stall=5.0, initial_backoff=0.001))
@@ -377,7 +410,9 @@ def test_cache_on_a_full_disk_returns_every_byte(
     assert int((tmp_path / "v1" / "used").read_bytes()) == HEAD
 
 
-def test_cache_folder_follows_xdg_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert RemoteOptions().folder == default_cache_folder() == str(tmp_path / "understudy")
     assert RemoteOptions(cache="~/x").folder == os.path.expanduser("~/x")

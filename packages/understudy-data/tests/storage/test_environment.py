@@ -27,7 +27,14 @@ PATH = "/set/a b.mp4"
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Clear the settings of the environment."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "curl_ca_bundle", "requests_ca_bundle"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "curl_ca_bundle",
+        "requests_ca_bundle",
+    ):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -47,7 +54,9 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_proxy_gets_absolute_urls(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_gets_absolute_urls(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", f"http://who:what@127.0.0.1:{server.port}")
     source = files_of("http://far.invalid", tmp_path).source("a b.mp4")
     assert source.read(100_000, 50_000) == DATA[100_000:150_000]
@@ -55,7 +64,9 @@ def test_proxy_gets_absolute_urls(server: RangeServer, tmp_path: Path, monkeypat
     assert all(asked.headers["proxy-authorization"] == basic("who", "what") for asked in server.log)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert files_of(server.url, tmp_path).source("a b.mp4").read(190_000, 10) == DATA[190_000:190_010]
+    assert (
+        files_of(server.url, tmp_path).source("a b.mp4").read(190_000, 10) == DATA[190_000:190_010]
+    )
 
 
 def test_close_ends_a_transfer_through_a_proxy(
@@ -80,7 +91,9 @@ def test_netrc_is_used_unless_options_have_credentials(server: RangeServer, tmp_
     assert {asked.headers["authorization"] for asked in server.log} == {basic("who", "secret")}
     server.log.clear()
     for name in ("Authorization", "authorization"):
-        files_of(server.url, tmp_path, headers={name: "Bearer own"}).source("a b.mp4").read(110_000, 10)
+        files_of(server.url, tmp_path, headers={name: "Bearer own"}).source("a b.mp4").read(
+            110_000, 10
+        )
     assert {asked.headers["authorization"] for asked in server.log} == {"Bearer own"}
 
 

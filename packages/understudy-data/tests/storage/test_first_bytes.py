@@ -1,4 +1,6 @@
-"""The first requests for a file on a server: its index comes with its version, and the version is asked for once."""
+"""The first requests for a file on a server: its index comes with its version, and the version is
+asked for once.
+"""
 
 import threading
 from collections.abc import Callable
@@ -47,11 +49,15 @@ def test_a_small_table_comes_whole(size: int, tmp_path: Path) -> None:
 
 
 def refuses(status: int) -> Callable[[Asked], tuple[int, dict[str, str], bytes] | None]:
-    return lambda asked: (status, {}, b"no") if asked.headers["range"].startswith("bytes=-") else None
+    return lambda asked: (
+        (status, {}, b"no") if asked.headers["range"].startswith("bytes=-") else None
+    )
 
 
 @pytest.mark.parametrize("status", [400, 416, 501, 200, 206])
-def test_a_server_that_knows_no_ranges_from_the_end_is_asked_once(status: int, tmp_path: Path) -> None:
+def test_a_server_that_knows_no_ranges_from_the_end_is_asked_once(
+    status: int, tmp_path: Path
+) -> None:
     """Some refuse such a range, send the whole file, or send its start."""
 
     def whole(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
@@ -66,21 +72,30 @@ def test_a_server_that_knows_no_ranges_from_the_end_is_asked_once(status: int, t
         for name in "abc":
             source = files.source(f"data/{name}.parquet")
             assert source.read(len(DATA) - 9, 9) == DATA[-9:]
-        assert len([asked for asked in server.log if asked.headers["range"].startswith("bytes=-")]) == 1
+        assert (
+            len([asked for asked in server.log if asked.headers["range"].startswith("bytes=-")])
+            == 1
+        )
 
 
 @settings(max_examples=25)
 @given(faults=st.lists(st.sampled_from(FAULTS), max_size=3))
-def test_a_table_is_met_on_a_faulty_server(faults: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_table_is_met_on_a_faulty_server(
+    faults: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     silent = RetryPolicy(deadline=240.0, stall=0.15, initial_backoff=0.001, max_backoff=0.004)
-    with RangeServer(TABLES, lambda n, asked: faults[n] if n < len(faults) else "", stall=0.3) as server:
+    with RangeServer(
+        TABLES, lambda n, asked: faults[n] if n < len(faults) else "", stall=0.3
+    ) as server:
         source = files_of(server, tmp_path_factory.mktemp("lies"), silent).source("data/a.parquet")
         assert source.size == len(DATA)
         for offset, size in ((len(DATA) - 70_000, 70_000), (0, 70_000), (len(DATA) - 8, 8)):
             assert source.read(offset, size) == DATA[offset : offset + size]
 
 
-@pytest.mark.parametrize(("files", "is_tail"), [(TABLES, True), (VIDEOS, False)], ids=["tables", "videos"])
+@pytest.mark.parametrize(
+    ("files", "is_tail"), [(TABLES, True), (VIDEOS, False)], ids=["tables", "videos"]
+)
 def test_the_index_of_another_file_of_the_kind_comes_with_its_version(
     files: dict[str, bytes], is_tail: bool, tmp_path: Path
 ) -> None:
@@ -138,7 +153,8 @@ def test_processes_meet_a_file_at_the_same_time(has_changed: bool, tmp_path: Pat
             files_of(server, tmp_path).source("data/a.parquet")
             server.files["/set/data/a.parquet"] = DATA[::-1]  # type: ignore[index]
             server.log.clear()
-        readers = [files_of(server, tmp_path) for _ in range(4)]  # as processes: they share the cache alone
+        # as processes: they share the cache alone
+        readers = [files_of(server, tmp_path) for _ in range(4)]
         ends: list[bytes] = []
 
         def read(files: Files) -> None:
@@ -167,7 +183,9 @@ def marked(server: RangeServer, cache: Path) -> Files:
 META = {"/set/meta/info.json": b"{}", "/set/meta/stats.json": b"{ }"}
 
 
-def test_files_that_are_opened_beside_each_other_share_the_question_for_the_version(tmp_path: Path) -> None:
+def test_files_that_are_opened_beside_each_other_share_the_question_for_the_version(
+    tmp_path: Path,
+) -> None:
     with RangeServer(TABLES | VIDEOS | META) as server:
         files = marked(server, tmp_path)
         with files.opening("videos/a.mp4") as one, files.opening("videos/b.mp4") as two:
@@ -236,8 +254,12 @@ def test_all_marks_are_asked_beside_each_other(tmp_path: Path) -> None:
 def test_meta_files_are_asked_for_beside_each_other(version: str, tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(version=version, lengths=(4, 3)))
     with RangeServer(folder(tmp_path / "d", "/set")) as server:
-        were_beside = beside(server, 3, lambda asked: "/meta/" in asked.path and "info.json" not in asked.path)
-        catalog = Catalog.open(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK))
+        were_beside = beside(
+            server, 3, lambda asked: "/meta/" in asked.path and "info.json" not in asked.path
+        )
+        catalog = Catalog.open(
+            f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK)
+        )
         assert were_beside()
         assert catalog.num_episodes == 2
         asked = [asked.path for asked in server.log if asked.status == 206]

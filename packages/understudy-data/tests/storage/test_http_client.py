@@ -32,7 +32,9 @@ def test_the_first_requests_of_many_threads() -> None:
             client = HttpClient()
             begin = threading.Barrier(threads)
 
-            def first(_: int, client: HttpClient = client, begin: threading.Barrier = begin) -> bytes:
+            def first(
+                _: int, client: HttpClient = client, begin: threading.Barrier = begin
+            ) -> bytes:
                 begin.wait()
                 return read(client, f"{server.url}/a")
 

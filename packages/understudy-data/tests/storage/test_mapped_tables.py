@@ -1,4 +1,6 @@
-"""Tables of large datasets: one mapped file per host, never a wrong one, and private tables where none can be."""
+"""Tables of large datasets: one mapped file per host, never a wrong one, and private tables where
+none can be.
+"""
 
 import errno
 import multiprocessing
@@ -44,7 +46,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix == "") if folder.is_dir() else []
+    return (
+        sorted(path.name for path in folder.iterdir() if path.suffix == "")
+        if folder.is_dir()
+        else []
+    )
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +65,11 @@ def arrays_of(value: Any) -> dict[str, np.ndarray]:
     if isinstance(value, np.ndarray):
         return {"": value}
     inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    return {f"{key}.{name}": array for key, one in inner.items() for name, array in arrays_of(one).items()}
+    return {
+        f"{key}.{name}": array
+        for key, one in inner.items()
+        for name, array in arrays_of(one).items()
+    }
 
 
 def same_table(one: EpisodeTable, two: EpisodeTable) -> None:
@@ -104,11 +114,15 @@ def test_other_process_maps_the_table(root: Path, tables: Path) -> None:
     Catalog.open(root)
     there = files(tables)
     script = [sys.executable, mapped_child.__file__, str(root), str(tables)]
-    said = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+    said = subprocess.run(
+        script, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.split()
     assert said == [*map(str, LENGTHS), *there]
 
 
-def test_mapped_table_gives_the_same_samples(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_table_gives_the_same_samples(
+    root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     windows = {"action": [-0.1, 0, 0.1]}
     shared = EpisodeDataset(root, windows, exclude_episodes=[1])
     assert len(files(tables)) == 2
@@ -119,7 +133,10 @@ def test_mapped_table_gives_the_same_samples(root: Path, tables: Path, monkeypat
         one = shared[index]
         two = plain[index]
         assert one.keys() == two.keys()
-        assert all(torch.equal(one[k], two[k]) if torch.is_tensor(one[k]) else one[k] == two[k] for k in one)
+        assert all(
+            torch.equal(one[k], two[k]) if torch.is_tensor(one[k]) else one[k] == two[k]
+            for k in one
+        )
 
 
 def test_changed_dataset_gets_a_new_table(root: Path, tables: Path, tmp_path: Path) -> None:
@@ -132,11 +149,16 @@ def test_changed_dataset_gets_a_new_table(root: Path, tables: Path, tmp_path: Pa
         os.utime(place, ns=times)  # as a tool that sets times back
     assert Catalog.open(root).episodes.lengths.tolist() == [6, 9, 7, 4]
     assert before.lengths.tolist() == list(LENGTHS), "a mapped table stays"
-    edit_json(root / "meta/info.json", lambda info: info.update(data_path=info["data_path"][:-8] + "x.parquet"))
+    edit_json(
+        root / "meta/info.json",
+        lambda info: info.update(data_path=info["data_path"][:-8] + "x.parquet"),
+    )
     assert Catalog.open(root).episodes.data.template.endswith("x.parquet")
 
 
-def test_kill_while_writing_leaves_no_table(root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_while_writing_leaves_no_table(
+    root: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for function in ("fsync", "replace"):
         child = os.fork()
         if child == 0:
@@ -192,7 +214,9 @@ def test_unwritable_folder_gives_private_tables(
     assert Catalog.open(root).episodes.lengths.tolist() == list(LENGTHS)
 
 
-@pytest.mark.parametrize("made_before", [False, True], ids=["new folder", "folder that its group can write"])
+@pytest.mark.parametrize(
+    "made_before", [False, True], ids=["new folder", "folder that its group can write"]
+)
 def test_a_table_is_found_again_with_the_umask_of_a_group(made_before: bool, tables: Path) -> None:
     made = []
 
@@ -231,12 +255,18 @@ def test_a_table_that_others_can_write_is_made_again(tables: Path) -> None:
         assert read() == count
 
 
-def test_least_recently_used_tables_are_removed(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_tables_are_removed(
+    tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mapped_tables, "BUDGET", 20_000)
     kept = []
     for number in range(4):
         kept.append(mapped_tables.share_arrays({"a": np.full(1000, number)})["a"])
-        (newest,) = (path for path in map(tables.joinpath, files(tables)) if path.stat().st_mtime > time.time() - 60)
+        (newest,) = (
+            path
+            for path in map(tables.joinpath, files(tables))
+            if path.stat().st_mtime > time.time() - 60
+        )
         os.utime(newest, (time.time() - 1000 + number,) * 2)
     assert 1 <= len(files(tables)) <= 2
     assert [int(one[0]) for one in kept] == [0, 1, 2, 3], "a mapped table stays"
@@ -300,7 +330,9 @@ def test_derived_tables_follow_their_inputs(tables: Path) -> None:
         mapped_tables.share(lambda: 0, numbers, object())
 
 
-def test_small_and_quick_results_have_no_file(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_and_quick_results_have_no_file(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mapped_tables, "_LARGE", 1000)
     monkeypatch.setattr(mapped_tables, "_SLOW", 100.0)
     assert mapped_tables.share(lambda: 7, np.arange(9)) == 7
@@ -310,7 +342,9 @@ def test_small_and_quick_results_have_no_file(tables: Path, monkeypatch: pytest.
     assert len(files(tables)) == 1
 
 
-def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_is_compared_with_its_checksums_once(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mapped_tables, "_CHECKED_ONCE", 1000)
     summed: list[int] = []
     checksum = table_file.zlib.crc32
@@ -355,6 +389,12 @@ def test_large_file_is_compared_with_its_checksums_once(tables: Path, monkeypatc
 def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path: Path) -> None:
     write = mapped_tables.write_table
     journal = tmp_path / "made"
+
+    def noted(path: Path, table: Any, durable: bool) -> None:
+        file = os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(file, f"{path.name}\n".encode())
+        write(path, table, durable)
+
     ready, go = os.pipe()
     children = []
     for _ in range(8):
@@ -362,10 +402,7 @@ def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path:
         if child == 0:
             status = 1
             try:
-                mapped_tables.write_table = lambda path, table, durable: (  # type: ignore[assignment]
-                    os.write(os.open(journal, os.O_CREAT | os.O_APPEND | os.O_WRONLY), f"{path.name}\n".encode()),
-                    write(path, table, durable),
-                )
+                mapped_tables.write_table = noted
                 os.close(go)
                 os.read(ready, 1)  # until the parent has started all
                 data = EpisodeDataset(root, keys=["action"], exclude_episodes=[1])

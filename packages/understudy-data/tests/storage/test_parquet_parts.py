@@ -18,7 +18,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = np.arange(3 * ROWS, dtype=np.float32)
     table = pa.table(
         {
-            "list": pa.ListArray.from_arrays(np.arange(0, 3 * ROWS + 1, 3, dtype=np.int32), numbers),
+            "list": pa.ListArray.from_arrays(
+                np.arange(0, 3 * ROWS + 1, 3, dtype=np.int32), numbers
+            ),
             "fixed": pa.FixedSizeListArray.from_arrays(numbers, 3),
             "text": [f"row {number}" if number % 7 else None for number in range(ROWS)],
             "number": np.arange(ROWS),
@@ -33,7 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("columns", [None, ["number", "list"], ["text", "absent", "fixed"]])
 @pytest.mark.parametrize("group", [None, 1])
 @pytest.mark.parametrize("name", ["many", "empty"])
-def test_table_has_the_rows_of_the_file(root: Path, name: str, columns: list[str] | None, group: int | None) -> None:
+def test_table_has_the_rows_of_the_file(
+    root: Path, name: str, columns: list[str] | None, group: int | None
+) -> None:
     whole = pq.ParquetFile(root / f"{name}.parquet")
     names = [each for each in columns or whole.schema_arrow.names if each != "absent"]
     if name == "empty" and group is not None:

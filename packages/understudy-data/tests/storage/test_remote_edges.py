@@ -1,4 +1,6 @@
-"""Edges of remote reading: refusals, Retry-After, redirect loops, unwritable caches, wrong clocks, many files."""
+"""Edges of remote reading: refusals, Retry-After, redirect loops, unwritable caches, wrong clocks,
+many files.
+"""
 
 import email.utils
 import os
@@ -8,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,12 @@ from understudy_base.testing.refusals import refused, warned
 from understudy_data.storage import disk_cache, http_client, remote_options
 from understudy_data.storage.dataset_root import Files, with_location
 from understudy_data.storage.disk_cache import DiskCache
-from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
+from understudy_data.storage.remote_options import (
+    RemoteOptions,
+    RetryPolicy,
+    TransientError,
+    call_with_retries,
+)
 from understudy_data.storage.remote_source import RemoteSource
 from understudy_data.testing.servers import Asked, RangeServer
 
@@ -33,11 +41,14 @@ def server() -> Iterator[RangeServer]:
 
 
 def files_of(server: RangeServer, cache: Path, retry: RetryPolicy = QUICK, **more: object) -> Files:
-    return Files(server.url + "/set", RemoteOptions(cache=str(cache), retry=retry, **more))  # type: ignore[arg-type]
+    options = RemoteOptions(cache=str(cache), retry=retry, **more)  # type: ignore[arg-type]
+    return Files(server.url + "/set", options)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 400])
-def test_refusal_during_the_run_is_a_source_error(status: int, server: RangeServer, tmp_path: Path) -> None:
+def test_refusal_during_the_run_is_a_source_error(
+    status: int, server: RangeServer, tmp_path: Path
+) -> None:
     """After expired credentials or a removed file, no other sample may replace the missing one."""
     source = files_of(server, tmp_path).source("a.mp4")
     server.answer = lambda asked: (status, {}, b"no")
@@ -48,7 +59,9 @@ def test_refusal_during_the_run_is_a_source_error(status: int, server: RangeServ
             files_of(server, tmp_path).source("b")
 
 
-def test_locked_cache_is_a_source_error(server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_cache_is_a_source_error(
+    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = files_of(server, tmp_path).source("a.mp4")
 
     def locked(*_: object, **__: object) -> None:
@@ -77,15 +90,22 @@ def test_retry_after_waits_are_limited_in_sum(monkeypatch: pytest.MonkeyPatch) -
 
     with refused(429, where="x", kind=SourceError) as caught, warned("x", 429):
         call_with_retries(
-            always, "x", RetryPolicy(deadline=60.0, initial_backoff=0.001, max_backoff=0.002), threading.Event()
+            always,
+            "x",
+            RetryPolicy(deadline=60.0, initial_backoff=0.001, max_backoff=0.002),
+            threading.Event(),
         )
     assert 3 <= asked <= 4
     assert pickle.loads(pickle.dumps(caught.value)).transient
 
 
 def test_an_outage_stays_one_with_another_place(server: RangeServer, tmp_path: Path) -> None:
-    """Readers of images and tables name the episode in place of the file; the exit code follows from the error."""
-    files = files_of(server, tmp_path, RetryPolicy(deadline=0.05, initial_backoff=0.01, max_backoff=0.01))
+    """Readers of images and tables name the episode in place of the file; the exit code follows
+    from the error.
+    """
+    files = files_of(
+        server, tmp_path, RetryPolicy(deadline=0.05, initial_backoff=0.01, max_backoff=0.01)
+    )
     server.answer = lambda asked: (503, {}, b"no")
     with refused(503, where="episode 3", kind=SourceError) as caught, with_location("episode 3"):
         files.source("a.mp4")
@@ -107,7 +127,10 @@ def test_tries_count_only_failures_in_a_row() -> None:
         return "yes"
 
     assert (
-        call_with_retries(act, "x", RetryPolicy(initial_backoff=0.001, max_backoff=0.002), threading.Event()) == "yes"
+        call_with_retries(
+            act, "x", RetryPolicy(initial_backoff=0.001, max_backoff=0.002), threading.Event()
+        )
+        == "yes"
     )
 
 
@@ -131,11 +154,18 @@ def test_retry_after_accepts_dates_by_the_servers_clock() -> None:
         "Retry-After": email.utils.formatdate(then + 7, usegmt=True),
     }
     assert http_client.retry_after(dates) == 7.0
-    assert http_client.retry_after(dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}) == 0.0
+    assert (
+        http_client.retry_after(
+            dates | {"Retry-After": email.utils.formatdate(then - 7, usegmt=True)}
+        )
+        == 0.0
+    )
     assert http_client.retry_after({"Retry-After": "3"}) == 3.0
     assert http_client.retry_after({"Retry-After": "soon"}) is None
     assert http_client.retry_after({}) is None
-    near = http_client.retry_after({"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)})
+    near = http_client.retry_after(
+        {"Retry-After": email.utils.formatdate(time.time() + 60, usegmt=True)}
+    )
     assert near is not None
     assert 0 < near <= 61
 
@@ -151,7 +181,9 @@ def test_compressed_response_is_refused(server: RangeServer, tmp_path: Path) -> 
 
 
 def test_modification_time_in_the_future_is_no_change(server: RangeServer, tmp_path: Path) -> None:
-    """The recording robot's clock was ahead; the server's clock distinguishes this from a change during the run."""
+    """The recording robot's clock was ahead; the server's clock distinguishes this from a change
+    during the run.
+    """
     server.written[PATH] = time.time() + 1e6
     files = files_of(server, tmp_path)
     files.read("b")
@@ -176,7 +208,10 @@ def test_expired_redirect_is_renewed_by_two_threads(tmp_path: Path) -> None:
 
         far.answer = answer
         found: list[bytes] = []
-        ask = [threading.Thread(target=lambda o=o: found.append(source.read(o, 9))) for o in (100_000, 200_000)]
+        ask = [
+            threading.Thread(target=lambda o=o: found.append(source.read(o, 9)))
+            for o in (100_000, 200_000)
+        ]
         for thread in ask:
             thread.start()
         for thread in ask:
@@ -187,7 +222,12 @@ def test_expired_redirect_is_renewed_by_two_threads(tmp_path: Path) -> None:
 def test_connection_is_reused_by_other_threads(server: RangeServer, tmp_path: Path) -> None:
     connected: list[object] = []
     process = server.http.process_request
-    server.http.process_request = lambda *a: (connected.append(a), process(*a))[1]  # type: ignore[func-returns-value,method-assign]
+
+    def counted(*arguments: Any) -> None:
+        connected.append(arguments)
+        process(*arguments)
+
+    server.http.process_request = counted  # type: ignore[method-assign]
     source = files_of(server, tmp_path).source("a.mp4")
     for i in range(6):
         thread = threading.Thread(target=source.read, args=(100_000 + 1_000 * i, 10))
@@ -200,13 +240,19 @@ def test_connection_is_reused_by_other_threads(server: RangeServer, tmp_path: Pa
 def test_cache_that_turns_read_only_returns_every_byte(
     what: str, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk fills up or turns read-only during the run. (File modes do not stop tests that run as root.)"""
+    """A disk fills up or turns read-only during the run. (File modes do not stop tests that run as
+    root.)
+    """
     source = files_of(server, tmp_path).source("a.mp4")
     open_ = os.open
     pwrite = os.pwrite
 
     def refused(path: str, flags: int, *mode: int, **more: int) -> int:
-        if flags & os.O_CREAT and str(tmp_path) in str(path) and (what == "claims" or "/known/" in str(path)):
+        if (
+            flags & os.O_CREAT
+            and str(tmp_path) in str(path)
+            and (what == "claims" or "/known/" in str(path))
+        ):
             raise OSError(30, "Read-only file system")
         return open_(path, flags, *mode, **more)
 
@@ -222,13 +268,17 @@ def test_cache_that_turns_read_only_returns_every_byte(
         assert files_of(server, tmp_path).read("b") == b"b"
         source.prefetch(np.array([[200_000, 100]]))
         assert source.read(200_000, 100) == DATA[200_000:200_100]
-    assert any("cannot be written" in str(one.message) for one in caught_warnings) == (what != "notes")
+    assert any("cannot be written" in str(one.message) for one in caught_warnings) == (
+        what != "notes"
+    )
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "pwrite", pwrite)
     assert source.read(150_000, 10) == DATA[150_000:150_010]
 
 
-def test_disk_cache_refuses_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_cache_refuses_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DiskCache(str(tmp_path), 1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(DatasetError) as caught:
@@ -275,7 +325,9 @@ def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.Mon
             assert time.monotonic() < until
             time.sleep(0.005)
         pinned = [
-            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+            name
+            for name in map(_target, os.listdir("/proc/self/fd"))
+            if str(tmp_path) in name and "/objects/" in name
         ]
         assert len(pinned) == 20
         entries = files.remote_files.cache._entries.values()
@@ -283,10 +335,14 @@ def test_pins_of_one_process_are_limited(tmp_path: Path, monkeypatch: pytest.Mon
         connections = 2 * files.remote_files.options.num_threads  # both ends of each
         assert len(os.listdir("/proc/self/fd")) - before < 20 + connections + 20
         newest = sources[-1]
-        assert any(newest.key in name for name in pinned), "the oldest pins are released, the newest kept"  # type: ignore[attr-defined]
+        assert any(newest.key in name for name in pinned), (
+            "the oldest pins are released, the newest kept"
+        )  # type: ignore[attr-defined]
         files.close()
         assert not [
-            name for name in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in name and "/objects/" in name
+            name
+            for name in map(_target, os.listdir("/proc/self/fd"))
+            if str(tmp_path) in name and "/objects/" in name
         ]
 
 

@@ -1,4 +1,6 @@
-"""Reading over HTTP from servers that lie, stall, fail and restart: right bytes, or one clear error."""
+"""Reading over HTTP from servers that lie, stall, fail and restart: right bytes, or one clear
+error.
+"""
 
 import errno
 import os
@@ -20,27 +22,40 @@ from hypothesis import strategies as st
 from understudy_base.errors import DatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
-from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy, TransientError, call_with_retries
+from understudy_data.storage.remote_options import (
+    RemoteOptions,
+    RetryPolicy,
+    TransientError,
+    call_with_retries,
+)
 from understudy_data.storage.remote_store import WebStore, web_store
 from understudy_data.testing.servers import FAULTS, Asked, RangeServer, change_retry_policy
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backoff=0.004)
-SILENT = replace(QUICK, deadline=240.0, stall=0.15)  # on a busy machine correct responses are late, too
+# on a busy machine correct responses are late, too
+SILENT = replace(QUICK, deadline=240.0, stall=0.15)
 PATH = "/set/videos/a.mp4"
 
 
 def files_of(
-    server: RangeServer, cache: Path, retry: RetryPolicy = QUICK, under: str = "/set", **more: object
+    server: RangeServer,
+    cache: Path,
+    retry: RetryPolicy = QUICK,
+    under: str = "/set",
+    **more: object,
 ) -> Files:
-    return Files(server.url + under, RemoteOptions(cache=str(cache), retry=retry, **more))  # type: ignore[arg-type]
+    options = RemoteOptions(cache=str(cache), retry=retry, **more)  # type: ignore[arg-type]
+    return Files(server.url + under, options)
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, int]]]:
     """Draw faults of the first requests, at most three in a row, and reads."""
     faults: list[str] = []
-    for group in draw(st.lists(st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3), max_size=4)):
+    for group in draw(
+        st.lists(st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3), max_size=4)
+    ):
         faults += [*group, ""]
     offsets = st.one_of(st.integers(0, 5), st.integers(0, len(DATA)), st.integers(65_500, 65_600))
     reads = draw(st.lists(st.tuples(offsets, st.integers(0, 90_000)), min_size=1, max_size=4))
@@ -53,7 +68,9 @@ def test_remote_source_reads_right_bytes_from_a_faulty_server(
     plan: tuple[list[str], list[tuple[int, int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     faults, reads = plan
-    with RangeServer({PATH: DATA}, lambda n, asked: faults[n] if n < len(faults) else "", stall=0.3) as server:
+    with RangeServer(
+        {PATH: DATA}, lambda n, asked: faults[n] if n < len(faults) else "", stall=0.3
+    ) as server:
         source = files_of(server, tmp_path_factory.mktemp("lies"), SILENT).source("videos/a.mp4")
         assert source.size == len(DATA)
         for offset, size in reads:
@@ -77,17 +94,24 @@ def test_remote_source_recovers_from_each_fault(fault: str, tmp_path: Path) -> N
         assert source.read(200_000, 70_000) == DATA[200_000:270_000]
         assert requests
         if fault != "whole":  # of a whole file the range is used
-            assert len([asked for asked in server.log if asked.first and asked.first >= 200_000]) >= 2
+            assert (
+                len([asked for asked in server.log if asked.first and asked.first >= 200_000]) >= 2
+            )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_permanent_fault_raises_one_source_error(fault: str, tmp_path: Path) -> None:
     silent = fault in ("stall", "silence")
     slow = fault in ("short", "truncate", "stall", "whole")
-    permanent = fault in ("416", "elsewhere", "unsaid")  # ends after a number of attempts, not by the deadline
+    # ends after a number of attempts, not by the deadline
+    permanent = fault in ("416", "elsewhere", "unsaid")
     deadline = 120.0 if slow or permanent else 0.6
-    quick = RetryPolicy(deadline=deadline, stall=0.2 if silent else 10.0, initial_backoff=0.001, max_backoff=0.01)
-    with RangeServer({PATH: DATA}, lambda n, asked: fault if asked.first else "", stall=0.5) as server:
+    quick = RetryPolicy(
+        deadline=deadline, stall=0.2 if silent else 10.0, initial_backoff=0.001, max_backoff=0.01
+    )
+    with RangeServer(
+        {PATH: DATA}, lambda n, asked: fault if asked.first else "", stall=0.5
+    ) as server:
         files = files_of(server, tmp_path)
         source = files.source("videos/a.mp4")
         change_retry_policy(files, quick)
@@ -106,9 +130,16 @@ def test_permanent_fault_raises_one_source_error(fault: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("status", "words", "kind"),
-    [(404, [], MissingFileError), (403, [403], SourceError), (401, [401], SourceError), (400, [400], SourceError)],
+    [
+        (404, [], MissingFileError),
+        (403, [403], SourceError),
+        (401, [401], SourceError),
+        (400, [400], SourceError),
+    ],
 )
-def test_permanent_status_raises_without_retry(status: int, words: list[int], kind: Any, tmp_path: Path) -> None:
+def test_permanent_status_raises_without_retry(
+    status: int, words: list[int], kind: Any, tmp_path: Path
+) -> None:
     with RangeServer({PATH: DATA}) as server:
         server.answer = lambda asked: (status, {}, b"no")
         with refused(*words, where="/set/videos/a.mp4", kind=kind) as caught:
@@ -123,7 +154,9 @@ def test_unreachable_server_raises_dataset_error(tmp_path: Path) -> None:
         port = silent.getsockname()[1]
         files = Files(
             f"http://127.0.0.1:{port}/set",
-            RemoteOptions(cache=str(tmp_path), retry=RetryPolicy(deadline=0.2, initial_backoff=0.01)),
+            RemoteOptions(
+                cache=str(tmp_path), retry=RetryPolicy(deadline=0.2, initial_backoff=0.01)
+            ),
         )
         with refused(f"[Errno {errno.ECONNREFUSED}]", where="/set/x", kind=SourceError):
             files.read("x")
@@ -134,7 +167,8 @@ def test_server_without_ranges_serves_small_files(tmp_path: Path) -> None:
         files = files_of(server, tmp_path)
         assert files.read("info.json") == b"{}"
         source = files.source("videos/a.mp4")
-        assert source.read(600_000, 100) == (DATA * 8)[600_000:600_100]  # near the start of the file
+        # near the start of the file
+        assert source.read(600_000, 100) == (DATA * 8)[600_000:600_100]
         with refused("whole", where="/set/videos/a.mp4", kind=SourceError):
             source.read(len(DATA) * 7, 100)
 
@@ -195,7 +229,10 @@ def test_retry_policy_pauses_grow_without_global_random_state() -> None:
         assert all(base / 2 <= pause <= base for pause in pauses)
         assert len(set(pauses)) > 10
     assert random.getstate() == before
-    assert call_with_retries(_Fails(3), "x", RetryPolicy(initial_backoff=0.001), threading.Event()) == "yes"
+    assert (
+        call_with_retries(_Fails(3), "x", RetryPolicy(initial_backoff=0.001), threading.Event())
+        == "yes"
+    )
 
 
 # One version of each file
@@ -212,11 +249,15 @@ def test_file_changed_during_the_run_raises_source_error(tmp_path: Path) -> None
         with refused("changed", where="/set/videos/a.mp4", kind=SourceError):
             source.read(200_000, 10)
         with refused("changed", where="/set/videos/a.mp4", kind=SourceError):
-            pickle.loads(pickle.dumps(source)).read(100_000, 10)  # the copy is pinned to the same version
+            # the copy is pinned to the same version
+            pickle.loads(pickle.dumps(source)).read(100_000, 10)
         server.files[PATH] = other[:-1]  # type: ignore[index]
         with refused("changed", where="/set/videos/a.mp4", kind=SourceError):
             source.read(200_000, 10)
-        assert files_of(server, tmp_path).source("videos/a.mp4").read(100_000, 10) == other[100_000:100_010]
+        assert (
+            files_of(server, tmp_path).source("videos/a.mp4").read(100_000, 10)
+            == other[100_000:100_010]
+        )
 
 
 def test_file_written_during_the_run_raises_when_first_opened(tmp_path: Path) -> None:
@@ -248,15 +289,24 @@ def test_file_without_a_version_is_refused(tmp_path: Path) -> None:
 
 def test_redirect_is_resolved_once_and_gets_no_credentials(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as far, RangeServer({}) as near:
-        near.answer = lambda asked: (302, {"Location": f"{far.url}{PATH}" if "on" in asked.path else "/on#there"}, b"")
-        files = files_of(near, tmp_path, storage_options={"headers": {"Authorization": "Bearer secret"}})
+        near.answer = lambda asked: (
+            302,
+            {"Location": f"{far.url}{PATH}" if "on" in asked.path else "/on#there"},
+            b"",
+        )
+        files = files_of(
+            near, tmp_path, storage_options={"headers": {"Authorization": "Bearer secret"}}
+        )
         source = files.source("videos/a.mp4")
         for offset in (100_000, 200_000):
             assert source.read(offset, 10) == DATA[offset : offset + 10]
         sent = [(asked.path, asked.headers["authorization"]) for asked in near.log]
-        assert sent == [(PATH, "Bearer secret"), ("/on", "Bearer secret")], "a redirect on one host gets all headers"
+        assert sent == [(PATH, "Bearer secret"), ("/on", "Bearer secret")], (
+            "a redirect on one host gets all headers"
+        )
         assert all("authorization" not in asked.headers for asked in far.log)
-        far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None  # the redirect has expired
+        # the redirect has expired
+        far.answer = lambda asked: (403, {}, b"") if len(far.log) == 4 else None
         assert source.read(250_000, 10) == DATA[250_000:250_010]
         assert len(near.log) == 4
 
@@ -272,7 +322,9 @@ def test_unchanged_files_are_asked_for_on_one_connection(tmp_path: Path) -> None
         assert [asked.status for asked in server.log] == [206] * 5 + [304] * 5
 
 
-def test_signed_url_of_another_s3_needs_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signed_url_of_another_s3_needs_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only Amazon has regions to look up, with a request before every signature and listing."""
     with RangeServer({PATH: DATA}) as server:
         for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
@@ -300,7 +352,8 @@ def test_read_beyond_the_end_raises_dataset_error(tmp_path: Path) -> None:
 def test_forked_child_continues_reading(tmp_path: Path) -> None:
     with RangeServer({PATH: DATA}) as server:
         source = files_of(server, tmp_path).source("videos/a.mp4")
-        source.prefetch(np.array([[i * 1000, 900] for i in range(100, 160)]))  # threads and locks are in use
+        # threads and locks are in use
+        source.prefetch(np.array([[i * 1000, 900] for i in range(100, 160)]))
         child = os.fork()
         if child == 0:
             good = source.read(100_000, 150_000) == DATA[100_000:250_000]

@@ -18,13 +18,18 @@ def test_another_program_reads_the_numbers(tmp_path: Path) -> None:
 
 
 def test_no_damaged_byte_changes_a_value(tmp_path: Path) -> None:
-    """Each byte of a file is changed, and the file is cut at each place: equal values, or ValueError."""
+    """Each byte of a file is changed, and the file is cut at each place: equal values, or
+    ValueError.
+    """
     path = tmp_path / "table"
     table = {"a": np.arange(40), "t": pa.chunked_array([["x", "yz"]]), "n": 3}
     write_table(path, table)
     whole = path.read_bytes()
     refused = 0
-    damaged = [whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :] for place in range(len(whole))]
+    damaged = [
+        whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :]
+        for place in range(len(whole))
+    ]
     for content in [*damaged, *(whole[:size] for size in range(0, len(whole), 7))]:
         path.write_bytes(content)
         try:
@@ -32,7 +37,11 @@ def test_no_damaged_byte_changes_a_value(tmp_path: Path) -> None:
         except ValueError:
             refused += 1
         else:
-            assert (read["a"].tolist(), read["t"], read["n"]) == (table["a"].tolist(), table["t"], table["n"])
+            assert (read["a"].tolist(), read["t"], read["n"]) == (
+                table["a"].tolist(),
+                table["t"],
+                table["n"],
+            )
     assert refused > len(whole) // 2
 
 

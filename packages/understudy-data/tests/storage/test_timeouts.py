@@ -21,8 +21,12 @@ from understudy_data.storage.remote_source import Fetcher
 from understudy_data.testing.servers import Asked, RangeServer
 
 DATA = np.random.default_rng(5).integers(0, 256, 200_000, np.uint8).tobytes()
-HURRIED = RetryPolicy(deadline=0.5, stall=0.2, initial_backoff=0.001, max_backoff=0.004, min_rate=1e7)
-HEAD = b'HTTP/1.1 206 OK\r\nETag: "a"\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\nX-Filler: '
+HURRIED = RetryPolicy(
+    deadline=0.5, stall=0.2, initial_backoff=0.001, max_backoff=0.004, min_rate=1e7
+)
+HEAD = (
+    b'HTTP/1.1 206 OK\r\nETag: "a"\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\nX-Filler: '
+)
 
 
 @contextlib.contextmanager
@@ -59,8 +63,13 @@ def files_of(port: int, cache: Path, retry: RetryPolicy = HURRIED, scheme: str =
 
 
 def test_deadline_includes_the_response_header(tmp_path: Path) -> None:
-    """The header would arrive completely, each byte soon after the last, but not within the deadline."""
-    with serve_slowly(HEAD + b"x" * 60 + b"\r\n\r\nok") as port, refused("0.2 s", where="/set/a", kind=SourceError):
+    """The header would arrive completely, each byte soon after the last, but not within the
+    deadline.
+    """
+    with (
+        serve_slowly(HEAD + b"x" * 60 + b"\r\n\r\nok") as port,
+        refused("0.2 s", where="/set/a", kind=SourceError),
+    ):
         files_of(port, tmp_path).read("a")
 
 
@@ -105,7 +114,10 @@ def test_deadline_includes_the_name_lookup(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     with RangeServer({"/set/a": b"ok"}) as server:
-        files = Files(f"http://slow.invalid:{server.port}/set", RemoteOptions(cache=str(tmp_path), retry=HURRIED))
+        files = Files(
+            f"http://slow.invalid:{server.port}/set",
+            RemoteOptions(cache=str(tmp_path), retry=HURRIED),
+        )
         with pytest.raises(SourceError):
             files.read("a")
         assert not found
@@ -134,7 +146,11 @@ def report_size(server: RangeServer, total: int) -> None:
             return None
         if asked.first < 0:
             end = found[0][asked.first :]
-            return 206, {"ETag": '"a"', "Content-Range": f"bytes {total - len(end)}-{total - 1}/{total}"}, end
+            return (
+                206,
+                {"ETag": '"a"', "Content-Range": f"bytes {total - len(end)}-{total - 1}/{total}"},
+                end,
+            )
         assert asked.last is not None
         data = found[0][asked.first : asked.last + 1]
         if not data:
@@ -145,7 +161,9 @@ def report_size(server: RangeServer, total: int) -> None:
     server.answer = answer
 
 
-@pytest.mark.parametrize("path", ["meta/info.json", "meta/tasks.parquet", "meta/tasks.jsonl", "videos/a.mp4"])
+@pytest.mark.parametrize(
+    "path", ["meta/info.json", "meta/tasks.parquet", "meta/tasks.jsonl", "videos/a.mp4"]
+)
 def test_implausible_size_raises_source_error(path: str, tmp_path: Path) -> None:
     with RangeServer({f"/set/{path}": DATA}) as server:
         report_size(server, 10**15)
@@ -158,7 +176,9 @@ def test_implausible_size_raises_source_error(path: str, tmp_path: Path) -> None
 
 
 def test_wrong_size_ends_prefetching(tmp_path: Path) -> None:
-    """A file reported as 200 GB raises an error, and requests soon end although the files are not closed."""
+    """A file reported as 200 GB raises an error, and requests soon end although the files are not
+    closed.
+    """
     table = tmp_path / "tasks.parquet"
     pq.write_table(pa.table({"a": np.arange(50_000)}), table)
     with RangeServer({"/set/meta/tasks.parquet": table.read_bytes()}) as server:

@@ -1,4 +1,6 @@
-"""Fixtures of the video tests: videos of every kind, packets fed to decoders, contexts that were created."""
+"""Fixtures of the video tests: videos of every kind, packets fed to decoders, contexts that were
+created.
+"""
 
 from pathlib import Path
 

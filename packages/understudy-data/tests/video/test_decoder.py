@@ -1,4 +1,6 @@
-"""Decoders that are parked, shared and read sparsely: frames equal those of the container decode, to the bit."""
+"""Decoders that are parked, shared and read sparsely: frames equal those of the container decode,
+to the bit.
+"""
 
 import subprocess
 import sys
@@ -48,13 +50,19 @@ def take(decoder: FrameDecoder, wanted: list[int] | np.ndarray, run_length: int 
 
 
 steps = st.lists(
-    st.one_of(st.just("park"), st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=9).map(sorted)), max_size=8
+    st.one_of(
+        st.just("park"), st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=9).map(sorted)
+    ),
+    max_size=8,
 )
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), plan=steps, run_length=st.sampled_from([1, 2, 5, 16]))
 def test_decoder_any_subsets_with_parks_between(
-    kind: str, plan: list[str | list[int]], run_length: int, clips: dict[str, tuple[Path, np.ndarray]]
+    kind: str,
+    plan: list[str | list[int]],
+    run_length: int,
+    clips: dict[str, tuple[Path, np.ndarray]],
 ) -> None:
     path, images = clips[kind]
     decoder = decoder_of(path)
@@ -66,8 +74,12 @@ def test_decoder_any_subsets_with_parks_between(
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """One packet may output several frames (HEVC's do at a key frame), more than are wanted in a row."""
+def test_decoder_gap_shifts_no_other_frame(
+    kind: str, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """One packet may output several frames (HEVC's do at a key frame), more than are wanted in a
+    row.
+    """
     path, images = clips[kind]
     decoder = decoder_of(path)
     for left_out in range(9, 14):
@@ -76,11 +88,15 @@ def test_decoder_gap_shifts_no_other_frame(kind: str, clips: dict[str, tuple[Pat
             assert np.array_equal(take(decoder, wanted, run_length), images[wanted])
 
 
-@given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99))
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3), seed=st.integers(0, 99)
+)
 def test_pool_decoders_take_turns_with_the_same_contexts(
     kinds: list[str], seed: int, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
-    """Runs of several clips, each followed by a park: no state in a context reaches the next clip."""
+    """Runs of several clips, each followed by a park: no state in a context reaches the next
+    clip.
+    """
     rng = np.random.default_rng(seed)
     decoders = [(decoder_of(clips[kind][0]), clips[kind][1]) for kind in [*kinds, *kinds]]
     at = [0] * len(decoders)
@@ -134,10 +150,13 @@ def test_pool_does_not_share_decoders_that_are_not_parked(
 
 
 def test_pool_bounds_spare_contexts(
-    clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey], monkeypatch: pytest.MonkeyPatch
+    clips: dict[str, tuple[Path, np.ndarray]],
+    created: list[CodecKey],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, images = clips["h264-gop2"]
-    size = decoder_of(path).decoder_bytes + frame_bytes(index_at(path))  # of the one that a run may have output
+    # of the one that a run may have output
+    size = decoder_of(path).decoder_bytes + frame_bytes(index_at(path))
     monkeypatch.setattr(codec_pool.spare.contexts, "capacity", 2 * size)
     decoders = [decoder_of(path) for _ in range(5)]
     for decoder in decoders:
@@ -153,13 +172,19 @@ def test_pool_bounds_spare_contexts(
 
 
 def test_pool_counts_frames_that_were_out_at_once(
-    clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey], monkeypatch: pytest.MonkeyPatch
+    clips: dict[str, tuple[Path, np.ndarray]],
+    created: list[CodecKey],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The codec keeps their memory. One context stays whatever its size: a reader of runs needs it for the next run."""
+    """The codec keeps their memory. One context stays whatever its size: a reader of runs needs it
+    for the next run.
+    """
     path, _ = clips["h264-gop250"]
     decoders = [decoder_of(path) for _ in range(3)]
     plain = decoders[0].decoder_bytes
-    monkeypatch.setattr(codec_pool.spare.contexts, "capacity", plain + 20 * frame_bytes(index_at(path)))
+    monkeypatch.setattr(
+        codec_pool.spare.contexts, "capacity", plain + 20 * frame_bytes(index_at(path))
+    )
     for decoder in decoders:
         held = list(decoder.frames(np.arange(40), 40))
         assert len(held) == 40
@@ -174,7 +199,9 @@ def test_pool_counts_frames_that_were_out_at_once(
     assert codec_pool.spare.contexts.used > plain + 38 * frame_bytes(index_at(path))
 
 
-def test_pool_is_per_thread(clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey]) -> None:
+def test_pool_is_per_thread(
+    clips: dict[str, tuple[Path, np.ndarray]], created: list[CodecKey]
+) -> None:
     path, images = clips["av1-gop12"]
 
     def work() -> None:
@@ -192,7 +219,9 @@ def test_pool_is_per_thread(clips: dict[str, tuple[Path, np.ndarray]], created: 
 
 @pytest.mark.parametrize("kind", ["av1-gop2", "h264-bframes", "hevc-open", "mpeg4-bframes"])
 def test_frames_outlive_their_decoder(kind: str, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Held frames keep their content while their context decodes on, is parked, and decodes another video."""
+    """Held frames keep their content while their context decodes on, is parked, and decodes another
+    video.
+    """
     path, images = clips[kind]
     decoder = decoder_of(path)
     held = dict(decoder.frames(np.arange(6)))
@@ -213,7 +242,9 @@ def test_decoder_holds_no_passed_frames(clips: dict[str, tuple[Path, np.ndarray]
         assert all(held > position for held in decoder._ahead)
 
 
-def test_decoder_skips_gops_without_wanted_frames(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+def test_decoder_skips_gops_without_wanted_frames(
+    clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]
+) -> None:
     for kind, wanted, expected in [
         ("av1-gop2", [0, 15, 30], [0, 14, 15, 30]),
         ("h264-gop2", [5, 6, 20, 43], [4, 5, 6, 20, 42, 43]),
@@ -227,7 +258,9 @@ def test_decoder_skips_gops_without_wanted_frames(clips: dict[str, tuple[Path, n
         assert fed == expected, kind
 
 
-def test_decoder_restarts_at_a_key_frame_after_park(clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]) -> None:
+def test_decoder_restarts_at_a_key_frame_after_park(
+    clips: dict[str, tuple[Path, np.ndarray]], fed: list[int]
+) -> None:
     path, _ = clips["av1-gop12"]
     decoder = decoder_of(path)
     take(decoder, [24, 25, 26])
@@ -277,7 +310,11 @@ def test_decoder_names_damage_and_confines_it(
 @pytest.mark.parametrize("first", [5, 6, 7])
 @pytest.mark.parametrize("kind", ["av1-gop12", "mpeg4-bframes", "h264-bframes"])
 def test_decoder_interrupt_between_two_frames_leaves_no_wrong_ones(
-    kind: str, first: int, run_length: int, clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    first: int,
+    run_length: int,
+    clips: dict[str, tuple[Path, np.ndarray]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A Ctrl-C in a notebook: later reads of the same dataset must not feed a packet twice."""
     path, images = clips[kind]
@@ -347,7 +384,9 @@ def test_decoder_interrupt_of_a_run_leaves_no_wrong_frames(
 def test_decoder_frees_frames_on_the_way_before_it_decodes_more(
     clips: dict[str, tuple[Path, np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A context keeps the memory of the most frames that are out at once, as many as one run has in the plan."""
+    """A context keeps the memory of the most frames that are out at once, as many as one run has in
+    the plan.
+    """
     path, images = clips["h264-gop250"]
     plain = loops.decode_packets
     earlier = list[list[av.VideoFrame]]()
@@ -400,7 +439,9 @@ def test_decoder_interrupt_while_a_context_is_returned_or_flushed(
             one.park()
     for start in range(6, 30, 4):
         for decoder in (two, one):
-            assert np.array_equal(take(decoder, np.arange(start, start + 4)), images[start : start + 4])
+            assert np.array_equal(
+                take(decoder, np.arange(start, start + 4)), images[start : start + 4]
+            )
     one._context = Flushed(one._context)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         take(one, [2])
@@ -408,8 +449,12 @@ def test_decoder_interrupt_while_a_context_is_returned_or_flushed(
 
 
 @pytest.mark.parametrize("run_length", [1, 4])
-def test_packets_of_videos_read_in_turns_keep_apart(run_length: int, clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """All reads of a thread share one memory. A video that finds another video's bytes there must read again."""
+def test_packets_of_videos_read_in_turns_keep_apart(
+    run_length: int, clips: dict[str, tuple[Path, np.ndarray]]
+) -> None:
+    """All reads of a thread share one memory. A video that finds another video's bytes there must
+    read again.
+    """
     kinds = ["h264-gop250", "h264-bframes", "av1-gop12", "h264-gop250"]
     ours = [FrameDecoder(open_packets(str(clips[kind][0])), "x") for kind in kinds]
     readings = [decoder.frames(np.arange(2, COUNT), run_length) for decoder in ours]
@@ -434,7 +479,9 @@ class _Counted(LocalSource):
 def test_packets_between_wanted_gops_are_not_read(
     kind: str, run_length: int, clips: dict[str, tuple[Path, np.ndarray]]
 ) -> None:
-    """A run that continues in another episode of a packed file must not fetch the episodes between."""
+    """A run that continues in another episode of a packed file must not fetch the episodes
+    between.
+    """
     path, images = clips[kind]
     source = _Counted(str(path))
     packets = open_packets(source)
@@ -472,7 +519,12 @@ class _Torn(LocalSource):
     run_length=st.integers(2, 16),
 )
 def test_decoder_error_in_a_run_spoils_no_other_frame(
-    kind: str, broken: int, fault: str, start: int, run_length: int, clips: dict[str, tuple[Path, np.ndarray]]
+    kind: str,
+    broken: int,
+    fault: str,
+    start: int,
+    run_length: int,
+    clips: dict[str, tuple[Path, np.ndarray]],
 ) -> None:
     """The same frames precede the same error, however many are read and decoded at once."""
     path, _ = clips[kind]
@@ -523,19 +575,30 @@ print((private() - before) / 16 / held[0].decoder_bytes)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="private memory is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="private memory is read from Linux's /proc"
+)
 @pytest.mark.parametrize("kind", ["av1-gop12", "h264-bframes"])
 def test_decoder_bytes_estimates_live_decoders(kind: str, tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", kind, 14, height=480, width=640)
-    done = subprocess.run([sys.executable, "-c", _GROWTH, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _GROWTH, str(path)], capture_output=True, text=True, check=True
+    )
     assert 0.6 < float(done.stdout) < 1.4
     index = open_packets(str(path)).index
     assert decoder_bytes(index) > 4 * frame_bytes(index) > 4 * 640 * 480
 
 
 def test_decoder_bytes_reads_reference_frames_from_the_configuration() -> None:
-    plain = bytes.fromhex("0164001effe100186764001eacb40501ed08000003000800000301e078b17501000568ef0472c0fd")
-    b_frames = bytes.fromhex("0164001effe100186764001eacd940a03da10000030001000003003c0f162d9601000468ef8fcbfd")
-    assert (codec_pool.read_h264_references(plain), codec_pool.read_h264_references(b_frames)) == (1, 4)
+    plain = bytes.fromhex(
+        "0164001effe100186764001eacb40501ed08000003000800000301e078b17501000568ef0472c0fd"
+    )
+    b_frames = bytes.fromhex(
+        "0164001effe100186764001eacd940a03da10000030001000003003c0f162d9601000468ef8fcbfd"
+    )
+    assert (codec_pool.read_h264_references(plain), codec_pool.read_h264_references(b_frames)) == (
+        1,
+        4,
+    )
     for junk in (b"", bytes(40), b"\xff" * 40, plain[:12]):
         assert 0 <= codec_pool.read_h264_references(junk) <= 16

@@ -40,7 +40,9 @@ def test_encode_video_round_trip(codec: str, gop: int, tmp_path: Path) -> None:
     assert (video.count, video.codec, video.fps, video.gop) == (20, ENCODERS[codec], 15.0, gop)
     error = np.abs(video.read(np.arange(20)).astype(int) - images).mean(axis=(1, 2, 3))
     assert error.max() < 6
-    wrong_by_one = np.abs(video.read(np.arange(1, 20)).astype(int) - images[:-1]).mean(axis=(1, 2, 3))
+    wrong_by_one = np.abs(video.read(np.arange(1, 20)).astype(int) - images[:-1]).mean(
+        axis=(1, 2, 3)
+    )
     assert wrong_by_one.min() > error.max()
     assert [item.name for item in tmp_path.iterdir()] == ["clip.mp4"]
 
@@ -48,11 +50,14 @@ def test_encode_video_round_trip(codec: str, gop: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(64, 64), (64, 80), (80, 64), (80, 80)], ids=str)
 @pytest.mark.parametrize("codec", ENCODERS)
 def test_same_images_give_the_same_bytes(codec: str, size: tuple[int, int], tmp_path: Path) -> None:
-    """x265 with one coding block a row, and x264 with `mbtree` on AVX-512, read memory that they never filled."""
+    """x265 with one coding block a row, and x264 with `mbtree` on AVX-512, read memory that they
+    never filled.
+    """
     images = np.stack(list(smooth(12, *size)))
     written = set()
     for number in range(6):
-        litter = [np.full(1 << (8 + k % 12), k, np.uint8) for k in range(40 * number)]  # another state of the memory
+        # another state of the memory
+        litter = [np.full(1 << (8 + k % 12), k, np.uint8) for k in range(40 * number)]
         encode_video(tmp_path / "clip.mp4", images, 15, codec, 7)
         written.add((tmp_path / "clip.mp4").read_bytes())
         del litter
@@ -69,7 +74,9 @@ def test_same_images_give_the_same_bytes(codec: str, size: tuple[int, int], tmp_
         ("libx264", (64, 63)),
     ],
 )
-def test_sizes_that_an_encoder_cannot_write_are_refused(codec: str, size: tuple[int, int], tmp_path: Path) -> None:
+def test_sizes_that_an_encoder_cannot_write_are_refused(
+    codec: str, size: tuple[int, int], tmp_path: Path
+) -> None:
     with refused(f"{size[1]}x{size[0]}", kind=ValueError):
         VideoEncoder(tmp_path / "clip.mp4", 15, *size, codec)
     assert not list(tmp_path.iterdir())
@@ -88,9 +95,16 @@ def tabletop(count: int) -> Iterator[np.ndarray]:
 
 
 def worst_block(path: Path, images: np.ndarray) -> float:
-    """Largest error of the mean color of 4x4 pixels, apart from the error of 4:2:0 chroma itself."""
-    yuv = [av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p") for image in images]
-    ideal = np.stack([VideoReformatter().reformat(frame, format="rgb24").to_ndarray() for frame in yuv])
+    """Largest error of the mean color of 4x4 pixels, apart from the error of 4:2:0 chroma
+    itself.
+    """
+    yuv = [
+        av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p")
+        for image in images
+    ]
+    ideal = np.stack(
+        [VideoReformatter().reformat(frame, format="rgb24").to_ndarray() for frame in yuv]
+    )
     error = open_video(path).read(np.arange(len(images))) - ideal.astype(float)
     return float(np.abs(error.reshape(-1, 16, 4, 16, 4, 3).mean((2, 4))).max())
 
@@ -102,9 +116,15 @@ def test_encode_video_preserves_small_objects(codec: str, tmp_path: Path) -> Non
     assert worst_block(tmp_path / "clip.mp4", images) < 30
 
 
-@pytest.mark.skipif(PYAV_MAJOR != 18, reason="each version of PyAV carries another SVT-AV1; this one's was measured")
-@pytest.mark.parametrize("settings", [{"crf": 30}, {"options": {"preset": "12"}}], ids=["coarse", "hasty"])
-def test_encode_video_loses_small_objects_with_other_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    PYAV_MAJOR != 18, reason="each version of PyAV carries another SVT-AV1; this one's was measured"
+)
+@pytest.mark.parametrize(
+    "settings", [{"crf": 30}, {"options": {"preset": "12"}}], ids=["coarse", "hasty"]
+)
+def test_encode_video_loses_small_objects_with_other_settings(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     images = np.stack(list(tabletop(20)))
     encode_video(tmp_path / "clip.mp4", images, 10, **settings)
     assert worst_block(tmp_path / "clip.mp4", images) > 30
@@ -115,11 +135,16 @@ def test_encode_video_defaults_equal_lerobot(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "clip.mp4")) as file:
         stream = file.streams.video[0]
         assert (stream.codec.canonical_name, stream.codec_context.pix_fmt) == ("av1", "yuv420p")
-        assert [packet.is_keyframe for packet in file.demux(stream) if packet.size] == [True, False] * 3
+        assert [packet.is_keyframe for packet in file.demux(stream) if packet.size] == [
+            True,
+            False,
+        ] * 3
 
 
 @pytest.mark.parametrize("codec", ENCODERS)
-def test_encoders_print_nothing(codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_encoders_print_nothing(
+    codec: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     encode_video(tmp_path / "clip.mp4", smooth(4), 30, codec)
     encoder = VideoEncoder(tmp_path / "other.mp4", 30, 64, 64, codec)
     encoder.add(next(smooth(1)))
@@ -151,7 +176,11 @@ def test_encode_video_leaves_no_file_after_an_error(tmp_path: Path) -> None:
 
     for frames, error, words in [
         ([], ValueError, [path, "image"]),
-        ([*smooth(2), np.zeros((64, 32, 3), np.uint8)], ValueError, [path, (64, 32, 3), (64, 64, 3)]),
+        (
+            [*smooth(2), np.zeros((64, 32, 3), np.uint8)],
+            ValueError,
+            [path, (64, 32, 3), (64, 64, 3)],
+        ),
         ([np.zeros((64, 64, 3), np.float32)], ValueError, [path, "float32", "uint8"]),
         (breaks(), RuntimeError, ["unplugged"]),
     ]:
@@ -192,7 +221,9 @@ def test_concat_videos_equals_its_parts(
     options = {"bf": "2"} if codec == "libx264" else {}
     paths = [folder / f"{k}.mp4" for k in range(len(lengths))]
     for k, (path, length) in enumerate(zip(paths, lengths)):
-        encode_video(path, moving_pictures(length, side, side, seed=k), fps, codec, gop, options=options)
+        encode_video(
+            path, moving_pictures(length, side, side, seed=k), fps, codec, gop, options=options
+        )
     out = folder / "out.mp4"
     assert concat_videos(paths, out) == lengths
     parts = np.concatenate([container_decode(path) for path in paths])
@@ -203,9 +234,13 @@ def test_concat_videos_equals_its_parts(
     assert np.array_equal(video.read(order), parts[order])
     with av.open(str(out)) as file:  # frame i is shown at i / fps, exactly
         stream = file.streams.video[0]
-        shown = sorted(packet.pts for packet in file.demux(stream) if packet.size and packet.pts is not None)
+        shown = sorted(
+            packet.pts for packet in file.demux(stream) if packet.size and packet.pts is not None
+        )
         assert stream.time_base is not None
-        assert [(time - shown[0]) * stream.time_base * fps for time in shown] == list(range(sum(lengths)))
+        assert [(time - shown[0]) * stream.time_base * fps for time in shown] == list(
+            range(sum(lengths))
+        )
 
 
 def test_concat_videos_refuses_parts_that_differ(tmp_path: Path) -> None:

@@ -22,13 +22,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clip(folder: Path) -> bytes:
-    return write_video(folder / "clip.mp4", "h264-bframes", container={"movflags": "+faststart"}).read_bytes()
+    return write_video(
+        folder / "clip.mp4", "h264-bframes", container={"movflags": "+faststart"}
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("front", [False, True], ids=["index-last", "index-first"])
 def test_read_mp4_equals_the_demuxer(kind: str, front: bool, folder: Path) -> None:
-    path = write_video(folder / f"{kind}-{front}.mp4", kind, container={"movflags": "+faststart"} if front else {})
+    path = write_video(
+        folder / f"{kind}-{front}.mp4", kind, container={"movflags": "+faststart"} if front else {}
+    )
     with open(path, "rb") as file:
         index = read_mp4(file, str(path))
     with av.open(str(path)) as source:
@@ -70,7 +74,9 @@ def test_read_mp4_reads_headers_and_index_only(front: bool, folder: Path) -> Non
 
 
 def outcome(data: bytes) -> str:
-    """Outcome of a damaged file: only these three are allowed, and a DatasetError must name the file."""
+    """Outcome of a damaged file: only these three are allowed, and a DatasetError must name the
+    file.
+    """
     try:
         index = read_mp4(io.BytesIO(data), "the-file.mp4")
     except UnknownLayout:
@@ -123,11 +129,16 @@ def test_read_mp4_reads_wide_offsets(clip: bytes) -> None:
     rows = struct.unpack(">I", clip[at + 12 : at + 16])[0]
     old = np.frombuffer(clip, ">u4", rows, at + 16).astype(np.int64)
     grown = 4 * rows
-    wide = struct.pack(">I4sII", size + grown, b"co64", 0, rows) + (old + grown).astype(">u8").tobytes()
+    wide = (
+        struct.pack(">I4sII", size + grown, b"co64", 0, rows)
+        + (old + grown).astype(">u8").tobytes()
+    )
     spliced = bytearray(clip[:at] + wide + clip[at + size :])
     for box in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
         start = spliced.index(box) - 4
-        spliced[start : start + 4] = struct.pack(">I", struct.unpack(">I", spliced[start : start + 4])[0] + grown)
+        spliced[start : start + 4] = struct.pack(
+            ">I", struct.unpack(">I", spliced[start : start + 4])[0] + grown
+        )
     before = read_mp4(io.BytesIO(clip), "a")
     after = read_mp4(io.BytesIO(bytes(spliced)), "b")
     assert np.array_equal(after.offset, before.offset + grown)
@@ -135,7 +146,9 @@ def test_read_mp4_reads_wide_offsets(clip: bytes) -> None:
 
 
 @pytest.mark.parametrize(("frames", "expected"), [(COUNT, "read"), (COUNT - 1, "container")])
-def test_read_mp4_reads_a_file_whose_edit_list_keeps_all_frames(frames: int, expected: str, folder: Path) -> None:
+def test_read_mp4_reads_a_file_whose_edit_list_keeps_all_frames(
+    frames: int, expected: str, folder: Path
+) -> None:
     data = bytearray(write_video(folder / "edits.mp4", "h264-gop2").read_bytes())
     at = data.index(b"elst") + 12  # its duration, behind version, flags and count
     (duration,) = struct.unpack(">I", data[at : at + 4])
@@ -144,7 +157,9 @@ def test_read_mp4_reads_a_file_whose_edit_list_keeps_all_frames(frames: int, exp
 
 
 def test_read_mp4_leaves_other_layouts_to_the_container(folder: Path) -> None:
-    pieces = write_video(folder / "f.mp4", "h264-gop2", container={"movflags": "frag_keyframe+empty_moov"})
+    pieces = write_video(
+        folder / "f.mp4", "h264-gop2", container={"movflags": "frag_keyframe+empty_moov"}
+    )
     other = write_video(folder / "m.mkv", "h264-gop2")
     assert outcome(pieces.read_bytes()) == "container"
     assert outcome(other.read_bytes()) == "container"

@@ -1,4 +1,6 @@
-"""Orientation outside the pixels: EXIF data of images, display matrices of videos, and what else a container says."""
+"""Orientation outside the pixels: EXIF data of images, display matrices of videos, and what else a
+container says.
+"""
 
 import io
 from pathlib import Path
@@ -27,7 +29,9 @@ def _image(kind: str, orientation: int, pixels: np.ndarray) -> bytes:
     exif = Image.Exif()
     out = io.BytesIO()
     exif[0x0112] = orientation
-    Image.fromarray(pixels).save(out, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    Image.fromarray(pixels).save(
+        out, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {})
+    )
     return out.getvalue()
 
 
@@ -56,7 +60,9 @@ def test_upright_without_readable_exif() -> None:
 @pytest.mark.parametrize("box", [b"tkhd", b"mvhd"])
 @pytest.mark.parametrize("turns", [1, 2, 3])
 @pytest.mark.parametrize("fragmented", [False, True])
-def test_reader_turns_images_by_the_matrix(tmp_path: Path, turns: int, box: bytes, fragmented: bool) -> None:
+def test_reader_turns_images_by_the_matrix(
+    tmp_path: Path, turns: int, box: bytes, fragmented: bool
+) -> None:
     options = {"movflags": "frag_keyframe+empty_moov"} if fragmented else {}
     path = write_video(tmp_path / "clip.mp4", "h264-bframes", 24, options)
     plain = open_video(path).read(np.arange(24))
@@ -100,7 +106,9 @@ def test_reader_turns_images_of_matroska(tmp_path: Path) -> None:
         ((32768, 56756, 0, -56756, 32768, 0), 3, ["-60 degrees"]),
     ],
 )
-def test_shown_rounds_to_quarter_turns(tmp_path: Path, matrix: tuple[int, ...], turns: int, unmet: list[str]) -> None:
+def test_shown_rounds_to_quarter_turns(
+    tmp_path: Path, matrix: tuple[int, ...], turns: int, unmet: list[str]
+) -> None:
     path = set_matrix(write_video(tmp_path / "clip.mp4", "h264-gop2", 2), matrix)
     shown = open_video(path).shown
     assert shown.turns == turns
@@ -108,22 +116,33 @@ def test_shown_rounds_to_quarter_turns(tmp_path: Path, matrix: tuple[int, ...], 
     assert all(word in text for word, text in zip(unmet, shown.unmet))
 
 
-@pytest.mark.parametrize("name", ["yuv420p", "yuvj420p", "yuv444p", "yuv420p10le", "gray", "gray16le", "gray12le"])
+@pytest.mark.parametrize(
+    "name", ["yuv420p", "yuvj420p", "yuv444p", "yuv420p10le", "gray", "gray16le", "gray12le"]
+)
 @pytest.mark.parametrize("size", [(48, 64), (49, 63)])
 def test_turned_frame_has_the_samples(name: str, size: tuple[int, int]) -> None:
     frame = av.VideoFrame(size[1], size[0], name)
     for plane in frame.planes:
-        plane.update(np.random.default_rng(0).integers(0, 255, plane.buffer_size, np.uint8).tobytes())
+        plane.update(
+            np.random.default_rng(0).integers(0, 255, plane.buffer_size, np.uint8).tobytes()
+        )
     frame.pts = 7
     frame.colorspace = 1
     frame.color_range = 2
     item = 2 if name.endswith("le") else 1
     for turns in (1, 2, 3):
         turned = turn_frame(frame, turns)
-        assert (turned.format.name, turned.pts, int(turned.colorspace), int(turned.color_range)) == (name, 7, 1, 2)
+        assert (
+            turned.format.name,
+            turned.pts,
+            int(turned.colorspace),
+            int(turned.color_range),
+        ) == (name, 7, 1, 2)
         for before, after in zip(frame.planes, turned.planes):
             lines = [
-                np.frombuffer(memoryview(plane), f"<u{item}").reshape(plane.height, -1)[:, : plane.width]
+                np.frombuffer(memoryview(plane), f"<u{item}").reshape(plane.height, -1)[
+                    :, : plane.width
+                ]
                 for plane in (before, after)
             ]
             assert np.array_equal(lines[1], np.rot90(lines[0], turns))
@@ -155,7 +174,9 @@ def test_settings_of_a_copied_stream_differ_with_what_the_container_says(tmp_pat
     settings = []
     for name, box in boxes.items():
         path = write_video(tmp_path / f"{name}.mp4", "h264-gop2", 2)
-        settings.append(stream_settings(open_packets(str(insert_in_entry(path, box) if box else path)).index))
+        settings.append(
+            stream_settings(open_packets(str(insert_in_entry(path, box) if box else path)).index)
+        )
     turned = set_matrix(write_video(tmp_path / "turned.mp4", "h264-gop2", 2), QUARTER_TURNS[2])
     settings.append(stream_settings(open_packets(str(turned)).index))
     assert len(set(settings)) == 5

@@ -20,7 +20,10 @@ from understudy_data.video.parameter_sets import InBand
 COUNT = 16
 GOP = 4
 ENCODERS = {
-    "h264": ("libx264", {"x264-params": "repeat-headers={repeat}:range={range}:colormatrix={matrix}:bframes=0"}),
+    "h264": (
+        "libx264",
+        {"x264-params": "repeat-headers={repeat}:range={range}:colormatrix={matrix}:bframes=0"},
+    ),
     "hevc": (
         "libx265",
         {
@@ -29,15 +32,23 @@ ENCODERS = {
         },
     ),
 }
-OTHER = {"h264": {"range": "pc", "matrix": "smpte170m"}, "hevc": {"range": "full", "matrix": "smpte170m"}}
-PLAIN = {"h264": {"range": "tv", "matrix": "bt709"}, "hevc": {"range": "limited", "matrix": "bt709"}}
+OTHER = {
+    "h264": {"range": "pc", "matrix": "smpte170m"},
+    "hevc": {"range": "full", "matrix": "smpte170m"},
+}
+PLAIN = {
+    "h264": {"range": "tv", "matrix": "bt709"},
+    "hevc": {"range": "limited", "matrix": "bt709"},
+}
 
 
 def encode(path: Path, codec: str, colors: dict[str, str], repeat: int, seed: int) -> Path:
     name, options = ENCODERS[codec]
     filled = {key: value.format(repeat=repeat, **colors) for key, value in options.items()}
     with av.open(str(path), "w") as out:
-        stream = out.add_stream(name, rate=10, options={"g": str(GOP), "preset": "ultrafast", **filled})
+        stream = out.add_stream(
+            name, rate=10, options={"g": str(GOP), "preset": "ultrafast", **filled}
+        )
         assert isinstance(stream, av.VideoStream)
         stream.height = 48
         stream.width = 64
@@ -93,7 +104,9 @@ def fresh(path: Path, position: int) -> np.ndarray:
 
 @pytest.fixture(params=sorted(ENCODERS))
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A video; one with its index, whose packets carry other sets; one with other sets in every second GOP."""
+    """A video; one with its index, whose packets carry other sets; one with other sets in every
+    second GOP.
+    """
     codec = request.param
     plain = encode(tmp_path / "plain.mp4", codec, PLAIN[codec], 0, 1)
     other = encode(tmp_path / "other.mp4", codec, OTHER[codec], 1, 2)
@@ -120,7 +133,9 @@ def test_parameter_sets_of_the_video_before_have_no_effect(
 def test_parameter_sets_of_earlier_reads_have_no_effect(
     files: tuple[Path, Path, Path], ways: None, run_length: int
 ) -> None:
-    """Also within one file: the sets of one GOP do not apply to the next GOP, wherever reading begins."""
+    """Also within one file: the sets of one GOP do not apply to the next GOP, wherever reading
+    begins.
+    """
     for path in files:
         alone = np.stack([fresh(path, position) for position in range(COUNT)])
         assert np.array_equal(take(decoder_of(path), list(range(COUNT)), run_length), alone)
@@ -156,7 +171,11 @@ def test_in_band_sees_settings_of_mpeg4(tmp_path: Path) -> None:
         stream.width = 64
         stream.pix_fmt = "yuv420p"
         stream.thread_count = 1
-        coded = [p for image in moving_pictures(6) for p in stream.encode(av.VideoFrame.from_ndarray(image))]
+        coded = [
+            p
+            for image in moving_pictures(6)
+            for p in stream.encode(av.VideoFrame.from_ndarray(image))
+        ]
         coded += stream.encode(None)
     packets = [bytes(packet) for packet in coded if packet.size]
     expected = [b"\0\0\1\x20" in packet for packet in packets]
@@ -170,15 +189,19 @@ def test_in_band_distrusts_bytes_that_are_no_units() -> None:
     assert not avc.changes(b"\0\0\0\2\x65\x01")
     assert not avc.changes(b"\0\0\0\2\x65\x01\0\0")  # padding
     assert avc.changes(b"\0\0\0\3\x65\x01")
-    assert avc.changes(b"\x01\x64\0\x0a\xff\xe1\0\2\x67\x64\1\0\2\x68\xee")  # a packet that is an index itself
+    # a packet that is an index itself
+    assert avc.changes(b"\x01\x64\0\x0a\xff\xe1\0\2\x67\x64\1\0\2\x68\xee")
     assert avc.changes(b"\0\0\0\1\x67\x64\0\x0a\0\0\0\1\x65\x88")  # start codes
 
 
 @pytest.mark.parametrize("run_length", [1, 6])
-def test_in_band_takes_an_hevc_packet_without_a_frame_for_damage(tmp_path: Path, ways: None, run_length: int) -> None:
+def test_in_band_takes_an_hevc_packet_without_a_frame_for_damage(
+    tmp_path: Path, ways: None, run_length: int
+) -> None:
     path = encode(tmp_path / "a.mp4", "hevc", PLAIN["hevc"], 0, 1)
     packets = open_packets(str(path))
-    at, size = int(packets.index.offset[5]), int(packets.index.size[5])  # type: ignore[attr-defined]
+    index = packets.index  # type: ignore[attr-defined]
+    at, size = int(index.offset[5]), int(index.size[5])
     data = bytearray(path.read_bytes())
     data[at : at + size] = (size - 4).to_bytes(4, "big") + b"\x4c\x01".ljust(size - 4, b"\xff")
     broken = tmp_path / "broken.mp4"

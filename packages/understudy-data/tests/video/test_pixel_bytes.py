@@ -38,7 +38,9 @@ def test_pixel_bytes_are_those_of_decoded_frames(
         stream.height = 128
         stream.pix_fmt = pixel_format
         for number in range(3):
-            frame = av.VideoFrame.from_ndarray(np.full((128, 128, 3), 80 * number, np.uint8), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(
+                np.full((128, 128, 3), 80 * number, np.uint8), format="rgb24"
+            )
             output.mux(stream.encode(frame.reformat(format=pixel_format)))
         output.mux(stream.encode())
     packets = open_packets(str(path))

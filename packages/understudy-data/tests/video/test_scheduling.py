@@ -1,4 +1,5 @@
-"""Encoding does not change the scheduling of this process, even as root, where SVT-AV1 makes its threads real-time.
+"""Encoding does not change the scheduling of this process, even as root, where SVT-AV1 makes its
+threads real-time.
 
 Each case runs in a process of its own, so that a failure does not slow the other tests down.
 """
@@ -21,7 +22,8 @@ except (OSError, AttributeError):
     raise SystemExit(1)
 """
 
-# Prints the scheduling of all threads after each step. The first argument sets how this process itself is scheduled.
+# Prints the scheduling of all threads after each step. The first argument sets how this process
+# itself is scheduled.
 CHILD = """
 import json, os, subprocess, sys, threading
 from pathlib import Path
@@ -68,18 +70,26 @@ thread.join()
 script = "import os; print(os.sched_getscheduler(0))"
 child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 done.set()
-print(json.dumps({"steps": steps, "main": os.getpid(), "deliberate": deliberate.native_id, "thread": later[0],
-                  "child": int(child.stdout)}))
+print(json.dumps({
+    "steps": steps, "main": os.getpid(), "deliberate": deliberate.native_id, "thread": later[0],
+    "child": int(child.stdout),
+}))
 """
 
 
 def _can_be_real_time() -> bool:
-    return os.path.isdir("/proc/self/task") and subprocess.run([sys.executable, "-c", MAY_RAISE]).returncode == 0
+    return (
+        os.path.isdir("/proc/self/task")
+        and subprocess.run([sys.executable, "-c", MAY_RAISE]).returncode == 0
+    )
 
 
 def observe(mode: str, codec: str, folder: Path) -> dict[str, Any]:
     result = subprocess.run(
-        [sys.executable, "-c", CHILD, mode, codec, str(folder)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CHILD, mode, codec, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     return dict(json.loads(result.stdout))
@@ -103,8 +113,11 @@ def test_encoder_does_not_change_scheduling(mode: str, codec: str, tmp_path: Pat
     assert start[deliberate][:2] == [os.SCHED_FIFO, 3]
     assert seen["thread"] == start[main]
     assert seen["child"] == start[main][0]
-    if codec == "libsvtav1" and int(av.__version__.split(".")[0]) < 19:  # a newer SVT-AV1 works in the caller's thread
-        assert max(len(threads) for _, threads in seen["steps"]) > len(start), "the encoder has no threads of its own"
+    # a newer SVT-AV1 works in the caller's thread
+    if codec == "libsvtav1" and int(av.__version__.split(".")[0]) < 19:
+        assert max(len(threads) for _, threads in seen["steps"]) > len(start), (
+            "the encoder has no threads of its own"
+        )
 
 
 @pytest.mark.skipif(not _can_be_real_time(), reason="this user may not make threads real-time")
@@ -120,5 +133,7 @@ try:
 except KeyError:
     print(os.sched_getscheduler(0))
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert result.stdout.strip() == str(os.SCHED_OTHER), result.stderr

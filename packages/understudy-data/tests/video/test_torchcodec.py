@@ -1,7 +1,9 @@
-"""The torchcodec backend returns the images of the PyAV backend, to the bit; without it, one clear error.
+"""The torchcodec backend returns the images of the PyAV backend, to the bit; without it, one clear
+error.
 
-torchcodec brings no FFmpeg. Where the system has none, the libraries in PyAV's wheel are linked under their plain names
-in a folder on LD_LIBRARY_PATH. It must be set before the process starts, so the comparison runs in its own process.
+torchcodec brings no FFmpeg. Where the system has none, the libraries in PyAV's wheel are linked
+under their plain names in a folder on LD_LIBRARY_PATH. It must be set before the process starts, so
+the comparison runs in its own process.
 """
 
 import importlib.util
@@ -16,7 +18,13 @@ import av
 import pytest
 
 from understudy_base.testing.refusals import refused
-from understudy_data.testing.videos import KINDS, QUARTER_TURNS, insert_in_entry, set_matrix, write_video
+from understudy_data.testing.videos import (
+    KINDS,
+    QUARTER_TURNS,
+    insert_in_entry,
+    set_matrix,
+    write_video,
+)
 from understudy_data.video.reader import open_video
 
 _COMPARE = """
@@ -30,10 +38,12 @@ except RuntimeError as error:
     sys.exit(75)
 rng = np.random.default_rng(0)
 for path in sys.argv[1:]:
-    ours, theirs = open_video(path), pickle.loads(pickle.dumps(open_video(path, backend="torchcodec")))
+    ours = open_video(path)
+    theirs = pickle.loads(pickle.dumps(open_video(path, backend="torchcodec")))
     for name in ("count", "height", "width", "fps", "codec", "gop"):
         assert getattr(ours, name) == getattr(theirs, name), (path, name)
-    orders = [np.arange(min(ours.count, 60)), rng.permutation(ours.count)[:20], np.array([3, 3, 0, 3])]
+    first = np.arange(min(ours.count, 60))
+    orders = [first, rng.permutation(ours.count)[:20], np.array([3, 3, 0, 3])]
     for order in orders:
         assert np.array_equal(ours.read(order), theirs.read(order)), (path, order)
     assert theirs.read(np.array([], np.int64)).shape == (0, ours.height, ours.width, 3)
@@ -78,15 +88,24 @@ def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
     ):  # 0.11.1 gives another frame now and then: 51 of 4,800 in a random sequence
         left_out |= {"hevc-open"}
     paths = [write_video(tmp_path / f"{kind}.mp4", kind) for kind in KINDS if kind not in left_out]
-    paths.append(write_video(tmp_path / "wide.mp4", "h264-gop2", height=46, width=90))  # no multiple of 32
+    # no multiple of 32
+    paths.append(write_video(tmp_path / "wide.mp4", "h264-gop2", height=46, width=90))
     paths += [
         set_matrix(write_video(tmp_path / f"turned-{name}.mp4", "h264-bframes"), matrix)
         for name, matrix in {**QUARTER_TURNS, "mirrored": (-1 << 16, 0, 0, 0, 1 << 16, 0)}.items()
     ]
-    paths.append(set_matrix(write_video(tmp_path / "odd.mp4", "av1-gop2", height=46, width=90), QUARTER_TURNS[1]))
+    paths.append(
+        set_matrix(
+            write_video(tmp_path / "odd.mp4", "av1-gop2", height=46, width=90), QUARTER_TURNS[1]
+        )
+    )
     paths.append(write_video(tmp_path / "colors.mp4", "h264-gop2"))
     insert_in_entry(paths[-1], b"\0\0\0\x13colrnclx\0\x01\0\x01\0\x01\0")
-    paths += sorted(Path(os.environ.get("UNDERSTUDY_TEST_DATA", tmp_path)).glob("*/videos/**/episode_000001.mp4"))
+    paths += sorted(
+        Path(os.environ.get("UNDERSTUDY_TEST_DATA", tmp_path)).glob(
+            "*/videos/**/episode_000001.mp4"
+        )
+    )
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -100,8 +119,12 @@ def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
     assert done.stdout.split() == ["equal:", str(len(paths))]
 
 
-@pytest.mark.parametrize("error", [ImportError("No module named 'torchcodec'"), RuntimeError("Could not load\nlib")])
-def test_torchcodec_missing(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [ImportError("No module named 'torchcodec'"), RuntimeError("Could not load\nlib")]
+)
+def test_torchcodec_missing(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
             if name.startswith("torchcodec"):

@@ -1,12 +1,15 @@
-"""`understudy train --launch N`: N processes of one command on this host, which stop, fail and finish as one.
+"""`understudy train --launch N`: N processes of one command on this host, which stop, fail and
+finish as one.
 
-The processes get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so
-`torchrun --nproc-per-node N -m understudy train ...` runs the same training. But torchrun cannot end it as a scheduler
-needs: it exits with 1 for every code but 0, so "stopped with a checkpoint, requeue me" (75) looks like a failure; it
-sends SIGTERM to all ranks when one exits with another code than 0, even while others are writing; and by default
-SIGUSR1 kills it and leaves its workers behind. Here
+The processes get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT), so `torchrun --nproc-per-node N -m understudy train ...` runs the same training. But
+torchrun cannot end it as a scheduler needs: it exits with 1 for every code but 0, so "stopped with
+a checkpoint, requeue me" (75) looks like a failure; it sends SIGTERM to all ranks when one exits
+with another code than 0, even while others are writing; and by default SIGUSR1 kills it and leaves
+its workers behind. Here
 
-  - a signal is forwarded to every rank, and the ranks decide: none is stopped in the middle of a checkpoint;
+  - a signal is forwarded to every rank, and the ranks decide: none is stopped in the middle of a
+    checkpoint;
   - the exit code comes from the ranks: 0, 75, or that of the first one that failed;
   - a rank that dies ends the others within seconds, and its last output is shown;
   - the ranks end when this process does, in any way.
@@ -34,7 +37,9 @@ from understudy_kit.config.limits import PROCESSES, too_many
 STOPPED = 75
 FAILED = 1
 WAKE = 0.5
-"""Seconds between wake-ups of the main thread: a signal delivered to another thread does not wake it."""
+"""Seconds between wake-ups of the main thread: a signal delivered to another thread does not wake
+it.
+"""
 SETTLE = 0.5  # seconds to collect other failures: the first rank to exit is not always the cause
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 TAIL = 8192  # bytes of a silent rank's latest output, shown if it fails
@@ -63,27 +68,45 @@ def read_hosts(environment: Mapping[str, str]) -> Hosts:
     """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; the default is a single host.
 
     Raises:
-        ConfigError: a value is not a number or out of range, several hosts have no common address, or the environment
-            is already that of one rank.
+        ConfigError: a value is not a number or out of range, several hosts have no common address,
+            or the environment is already that of one rank.
     """
     if "RANK" in environment:
-        conflict = f"--launch: this process is already rank {environment['RANK']} of another launcher's job"
+        conflict = (
+            f"--launch: this process is already rank {environment['RANK']} of another "
+            "launcher's job"
+        )
         raise ConfigError(f"{conflict}; leave --launch out, or unset RANK")
     count = _number(environment, "NNODES", 1, 1)
     index = _number(environment, "NODE_RANK", 0, 0, count - 1)
-    port = _number(environment, "MASTER_PORT", PORT, 1, 65535) if count > 1 or "MASTER_PORT" in environment else None
+    port = (
+        _number(environment, "MASTER_PORT", PORT, 1, 65535)
+        if count > 1 or "MASTER_PORT" in environment
+        else None
+    )
     address = environment.get("MASTER_ADDR", "")
     if count > 1 and not address:
-        raise ConfigError(f"NNODES={count} but MASTER_ADDR is not set: set it to the host of NODE_RANK=0")
+        raise ConfigError(
+            f"NNODES={count} but MASTER_ADDR is not set: set it to the host of NODE_RANK=0"
+        )
     if count > 1 and "NODE_RANK" not in environment:
-        raise ConfigError(f"NNODES={count} but NODE_RANK is not set: number the hosts from 0 to {count - 1}")
+        raise ConfigError(
+            f"NNODES={count} but NODE_RANK is not set: number the hosts from 0 to {count - 1}"
+        )
     return Hosts(count, index, address or "127.0.0.1", port)
 
 
-def _number(environment: Mapping[str, str], name: str, default: int, low: int, high: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str], name: str, default: int, low: int, high: int | None = None
+) -> int:
     text = environment.get(name, str(default))
     limits = f"from {low} to {high}" if high is not None else f"at least {low}"
-    if not text.isascii() or not text.isdigit() or int(text) < low or (high is not None and int(text) > high):
+    if (
+        not text.isascii()
+        or not text.isdigit()
+        or int(text) < low
+        or (high is not None and int(text) > high)
+    ):
         raise ConfigError(f"{name}={text!r}: must be a whole number, {limits}")
     return int(text)
 
@@ -91,8 +114,8 @@ def _number(environment: Mapping[str, str], name: str, default: int, low: int, h
 def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
     """Run `count` processes of `command` on this host until they end, and return their exit code.
 
-    Only global rank 0 writes to this process's output; the last lines of each other rank are shown if it fails.
-    SIGTERM, SIGINT and SIGUSR1 are forwarded to every rank.
+    Only global rank 0 writes to this process's output; the last lines of each other rank are shown
+    if it fails. SIGTERM, SIGINT and SIGUSR1 are forwarded to every rank.
 
     Args:
         command: program and arguments.
@@ -100,8 +123,9 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
         name: name of the program in messages.
 
     Returns:
-        0 if all ranks ended with it, 75 if they stopped with a checkpoint, the code of the first that failed (1 if a
-        signal killed it), 128 + n if signal n was forwarded before the ranks could handle it.
+        0 if all ranks ended with it, 75 if they stopped with a checkpoint, the code of the first
+        that failed (1 if a signal killed it), 128 + n if signal n was forwarded before the ranks
+        could handle it.
 
     Raises:
         ConfigError: see `read_hosts`, or this host cannot run that many processes.
@@ -125,10 +149,11 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command of `python -m MODULE`, which imports from the same folders as this process.
+    """Return the command of `python -m MODULE`, which imports from the same folders as this
+    process.
 
-    By itself `-m` puts the working directory first on `sys.path`. There, in the folder of a stranger, a file of the
-    name of any module would be imported.
+    By itself `-m` puts the working directory first on `sys.path`. There, in the folder of a
+    stranger, a file of the name of any module would be imported.
     """
     try:
         is_on_path = os.getcwd() in {os.path.abspath(entry) for entry in sys.path}
@@ -141,8 +166,8 @@ def module_command(module: str) -> list[str]:
 def reserve_port(held: socket.socket) -> int:
     """Reserve a free port.
 
-    Other programs that ask for any free port get another one. Rank 0's store may listen on this one: it allows the
-    address to be reused, as this socket does.
+    Other programs that ask for any free port get another one. Rank 0's store may listen on this
+    one: it allows the address to be reused, as this socket does.
     """
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -162,7 +187,11 @@ def _environment(where: Hosts, port: int, local: int, count: int) -> dict[str, s
     }
     # By default every rank would start a thread per core.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return {**os.environ, "OMP_NUM_THREADS": threads, **{key: str(value) for key, value in variables.items()}}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        **{key: str(value) for key, value in variables.items()},
+    }
 
 
 @dataclass(eq=False)
@@ -232,7 +261,8 @@ class Rank:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function for a child that asks the kernel (Linux) for a SIGTERM when this process dies, also by SIGKILL.
+    """Return a function for a child that asks the kernel (Linux) for a SIGTERM when this process
+    dies, also by SIGKILL.
 
     The rank then saves and exits. Otherwise the ranks would continue training without a launcher.
     """
@@ -252,7 +282,9 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 @contextmanager
 def _forward_signals(ranks: Sequence[Rank], received: list[signal.Signals]) -> Iterator[None]:
-    """Forward signals in `FORWARDED` to all ranks within this context, and note them in `received`."""
+    """Forward signals in `FORWARDED` to all ranks within this context, and note them in
+    `received`.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -298,18 +330,27 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
 
 
 def report_failure(failed: Sequence[Rank], received: Sequence[signal.Signals], name: str) -> int:
-    """Print the failed ranks, in the sequence of their exits, and return the exit code of the job."""
+    """Print the failed ranks, in the sequence of their exits, and return the exit code of the
+    job.
+    """
     # A killed rank is a cause; the others may have failed because of it.
     first = min(failed, key=lambda rank: (rank.code or 0) >= 0)
     for number in received:
         if first.code in (-FORWARDED[number], 128 + FORWARDED[number]):
-            print(f"{name}: {number.name} arrived before there was anything to save", file=sys.stderr)
+            print(
+                f"{name}: {number.name} arrived before there was anything to save", file=sys.stderr
+            )
             return 128 + number
     shown = [rank for rank in failed if not rank.silent and rank.code == first.code]
     if shown and (first.code or 0) > 1:
         return first.code or FAILED  # wrong input: all ranks found it, and rank 0 printed the error
-    lines = [f"{name}: rank {first.number} of {first.world} {_describe_exit(first)}; the others were stopped"]
-    lines += [f"  rank {rank.number} then {_describe_exit(rank)}" for rank in failed if rank is not first]
+    lines = [
+        f"{name}: rank {first.number} of {first.world} {_describe_exit(first)}; the others were "
+        "stopped"
+    ]
+    lines += [
+        f"  rank {rank.number} then {_describe_exit(rank)}" for rank in failed if rank is not first
+    ]
     # The first to exit may only have noticed the failure of another one.
     for rank in [first, *(rank for rank in failed if rank is not first)][:MAX_RANKS]:
         if output := rank.last_lines()[-30 if rank is first else -5 :]:
@@ -332,7 +373,9 @@ def _describe_exit(rank: Rank) -> str:
 
 
 def _stop(ranks: Sequence[Rank]) -> None:
-    """Whatever still runs leaves now: received first, then made to. A rank that waits for a dead one cannot listen."""
+    """Whatever still runs leaves now: received first, then made to. A rank that waits for a dead
+    one cannot listen.
+    """
     for rank in ranks:
         rank.signal(signal.SIGTERM)
     until = time.monotonic() + GRACE

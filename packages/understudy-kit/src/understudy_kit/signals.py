@@ -1,6 +1,8 @@
-"""Stop requests by signal or by file, noted and checked between two steps, so that no step is interrupted.
+"""Stop requests by signal or by file, noted and checked between two steps, so that no step is
+interrupted.
 
-Before the first step, while data is opened, there is nothing to save: a single process then exits at once.
+Before the first step, while data is opened, there is nothing to save: a single process then exits
+at once.
 """
 
 import _thread
@@ -18,8 +20,9 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_REQUEST = 5.0
-"""Seconds within which signals are one request. A scheduler signals all processes of a job, so a rank gets a signal
-from the scheduler and another one from its launcher, which forwards it."""
+"""Seconds within which signals are one request. A scheduler signals all processes of a job, so a
+rank gets a signal from the scheduler and another one from its launcher, which forwards it.
+"""
 
 CALL = 1.0
 """Seconds for which a signal waits for the end of a call of C, in `ended_in_calls`."""
@@ -28,7 +31,9 @@ LONGEST = 30.0
 
 
 class Stopped(BaseException):
-    """A stop request when nothing needs to be saved. No Exception, like KeyboardInterrupt, so it is not swallowed."""
+    """A stop request when nothing needs to be saved. No Exception, like KeyboardInterrupt, so it is
+    not swallowed.
+    """
 
 
 class Stop:
@@ -37,7 +42,8 @@ class Stop:
     Attributes:
         at_once: whether a request raises `Stopped` immediately instead of being noted.
         begun: whether there is something to save.
-        file: a file whose existence is a request, for containers that signals do not reach; None for none.
+        file: a file whose existence is a request, for containers that signals do not reach; None
+            for none.
         noted: whether a signal was received.
     """
 
@@ -57,17 +63,19 @@ class Stop:
 class Interrupted(KeyboardInterrupt):
     """A signal asks a command to end; `args` has its number.
 
-    It is not KeyboardInterrupt itself: after that has left an `eval` of a text, as of a namedtuple in an import, Python
-    ends `python -m` by SIGINT at its exit, although the exception was handled.
+    It is not KeyboardInterrupt itself: after that has left an `eval` of a text, as of a namedtuple
+    in an import, Python ends `python -m` by SIGINT at its exit, although the exception was handled.
     """
 
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Raise `Interrupted` at SIGTERM and at Ctrl-C: the block ends, and what is unfinished is removed.
+    """Raise `Interrupted` at SIGTERM and at Ctrl-C: the block ends, and what is unfinished is
+    removed.
 
-    A signal inside an import waits for its end, and one whose exception Python drops, as in a `__del__`, comes again.
-    Others within `SAME_REQUEST` do not interrupt the cleanup; a later one raises again.
+    A signal inside an import waits for its end, and one whose exception Python drops, as in a
+    `__del__`, comes again. Others within `SAME_REQUEST` do not interrupt the cleanup; a later one
+    raises again.
     """
     raised = float("-inf")
     imports = _Imports(sys._getframe(2))
@@ -98,7 +106,8 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals(name: str, code: int | None = None) -> Iterator[None]:
-    """End the process at SIGTERM and at Ctrl-C with one line within the block, which has nothing to remove.
+    """End the process at SIGTERM and at Ctrl-C with one line within the block, which has nothing to
+    remove.
 
     Args:
         name: the command, for the line.
@@ -115,10 +124,11 @@ def ended_by_signals(name: str, code: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def ended_in_calls(code: int | None = None) -> Iterator[None]:
-    """End the process at a signal within the block, while it waits in a call of C, where Python runs no handler.
+    """End the process at a signal within the block, while it waits in a call of C, where Python
+    runs no handler.
 
-    A call that returns within a second leaves the signal to its handler. The block must not fork: a signal to the
-    child would count here. Signals without a handler of Python act as ever.
+    A call that returns within a second leaves the signal to its handler. The block must not fork: a
+    signal to the child would count here. Signals without a handler of Python act as ever.
 
     Args:
         code: the exit code; None: 128 and the number of the signal.
@@ -155,7 +165,9 @@ def _ending() -> list[signal.Signals]:
 
 
 @contextmanager
-def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
     """Handle signals within the block; elsewhere than in the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -171,7 +183,8 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 
 
 class _Imports:
-    """Signals that come inside an import: an exception there is lost, becomes an ImportError, or leaves half a module.
+    """Signals that come inside an import: an exception there is lost, becomes an ImportError, or
+    leaves half a module.
 
     Args:
         outer: frame of the block that handles signals; imports around it do not count.
@@ -181,7 +194,9 @@ class _Imports:
         self._outer, self._first = outer, dict[int, float]()
 
     def stop_if_waiting(self, stop: Stop) -> None:
-        """Raise `Stopped` where a signal still waits for the end of an import, which was the last of the block."""
+        """Raise `Stopped` where a signal still waits for the end of an import, which was the last
+        of the block.
+        """
         waiting = list(self._first)
         self._first.clear()
         if waiting and stop.at_once and not stop.noted:
@@ -189,10 +204,17 @@ class _Imports:
 
     def delay(self, number: int, frame: FrameType | None) -> bool:
         """Send a signal again in a moment if `frame` is inside an import; return whether it is."""
-        while frame is not None and frame is not self._outer and "importlib._bootstrap" not in frame.f_code.co_filename:
+        while (
+            frame is not None
+            and frame is not self._outer
+            and "importlib._bootstrap" not in frame.f_code.co_filename
+        ):
             frame = frame.f_back
         is_inside = frame is not None and frame is not self._outer
-        if not is_inside or time.monotonic() - self._first.setdefault(number, time.monotonic()) > LONGEST:
+        if (
+            not is_inside
+            or time.monotonic() - self._first.setdefault(number, time.monotonic()) > LONGEST
+        ):
             self._first.pop(number, None)
             return False
         _send_again(number, lambda: number in self._first)
@@ -215,8 +237,8 @@ def _send_again(number: int, is_wanted: Callable[[], bool] = lambda: True) -> No
 def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
 
-    A second request acts as the signal did before. Signals reach only the main thread, so in another thread nothing
-    changes.
+    A second request acts as the signal did before. Signals reach only the main thread, so in
+    another thread nothing changes.
     """
     stop = Stop(at_once)
     before = {number: signal.getsignal(number) for number in SIGNALS}

@@ -87,7 +87,9 @@ class Hints:
         return ["size-of-it", "shape.diameter"]
 
     def equivalent(self, name: str) -> str | None:
-        return {"size-of-it": "--shape.radius", "shape.diameter": "--shape.radius"}.get(name.replace("_", "-"))
+        return {"size-of-it": "--shape.radius", "shape.diameter": "--shape.radius"}.get(
+            name.replace("_", "-")
+        )
 
     def misplaced(self, word: str) -> str | None:
         return f"{word}: give a COLOUR" if word == "red" else None
@@ -142,11 +144,16 @@ def test_a_group_has_the_class_that_its_values_name() -> None:
     assert (is_union(Shape), is_union(DrawConfig)) == (True, False)
     assert union_of(DrawConfig) == ("shape", Shape)
     assert union_of(NoHooks) is None
-    assert [setting.path for setting in list_settings(DrawConfig)][:2] == ["shape.type", "shape.radius"]
+    assert [setting.path for setting in list_settings(DrawConfig)][:2] == [
+        "shape.type",
+        "shape.radius",
+    ]
     assert read().shape == Circle()
     assert read("--shape.radius", "3").shape == Circle(radius=3)
     assert read("--shape.type", "box", "--shape.width", "5").shape == Box(width=5)
-    assert read("--shape.width", "4", content={"shape": {"type": "box", "width": 3}}).shape == Box(width=4)
+    assert read("--shape.width", "4", content={"shape": {"type": "box", "width": 3}}).shape == Box(
+        width=4
+    )
 
 
 def test_another_type_than_that_of_the_file_starts_anew() -> None:
@@ -185,7 +192,10 @@ def test_a_refusal_has_the_hints_of_the_class(words: list[str], named: list[str]
 
 def test_short_forms_are_written_out_in_a_new_file_alone() -> None:
     assert read("--points", "1,2", "3,4").points == (Point(1, 2), Point(3, 4))
-    assert validate_new(DrawConfig, {"points": ["1,2", {"x": 5}]}).points == (Point(1, 2), Point(5, 0))
+    assert validate_new(DrawConfig, {"points": ["1,2", {"x": 5}]}).points == (
+        Point(1, 2),
+        Point(5, 0),
+    )
     with refused("points.0", kind=ConfigError):
         validate(DrawConfig, {"points": ["1,2"]})
 

@@ -1,4 +1,5 @@
-"""Messages of LeRobot's client and server: observations, policy instructions, and chunks of actions.
+"""Messages of LeRobot's client and server: observations, policy instructions, and chunks of
+actions.
 
 They are pickles inside four messages in the encoding of protobuf, too few for generated code:
 
@@ -49,7 +50,9 @@ _MAGIC = 0x1950A86A20F9469CFC6C
 _FORMAT = 1001
 """First values of a file of `torch.save`."""
 _MOST_COPIES = 4
-"""Times that the arrays of a message may have its bytes: a pickle may name the same array again and again."""
+"""Times that the arrays of a message may have its bytes: a pickle may name the same array again and
+again.
+"""
 _SMALL_ARRAYS = 1 << 20
 """Bytes of arrays that every message may have: views of one small tensor are read one by one."""
 _OBSERVATIONS = {f"{module} TimedObservation": module for module in MODULES}
@@ -98,7 +101,8 @@ def read_observation(data: bytes) -> Observation:
     """Read a pickled `TimedObservation`.
 
     Raises:
-        MessageError: it is another object, a value is not a number, array or text, or the same array comes many times.
+        MessageError: it is another object, a value is not a number, array or text, or the same
+            array comes many times.
     """
     budget = Budget(array_bytes=_MOST_COPIES * len(data) + _SMALL_ARRAYS)
     built = read_pickle(data, NAMES | _OBSERVATIONS.keys(), budget)
@@ -113,7 +117,9 @@ def read_observation(data: bytes) -> Observation:
     if not isinstance(values, dict):
         raise MessageError("the observation has no dict of values by name")
     plain = {key: _plain(key, value, budget) for key, value in values.items()}
-    return Observation(float(timestamp), timestep, fields.get("must_go") is True, plain, _OBSERVATIONS[built.name])
+    return Observation(
+        float(timestamp), timestep, fields.get("must_go") is True, plain, _OBSERVATIONS[built.name]
+    )
 
 
 def read_instructions(data: bytes) -> Instructions:
@@ -123,10 +129,17 @@ def read_instructions(data: bytes) -> Instructions:
         MessageError: it is another object, or a field has another type.
     """
     fields = _fields(read_pickle(data, _INSTRUCTIONS), _INSTRUCTIONS)
-    types = {"policy_type": str, "pretrained_name_or_path": str, "lerobot_features": dict, "actions_per_chunk": int}
+    types = {
+        "policy_type": str,
+        "pretrained_name_or_path": str,
+        "lerobot_features": dict,
+        "actions_per_chunk": int,
+    }
     for key, kind in types.items():
         if type(fields.get(key)) is not kind:
-            raise MessageError(f"{key} is a {type(fields.get(key)).__name__}; it must be a {kind.__name__}")
+            raise MessageError(
+                f"{key} is a {type(fields.get(key)).__name__}; it must be a {kind.__name__}"
+            )
     renamed = fields.get("rename_map", {})
     if not isinstance(renamed, dict) or not all(isinstance(key, str) for key in renamed.values()):
         raise MessageError("rename_map must be a dict of keys by key")
@@ -138,7 +151,12 @@ def read_instructions(data: bytes) -> Instructions:
 
 def _fields(built: Any, names: Any) -> dict[str, Any]:
     """State of an object of one of the classes."""
-    if not isinstance(built, Built) or built.name not in names or built.args or not isinstance(built.state, dict):
+    if (
+        not isinstance(built, Built)
+        or built.name not in names
+        or built.args
+        or not isinstance(built.state, dict)
+    ):
         raise MessageError(f"the pickle is not a {next(iter(names)).rpartition(' ')[2]}")
     return built.state
 
@@ -154,11 +172,16 @@ def _plain(key: str, value: Any, budget: Budget) -> float | np.ndarray | str:
             return float(value)
         except OverflowError:
             raise MessageError(f"{key[:80]} is a number beyond all floats") from None
-    raise MessageError(f"{key[:80]} is a {type(value).__name__}; a robot sends numbers, arrays and texts")
+    raise MessageError(
+        f"{key[:80]} is a {type(value).__name__}; a robot sends numbers, arrays and texts"
+    )
 
 
-def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds: float, module: str) -> bytes:
-    """Return the pickle of a list of `TimedAction`, whose tensors share a storage. It is written without LeRobot.
+def write_actions(
+    actions: np.ndarray, timestamp: float, timestep: int, seconds: float, module: str
+) -> bytes:
+    """Return the pickle of a list of `TimedAction`, whose tensors share a storage. It is written
+    without LeRobot.
 
     Args:
         actions: float32 [T, A], at least one.
@@ -173,7 +196,15 @@ def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds:
     for row in range(rows):
         first = storage + BINPUT + b"\0" if row == 0 else BINGET + b"\0"
         hooks = _call("collections OrderedDict", EMPTY_TUPLE)
-        view = _integer(row * width) + _integer(width) + TUPLE1 + _integer(1) + TUPLE1 + NEWFALSE + hooks
+        view = (
+            _integer(row * width)
+            + _integer(width)
+            + TUPLE1
+            + _integer(1)
+            + TUPLE1
+            + NEWFALSE
+            + hooks
+        )
         tensor = _call("torch._utils _rebuild_tensor_v2", MARK + first + view + TUPLE)
         fields = _text("timestamp") + BINFLOAT + struct.pack(">d", timestamp + row * seconds)
         fields += _text("timestep") + _integer(timestep + row) + _text("action") + tensor
@@ -183,12 +214,25 @@ def write_actions(actions: np.ndarray, timestamp: float, timestep: int, seconds:
 
 
 def _storage(actions: np.ndarray) -> bytes:
-    """A storage of float32, as `torch.save` wrote it before it wrote archives: five pickles, then the numbers."""
+    """A storage of float32, as `torch.save` wrote it before it wrote archives: five pickles, then
+    the numbers.
+    """
     sizes = {"short": 2, "int": 4, "long": 4}
     system = {"protocol_version": _FORMAT, "little_endian": True, "type_sizes": sizes}
-    name = MARK + _text("storage") + _global("torch FloatStorage") + _text("0") + _text("cpu") + _integer(actions.size)
+    name = (
+        MARK
+        + _text("storage")
+        + _global("torch FloatStorage")
+        + _text("0")
+        + _text("cpu")
+        + _integer(actions.size)
+    )
     reference = PROTO + b"\x02" + name + NONE + TUPLE + BINPERSID + STOP
-    pickles = [*(dumps(value, 2) for value in (_MAGIC, _FORMAT, system)), reference, dumps(["0"], 2)]
+    pickles = [
+        *(dumps(value, 2) for value in (_MAGIC, _FORMAT, system)),
+        reference,
+        dumps(["0"], 2),
+    ]
     return b"".join([*pickles, struct.pack("<q", actions.size), actions.astype("<f4").tobytes()])
 
 
@@ -245,9 +289,13 @@ def read_fields(message: bytes) -> dict[int, int | bytes]:
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise MessageError(f"a field of the message has the type {kind}, which protobuf does not have")
+            raise MessageError(
+                f"a field of the message has the type {kind}, which protobuf does not have"
+            )
         if size > len(message) - place:
-            raise MessageError(f"a field of the message ends {size - len(message) + place} bytes after the message")
+            raise MessageError(
+                f"a field of the message ends {size - len(message) + place} bytes after the message"
+            )
         if kind == _BYTES:
             fields[field] = message[place : place + size]
         place += size
@@ -255,7 +303,9 @@ def read_fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def read_bytes(message: bytes, field: int) -> bytes:
-    """Return the bytes of a field, none where it is absent. Raises MessageError: see `read_fields`."""
+    """Return the bytes of a field, none where it is absent. Raises MessageError: see
+    `read_fields`.
+    """
     value = read_fields(message).get(field, b"")
     if not isinstance(value, bytes):
         raise MessageError(f"field {field} of the message is a number; it must be bytes")
@@ -263,13 +313,20 @@ def read_bytes(message: bytes, field: int) -> bytes:
 
 
 def read_part(message: bytes) -> tuple[int, bytes]:
-    """Return (state of the transfer, bytes) of an Observation. Raises MessageError: see `read_fields`."""
+    """Return (state of the transfer, bytes) of an Observation. Raises MessageError: see
+    `read_fields`.
+    """
     fields = read_fields(message)
     state = fields.get(1, 0)
     data = fields.get(2, b"")
-    if state not in (BEGIN, MIDDLE, END) or not isinstance(state, int) or not isinstance(data, bytes):
+    if (
+        state not in (BEGIN, MIDDLE, END)
+        or not isinstance(state, int)
+        or not isinstance(data, bytes)
+    ):
         raise MessageError(
-            f"a part of an observation has the state {str(state)[:20]}; it must be 1, 2 or 3, with bytes"
+            f"a part of an observation has the state {str(state)[:20]}; it must be 1, 2 or 3, with "
+            "bytes"
         )
     return state, data
 

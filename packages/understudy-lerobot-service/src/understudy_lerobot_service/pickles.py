@@ -1,9 +1,11 @@
-"""Pickles as inert values: numbers, texts, bytes, lists, tuples, dicts, arrays, and `Built` in place of every object.
+"""Pickles as inert values: numbers, texts, bytes, lists, tuples, dicts, arrays, and `Built` in
+place of every object.
 
-`pickle.loads` imports and calls names of its input. A restricted `find_class` still lets a message set attributes of
-the allowed classes, and reserve memory for a memo of any size. So the few opcodes of plain data are executed here, on
-a list. A class is only its name, which must be an allowed one. A call, a new object and its state only become fields
-of `Built`. Arrays of numpy and tensors of torch are read from it; neither library reads any of the bytes.
+`pickle.loads` imports and calls names of its input. A restricted `find_class` still lets a message
+set attributes of the allowed classes, and reserve memory for a memo of any size. So the few opcodes
+of plain data are executed here, on a list. A class is only its name, which must be an allowed one.
+A call, a new object and its state only become fields of `Built`. Arrays of numpy and tensors of
+torch are read from it; neither library reads any of the bytes.
 """
 
 import io
@@ -18,13 +20,18 @@ import numpy as np
 from understudy_client.protocol import MessageError, build_array
 
 MOST_OPERATIONS = 200_000
-"""Most opcodes of a pickle: a bound on its time and its objects. An observation has a few hundred."""
+"""Most opcodes of a pickle: a bound on its time and its objects. An observation has a few hundred.
+"""
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT")
 _TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
 _BYTES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
 _PUSHED = frozenset((*_NUMBERS, *_TEXTS, *_BYTES))
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict}
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
 
@@ -67,20 +74,29 @@ class Budget:
         """Count an opcode. Raises MessageError: there are more than `MOST_OPERATIONS`."""
         self.operations -= 1
         if self.operations < 0:
-            raise MessageError(f"the pickle has more than {MOST_OPERATIONS:,} operations, the most that it may have")
+            raise MessageError(
+                f"the pickle has more than {MOST_OPERATIONS:,} operations, the most that it may "
+                "have"
+            )
 
     def use_array(self, data: Any) -> None:
-        """Count the bytes of an array. Raises MessageError: the arrays have more than the message."""
+        """Count the bytes of an array. Raises MessageError: the arrays have more than the
+        message.
+        """
         self.array_bytes -= len(data) if isinstance(data, bytes) else 0
         if self.array_bytes < 0:
-            raise MessageError("the arrays of the pickle have many times its bytes; send each array once")
+            raise MessageError(
+                "the arrays of the pickle have many times its bytes; send each array once"
+            )
 
 
 PERSISTENT = "persistent id"
 """Name of an object by reference, as `torch.save` writes storages."""
 
 
-def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str], budget: Budget | None = None) -> Any:
+def read_pickle(
+    data: bytes | io.BytesIO, allowed: Collection[str], budget: Budget | None = None
+) -> Any:
     """Read a pickle of protocol 2 to 5. A stream is read up to the end of the pickle.
 
     Args:
@@ -89,14 +105,17 @@ def read_pickle(data: bytes | io.BytesIO, allowed: Collection[str], budget: Budg
         budget: bound of the whole message; None: the pickle is the message.
 
     Raises:
-        MessageError: it has another name or an opcode that plain data does not need, is too long, or is damaged.
+        MessageError: it has another name or an opcode that plain data does not need, is too long,
+            or is damaged.
     """
     try:
         return _Machine(allowed, budget or Budget()).run(data)
     except MessageError:
         raise
     except Exception as error:  # of pickletools, for damaged arguments
-        raise MessageError(f"the pickle is damaged: {type(error).__name__}: {str(error)[:200]}") from error
+        raise MessageError(
+            f"the pickle is damaged: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
 
 
 class _Machine:
@@ -121,7 +140,9 @@ class _Machine:
                 memo[argument] = self._top()
             elif name in ("BINGET", "LONG_BINGET"):
                 if argument not in memo:
-                    raise MessageError(f"the pickle refers to its object {argument}, which it does not have")
+                    raise MessageError(
+                        f"the pickle refers to its object {argument}, which it does not have"
+                    )
                 stack.append(memo[argument])
             elif name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
@@ -138,7 +159,9 @@ class _Machine:
                 added = [self._pop()] if name == "APPEND" else self._after_mark()
                 self._top(list).extend(added)
             elif name in ("SETITEM", "SETITEMS"):
-                pairs = [self._pop(), self._pop()][::-1] if name == "SETITEM" else self._after_mark()
+                pairs = (
+                    [self._pop(), self._pop()][::-1] if name == "SETITEM" else self._after_mark()
+                )
                 self._set_items(pairs)
             elif name == "GLOBAL":
                 stack.append(self._name(argument))
@@ -161,7 +184,9 @@ class _Machine:
                     raise MessageError("the pickle ends with several values; it must have one")
                 return value
             elif name not in ("PROTO", "FRAME"):
-                raise MessageError(f"the pickle has the operation {name}, which plain data does not need")
+                raise MessageError(
+                    f"the pickle has the operation {name}, which plain data does not need"
+                )
         raise MessageError("the pickle has no end")
 
     def _top(self, kind: type = object) -> Any:
@@ -198,7 +223,9 @@ class _Machine:
     def _name(self, name: str) -> Name:
         if name not in self._allowed:
             shown = name.replace(" ", ".")[:200]
-            raise MessageError(f"the pickle has {shown!r}, which a message of a robot does not need; it is refused")
+            raise MessageError(
+                f"the pickle has {shown!r}, which a message of a robot does not need; it is refused"
+            )
         return Name(name)
 
 
@@ -212,7 +239,9 @@ _DTYPE = "numpy dtype"
 _TENSOR = "torch._utils _rebuild_tensor_v2"
 _STORAGE = "torch.storage _load_from_bytes"
 _ORDERED = "collections OrderedDict"
-NAMES = frozenset((*_RECONSTRUCT, *_FROM_BUFFER, *_SCALAR, _NDARRAY, _DTYPE, _TENSOR, _STORAGE, _ORDERED))
+NAMES = frozenset(
+    (*_RECONSTRUCT, *_FROM_BUFFER, *_SCALAR, _NDARRAY, _DTYPE, _TENSOR, _STORAGE, _ORDERED)
+)
 """Names that pickles of arrays have, of numpy 1 and 2 and of torch."""
 STORAGES = {
     "torch FloatStorage": "<f4",
@@ -243,7 +272,8 @@ def read_array(built: Built, budget: Budget) -> np.ndarray:
             data, dtype, shape, order, *axes = built.args
             budget.use_array(data)
             array = _ordered(_dtype(dtype), shape, data, order == "F")
-            return array.transpose(_integers(axes[0])) if order == "K" else array  # numpy 2.3 and later
+            # numpy 2.3 and later
+            return array.transpose(_integers(axes[0])) if order == "K" else array
         if built.name in _SCALAR:
             dtype, data = built.args
             budget.use_array(data)
@@ -260,7 +290,11 @@ def read_array(built: Built, budget: Budget) -> np.ndarray:
 
 def _ordered(dtype: str, shape: Any, data: Any, is_fortran: bool) -> np.ndarray:
     sizes = _integers(shape)
-    return build_array(dtype, sizes[::-1], data).transpose() if is_fortran else build_array(dtype, sizes, data)
+    return (
+        build_array(dtype, sizes[::-1], data).transpose()
+        if is_fortran
+        else build_array(dtype, sizes, data)
+    )
 
 
 def _dtype(value: Any) -> str:
@@ -274,14 +308,24 @@ def _dtype(value: Any) -> str:
 
 
 def _integers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or len(value) > 32 or not all(type(n) is int and 0 <= n < 1 << 40 for n in value):
+    if (
+        not isinstance(value, tuple)
+        or len(value) > 32
+        or not all(type(n) is int and 0 <= n < 1 << 40 for n in value)
+    ):
         raise MessageError("an array of the pickle has a shape that is not a tuple of sizes")
     return value
 
 
 def _storage(value: Any, budget: Budget) -> np.ndarray:
-    """Numbers of a storage, as `torch.save` wrote them before it wrote archives: five pickles, then the numbers."""
-    if not isinstance(value, Built) or value.name != _STORAGE or not isinstance(value.args[0], bytes):
+    """Numbers of a storage, as `torch.save` wrote them before it wrote archives: five pickles, then
+    the numbers.
+    """
+    if (
+        not isinstance(value, Built)
+        or value.name != _STORAGE
+        or not isinstance(value.args[0], bytes)
+    ):
         raise MessageError("a tensor of the pickle has no storage")
     budget.use_array(value.args[0])
     stream = io.BytesIO(value.args[0])
@@ -291,7 +335,11 @@ def _storage(value: Any, budget: Budget) -> np.ndarray:
         raise MessageError("a storage of the pickle has another form")
     _, kind, _, _, count = storage.args[0][:5]
     data = stream.read()
-    if not isinstance(kind, Name) or system.get("little_endian") is not True or data[:8] != _count(count):
+    if (
+        not isinstance(kind, Name)
+        or system.get("little_endian") is not True
+        or data[:8] != _count(count)
+    ):
         raise MessageError("a storage of the pickle has no numbers of this machine's form")
     return build_array(STORAGES[kind.name], (count,), data[8:])
 

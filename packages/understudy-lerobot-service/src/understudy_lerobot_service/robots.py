@@ -1,9 +1,11 @@
-"""One robot: its features as inputs of the policy, its newest observation, and the observations that are skipped.
+"""One robot: its features as inputs of the policy, its newest observation, and the observations
+that are skipped.
 
-LeRobot's client sends an observation in each control step in which few actions are left, and waits for a chunk in
-another thread. Only the newest observation is computed. Those of a computed timestep are skipped, and those like the
-last computed one, unless the robot has no action left (`must_go`). The client sets `must_go` once, and again after the
-next chunk. So after a failure the next observation is never skipped.
+LeRobot's client sends an observation in each control step in which few actions are left, and waits
+for a chunk in another thread. Only the newest observation is computed. Those of a computed timestep
+are skipped, and those like the last computed one, unless the robot has no action left (`must_go`).
+The client sets `must_go` once, and again after the next chunk. So after a failure the next
+observation is never skipped.
 """
 
 import asyncio
@@ -39,7 +41,8 @@ class Inputs:
     images: Mapping[str, str] = field(default_factory=dict)
 
     def select(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the observation in the policy's keys: vectors float32 [D], images as they are, `task`.
+        """Return the observation in the policy's keys: vectors float32 [D], images as they are,
+        `task`.
 
         Raises:
             MessageError: a value is missing, or has another type.
@@ -54,7 +57,8 @@ class Inputs:
         return inputs
 
     def without_extras(self, robot: RobotPolicy) -> "Inputs":
-        """Return the inputs that the policy has: a robot of LeRobot sends all of its cameras and joints.
+        """Return the inputs that the policy has: a robot of LeRobot sends all of its cameras and
+        joints.
 
         Where one is lacking, the others stay, since one of them may be it under another name.
         """
@@ -75,7 +79,9 @@ def _policy_keys(robot: RobotPolicy) -> list[set[str]]:
     config = robot.config
     facts = robot.facts
     cameras = robot.metadata.get("cameras", config.cameras)
-    keys = [{camera} for camera in config.cameras if camera in cameras] + [{STATE}] * bool(config.state_dim)
+    keys = [{camera} for camera in config.cameras if camera in cameras] + [{STATE}] * bool(
+        config.state_dim
+    )
     if facts is not None:
         names = {key: camera.key for key, camera in facts.cameras.items()}
         names |= {STATE: facts.state.key} if facts.state is not None else {}
@@ -104,19 +110,24 @@ def read_inputs(instructions: Instructions) -> Inputs:
         if not key.startswith(_PREFIX):
             continue
         if not isinstance(feature, dict):
-            raise MessageError(f"the feature {key[:80]!r} is a {type(feature).__name__}; it must be a dict")
+            raise MessageError(
+                f"the feature {key[:80]!r} is a {type(feature).__name__}; it must be a dict"
+            )
         dtype = feature.get("dtype")
         shape = feature.get("shape")
         names = feature.get("names")
         renamed = instructions.rename_map.get(key, key)
         if renamed in vectors or renamed in images:
             raise MessageError(
-                f"rename_map gives the name {renamed[:80]!r} to several features, {key[:80]!r} among them"
+                f"rename_map gives the name {renamed[:80]!r} to several features, {key[:80]!r} "
+                "among them"
             )
         if dtype in ("image", "video"):
             images[renamed] = key.removeprefix(_IMAGES)
         elif dtype == "float32" and isinstance(shape, tuple | list) and len(shape) == 1:
-            if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            if not isinstance(names, tuple | list) or not all(
+                isinstance(name, str) for name in names
+            ):
                 raise MessageError(f"the feature {key[:80]!r} has no list of names")
             vectors[renamed] = tuple(names)
     return Inputs(vectors, images)
@@ -139,8 +150,8 @@ def inputs_of_training(robot: RobotPolicy, values: Mapping[str, Any]) -> Inputs:
     lacking = set(robot.metadata.get("cameras", robot.config.cameras)) - set(images)
     if sent != names or lacking or (robot.config.state_dim and not names):
         raise MessageError(
-            "the server has no instructions of this robot, and its values are not those of training by name and order; "
-            "start its client again"
+            "the server has no instructions of this robot, and its values are not those of "
+            "training by name and order; start its client again"
         )
     return Inputs({STATE: names} if names else {}, images)
 
@@ -148,12 +159,16 @@ def inputs_of_training(robot: RobotPolicy, values: Mapping[str, Any]) -> Inputs:
 def compare_policy(instructions: Instructions, robot: RobotPolicy, served: str) -> list[str]:
     """List the differences between the policy that a robot expects and the served one, a line each.
 
-    A name may be a part of the other: "user/model" and "hf://user/model", "runs/table" and "runs/table/policy".
+    A name may be a part of the other: "user/model" and "hf://user/model", "runs/table" and
+    "runs/table/policy".
     """
     differences = []
     served_type = str(robot.config.type)
     if _plain(instructions.policy_type) != _plain(served_type):
-        text = f"the robot expects policy_type {instructions.policy_type[:80]!r}, and {served_type!r} is served"
+        text = (
+            f"the robot expects policy_type {instructions.policy_type[:80]!r}, and "
+            f"{served_type!r} is served"
+        )
         differences.append(f"{text}; give --policy_type={served_type} to its client")
     if not _contains(_parts(served), _parts(instructions.name)):
         text = f"the robot expects the policy {instructions.name[:200]!r}, and {served!r} is served"
@@ -171,12 +186,15 @@ def _parts(name: str) -> list[str]:
 
 def _contains(*names: list[str]) -> bool:
     short, long = sorted(names, key=len)
-    return any(long[start : start + len(short)] == short for start in range(len(long) - len(short) + 1))
+    return any(
+        long[start : start + len(short)] == short for start in range(len(long) - len(short) + 1)
+    )
 
 
 SIMILAR = 0.05
-"""Distance of two similar states, in deviations of training. LeRobot's is 1 in the unit of the joints, which would skip
-nearly all observations of a robot that sends radians."""
+"""Distance of two similar states, in deviations of training. LeRobot's is 1 in the unit of the
+joints, which would skip nearly all observations of a robot that sends radians.
+"""
 _MOST_TIMESTEPS = 10_000  # kept ones
 
 Skipped = Literal["", "predicted", "similar"]
@@ -188,7 +206,8 @@ class Robot:
     Args:
         name: name in the log.
         session: session of its requests.
-        scale: deviation of each dimension of the state in training; None: no observation is similar to another.
+        scale: deviation of each dimension of the state in training; None: no observation is similar
+            to another.
 
     Attributes:
         inputs: inputs among its features; None: it gave no instructions.
@@ -213,7 +232,9 @@ class Robot:
         self._state: np.ndarray | None = None
         self._owed = True  # the robot waits for the chunk of its next observation
 
-    def offer(self, observation: Observation, inputs: dict[str, Any], since: float) -> tuple[Skipped, bool]:
+    def offer(
+        self, observation: Observation, inputs: dict[str, Any], since: float
+    ) -> tuple[Skipped, bool]:
         """Keep an observation as the newest one, unless it is skipped.
 
         Args:
@@ -263,6 +284,11 @@ class Robot:
         self._owed = True
 
     def _is_similar(self, state: np.ndarray | None) -> bool:
-        if self._scale is None or state is None or self._state is None or len(state) != len(self._scale):
+        if (
+            self._scale is None
+            or state is None
+            or self._state is None
+            or len(state) != len(self._scale)
+        ):
             return False
         return bool(np.linalg.norm((state - self._state) / self._scale) < SIMILAR)

@@ -1,8 +1,9 @@
-"""The gRPC service `AsyncInference` of LeRobot: Ready, SendPolicyInstructions, SendObservations, GetActions.
+"""The gRPC service `AsyncInference` of LeRobot: Ready, SendPolicyInstructions, SendObservations,
+GetActions.
 
-A robot is a connection: the first call makes its session, Ready a new one. LeRobot's client repeats calls that fail as
-UNAVAILABLE or DEADLINE_EXCEEDED, and logs other errors. So errors of an observation have other codes, and only a server
-that ends is UNAVAILABLE.
+A robot is a connection: the first call makes its session, Ready a new one. LeRobot's client repeats
+calls that fail as UNAVAILABLE or DEADLINE_EXCEEDED, and logs other errors. So errors of an
+observation have other codes, and only a server that ends is UNAVAILABLE.
 """
 
 import asyncio
@@ -36,7 +37,9 @@ from understudy_robot.serve.requests import Request
 
 LOG = logging.getLogger("understudy.serve")
 WAIT_S = 2.0
-"""Seconds for which GetActions waits for an observation; then its answer is empty, as in LeRobot's server."""
+"""Seconds for which GetActions waits for an observation; then its answer is empty, as in LeRobot's
+server.
+"""
 PART_BYTES = 4 << 20
 """Most bytes of a part of an observation. LeRobot's client sends 2 MiB."""
 _FPS = 30  # LeRobot's, for policies of unknown rate
@@ -44,7 +47,9 @@ _IDLE_S = 5.0  # without a call, after which a robot gives up its place to a new
 _IDLE_CONNECTION_S = 60.0
 _CALLS = 4  # of a robot at the same time
 CLAMPED = "understudy-clamped"
-"""Trailing metadata of an answer: JSON of the dimensions that were moved to a bound, with their largest distances."""
+"""Trailing metadata of an answer: JSON of the dimensions that were moved to a bound, with their
+largest distances.
+"""
 _MOST_CLAMPED = 32
 _MOST_DETAILS = 2000  # letters of an error: gRPC limits headers to 8 kB
 _CODES = {
@@ -78,8 +83,8 @@ class LeRobotService:
         config = engine.robot.config
         if any(seen_times(config, None)):
             raise ConfigError(
-                "lerobot_port: the policy sees past observations, and LeRobot's client sends only some of them; "
-                "use us.RemotePolicy for this policy"
+                "lerobot_port: the policy sees past observations, and LeRobot's client sends only "
+                "some of them; use us.RemotePolicy for this policy"
             )
         self.port = engine.options.lerobot_port
         self._engine = engine
@@ -89,7 +94,8 @@ class LeRobotService:
         facts = engine.robot.facts
         self._scale = facts.state.spread if facts is not None and facts.state is not None else None
         self._robots: dict[str, Robot] = {}
-        # A call that its client gives up looks like the end of its connection, and so does a pause. Robots may return.
+        # A call that its client gives up looks like the end of its connection, and so does a pause.
+        # Robots may return.
         self._left: LRUCache[str, Robot] = LRUCache(64, lambda _: 1)
         self._server: Any = None
 
@@ -103,13 +109,16 @@ class LeRobotService:
                 ("grpc.max_concurrent_streams", 4 * _CALLS),
                 ("grpc.server_handshake_timeout_ms", int(1000 * options.open_timeout_s)),
                 ("grpc.max_connection_idle_ms", int(1000 * _IDLE_CONNECTION_S)),
-                ("grpc.keepalive_time_ms", 10_000),  # a robot without power sends no end of its connection
+                # a robot without power sends no end of its connection
+                ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", int(1000 * options.open_timeout_s)),
             ],
         )
         handlers = {
             "Ready": grpc.unary_unary_rpc_method_handler(self._guard(self._ready)),
-            "SendPolicyInstructions": grpc.unary_unary_rpc_method_handler(self._guard(self._instruct)),
+            "SendPolicyInstructions": grpc.unary_unary_rpc_method_handler(
+                self._guard(self._instruct)
+            ),
             "SendObservations": grpc.stream_unary_rpc_method_handler(self._guard(self._receive)),
             "GetActions": grpc.unary_unary_rpc_method_handler(self._guard(self._act)),
         }
@@ -120,7 +129,9 @@ class LeRobotService:
         try:
             self.port = self._server.add_insecure_port(f"{host}:{options.lerobot_port}")
         except RuntimeError as error:
-            raise OSError(f"{host}:{options.lerobot_port} cannot be used for lerobot_port: {error}") from error
+            raise OSError(
+                f"{host}:{options.lerobot_port} cannot be used for lerobot_port: {error}"
+            ) from error
         await self._server.start()
         return self
 
@@ -133,7 +144,7 @@ class LeRobotService:
         for peer in list(self._robots):
             self._drop(peer)
 
-    # -- calls ----------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     async def _ready(self, _: bytes, context: Context) -> bytes:
         """Start an episode of a robot, once the policy is warm."""
@@ -145,7 +156,9 @@ class LeRobotService:
         return b""
 
     async def _instruct(self, message: bytes, context: Context) -> bytes:
-        """Read the robot's features; compare them and the policy that it expects with the served one."""
+        """Read the robot's features; compare them and the policy that it expects with the served
+        one.
+        """
         robot = self._robot(context)
         options = self._engine.options
         instructions = read_instructions(read_bytes(message, 1))
@@ -156,7 +169,12 @@ class LeRobotService:
             LOG.warning("%s: %s", robot.name, line)
         chunk = self._engine.robot.config.chunk
         if instructions.actions_per_chunk > chunk:
-            LOG.info("%s asks for %d actions per chunk; it gets %d", robot.name, instructions.actions_per_chunk, chunk)
+            LOG.info(
+                "%s asks for %d actions per chunk; it gets %d",
+                robot.name,
+                instructions.actions_per_chunk,
+                chunk,
+            )
         inputs = read_inputs(instructions).without_extras(self._engine.robot)
         request = Request(op="hello", declaration=inputs.declaration())
         async with robot.serving:
@@ -170,22 +188,30 @@ class LeRobotService:
         """Receive an observation, which the next GetActions computes unless it is skipped."""
         robot = self._robot(context)
         if robot.receiving:
-            raise RemoteError("an observation of this robot is on its way; send one after the other", "busy")
+            raise RemoteError(
+                "an observation of this robot is on its way; send one after the other", "busy"
+            )
         robot.receiving = True
         try:
             observation = await asyncio.to_thread(read_observation, await self._join(parts))
             since = time.monotonic()
             if robot.inputs is None:
                 robot.inputs = inputs_of_training(self._engine.robot, observation.values)
-                LOG.warning("%s sent no features; its values have the names of training", robot.name)
-            skipped, replaced = robot.offer(observation, robot.inputs.select(observation.values), since)
+                LOG.warning(
+                    "%s sent no features; its values have the names of training", robot.name
+                )
+            skipped, replaced = robot.offer(
+                observation, robot.inputs.select(observation.values), since
+            )
         except Exception:
             robot.mark_failed()
             raise
         finally:
             robot.receiving = False
         if reason := skipped or ("replaced" if replaced else ""):
-            self._engine.metrics.count("understudy_skipped_observations_total", f'reason="{reason}"')
+            self._engine.metrics.count(
+                "understudy_skipped_observations_total", f'reason="{reason}"'
+            )
         return b""
 
     async def _join(self, parts: AsyncIterator[bytes]) -> bytes:
@@ -202,12 +228,17 @@ class LeRobotService:
                     chunks.append(data)
                     size += len(data)
                     if size > self._most_bytes:
-                        text = f"the observation has more than {self._most_bytes:,} bytes (max_message_mb)"
+                        text = (
+                            f"the observation has more than {self._most_bytes:,} bytes "
+                            "(max_message_mb)"
+                        )
                         raise MessageError(f"{text}; send smaller images")
                     if state == END:
                         return b"".join(chunks)
         except TimeoutError:
-            raise DeadlineError(f"the observation did not arrive within {seconds:g} s", "deadline") from None
+            raise DeadlineError(
+                f"the observation did not arrive within {seconds:g} s", "deadline"
+            ) from None
         raise MessageError("the observation has no last part")
 
     async def _act(self, _: bytes, context: Context) -> bytes:
@@ -243,15 +274,19 @@ class LeRobotService:
         engine.count("ok")
         assert answer.actions is not None
         if answer.clamped:  # LeRobot's messages have no place for it
-            farthest = sorted(answer.clamped.items(), key=lambda clamped: -clamped[1])[:_MOST_CLAMPED]
+            farthest = sorted(answer.clamped.items(), key=lambda clamped: -clamped[1])[
+                :_MOST_CLAMPED
+            ]
             context.set_trailing_metadata(((CLAMPED, json.dumps(dict(farthest))),))
         actions = answer.actions[: robot.most_actions]
         times = observation.timestamp, observation.timestep, self._seconds
         return write_bytes(write_actions(actions, *times, observation.module))
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
-    def _guard(self, call: Callable[[Any, Context], Awaitable[bytes]]) -> Callable[[Any, Context], Awaitable[bytes]]:
+    def _guard(
+        self, call: Callable[[Any, Context], Awaitable[bytes]]
+    ) -> Callable[[Any, Context], Awaitable[bytes]]:
         """Return a handler that checks the token, and answers errors with a code and their text."""
 
         async def handler(message: Any, context: Context) -> bytes:
@@ -260,7 +295,9 @@ class LeRobotService:
                 return await call(message, context)
             except Exception as error:
                 robot = self._robots.get(context.peer())
-                described = self._engine.describe(error, robot.name if robot is not None else context.peer())
+                described = self._engine.describe(
+                    error, robot.name if robot is not None else context.peer()
+                )
                 self._engine.count(described["fault"])
                 code = _CODES.get(described["fault"], grpc.StatusCode.INTERNAL)
                 await context.abort(code, str(described["message"])[:_MOST_DETAILS])
@@ -273,7 +310,9 @@ class LeRobotService:
             raise RemoteError("the server is not ready, or ends; connect again later", "closing")
 
     def _check_token(self, context: Context) -> None:
-        headers = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        headers = [
+            value for key, value in context.invocation_metadata() or () if key == "authorization"
+        ]
         if not is_authorized(headers[0] if len(headers) == 1 else None, self._token):
             self._engine.metrics.count("understudy_refused_connections_total", 'reason="token"')
             raise RemoteError("a token is needed as metadata, authorization: Bearer TOKEN", "token")
@@ -289,7 +328,9 @@ class LeRobotService:
                     self._pause(other_peer)
             if self._engine.connected >= (most := self._engine.options.max_connections):
                 self._engine.metrics.count("understudy_refused_connections_total", 'reason="full"')
-                raise RemoteError(f"{most} robots are connected, the most that may (max_connections)", "busy")
+                raise RemoteError(
+                    f"{most} robots are connected, the most that may (max_connections)", "busy"
+                )
             robot = self._left.pop(peer) or self._new_robot(peer)
             self._robots[peer] = robot
             self._engine.connected += 1

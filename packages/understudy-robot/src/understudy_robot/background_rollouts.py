@@ -1,16 +1,19 @@
-"""Rollouts during training: the weights of every k-th step are queued and evaluated by a background process.
+"""Rollouts during training: the weights of every k-th step are queued and evaluated by a background
+process.
 
     RUN/rollouts/due/step-00000500/      policy of that step, queued or being evaluated
     RUN/rollouts/due/step-00000500.log   output of its worker; kept if that failed
-    RUN/rollouts/step-00000500.json      result: `RolloutResult.to_json`, `step`, `play` (settings), `weights`
+    RUN/rollouts/step-00000500.json      result: `RolloutResult.to_json`, `step`, `play` (settings),
+                                         `weights`
     RUN/rollouts/earlier/                results of steps that a resumed run has not reached again
 
-The other ranks wait only while the weights are gathered and written, as for a checkpoint. One worker runs at a time, at
-low priority. The queue is on disk, so no rollout is lost: neither when rollouts are slower than training (the run then
-waits at its end) nor when a process is killed. The files are the reference. metrics.jsonl gets a line for each result,
-with the step of its weights, and after a kill the missing lines. A run that returns to a checkpoint queues the same
-steps again; if their weights are the same to the bit, the earlier result is reused. Rollouts do not affect training:
-its losses are the same with and without them.
+The other ranks wait only while the weights are gathered and written, as for a checkpoint. One
+worker runs at a time, at low priority. The queue is on disk, so no rollout is lost: neither when
+rollouts are slower than training (the run then waits at its end) nor when a process is killed. The
+files are the reference. metrics.jsonl gets a line for each result, with the step of its weights,
+and after a kill the missing lines. A run that returns to a checkpoint queues the same steps again;
+if their weights are the same to the bit, the earlier result is reused. Rollouts do not affect
+training: its losses are the same with and without them.
 """
 
 import hashlib
@@ -57,7 +60,8 @@ logger = logging.getLogger("understudy.train.background_rollouts")
 
 
 def check_rollouts(config: TrainConfig, record: Record) -> None:
-    """Check that the rollouts of a run can be played here: otherwise the first one would fail hours later.
+    """Check that the rollouts of a run can be played here: otherwise the first one would fail hours
+    later.
 
     Args:
         config: the settings.
@@ -81,7 +85,8 @@ def check_rollouts(config: TrainConfig, record: Record) -> None:
 
 
 class BackgroundRollouts:
-    """Queue and worker of a run's rollouts on rank 0; on the other ranks nothing happens (`run_hooks.RunHook`).
+    """Queue and worker of a run's rollouts on rank 0; on the other ranks nothing happens
+    (`run_hooks.RunHook`).
 
     Args:
         run: the run directory.
@@ -96,7 +101,9 @@ class BackgroundRollouts:
 
     check = staticmethod(check_rollouts)
 
-    def __init__(self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> None:
+    def __init__(
+        self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool
+    ) -> None:
         self._run = run
         self._config = config
         self._active = first and (config.rollout.every > 0 or run.rollouts.is_dir())
@@ -134,7 +141,9 @@ class BackgroundRollouts:
                 self._unlogged.append(step)
                 return
         except (OSError, SafetensorError) as error:  # a full disk must not stop the training
-            logger.warning("rollout: the weights of step %s cannot be queued and are skipped: %s", step, error)
+            logger.warning(
+                "rollout: the weights of step %s cannot be queued and are skipped: %s", step, error
+            )
             return
         self._queue.append(step)
         if len(self._queue) >= LONG_QUEUE:
@@ -170,12 +179,16 @@ class BackgroundRollouts:
             while waiting and not stopping:
                 time.sleep(POLL_INTERVAL)
                 bar.update(total - len(self._queue) - bar.n)
-                waiting, stopping = mesh.votes(self.poll(log, self._config.steps, last=True), stop.asked)
+                waiting, stopping = mesh.votes(
+                    self.poll(log, self._config.steps, last=True), stop.asked
+                )
             bar.update(total - len(self._queue) - bar.n)
         return not waiting
 
     def close(self) -> None:
-        """End the worker. Its rollout stays queued; an unlogged result is logged when the run resumes."""
+        """End the worker. Its rollout stays queued; an unlogged result is logged when the run
+        resumes.
+        """
         if (worker := self._worker) is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
@@ -186,7 +199,9 @@ class BackgroundRollouts:
             self._worker = None
         if self._failed:
             steps = ", ".join(map(str, sorted(self._failed)))
-            logger.warning("rollout: failed for step %s; understudy resume %s retries", steps, self._run.root)
+            logger.warning(
+                "rollout: failed for step %s; understudy resume %s retries", steps, self._run.root
+            )
 
     def _restore_queue(self, step: int) -> None:
         """Bring the files to the step at which the run resumes, and find missing results."""
@@ -200,7 +215,8 @@ class BackgroundRollouts:
             elif done not in logged:
                 self._unlogged.append(done)
         for waits, path in _steps(_due(self._run), ""):
-            if waits > step or _result(self._run, waits).exists():  # not reached yet, or left by a kill
+            # not reached yet, or left by a kill
+            if waits > step or _result(self._run, waits).exists():
                 shutil.rmtree(path)
             else:
                 self._queue.append(waits)
@@ -210,7 +226,9 @@ class BackgroundRollouts:
             self._queue = []  # they stay on disk until rollouts are enabled again
 
     def _same(self, earlier: Path, waiting: Path) -> bool:
-        """Return whether an earlier result has the weights in `waiting` and the present settings."""
+        """Return whether an earlier result has the weights in `waiting` and the present
+        settings.
+        """
         if not earlier.exists():
             return False
         with suppress(ValueError, KeyError, TypeError):
@@ -226,7 +244,11 @@ class BackgroundRollouts:
             with _log_of(self._run, step).open("wb") as output:
                 # It ends with its standard input, so also when this process is killed.
                 self._worker = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
         except OSError as error:
             self._queue.pop(0)
@@ -243,13 +265,19 @@ class BackgroundRollouts:
         if code == 0 and _result(self._run, step).exists():
             self._unlogged.append(step)
             return
-        lines = _log_of(self._run, step).read_text(errors="replace").strip().splitlines()[-MAX_LINES:]
-        self._report_failure(step, f"exit code {code}" if code >= 0 else f"killed by signal {-code}", lines)
+        lines = (
+            _log_of(self._run, step).read_text(errors="replace").strip().splitlines()[-MAX_LINES:]
+        )
+        self._report_failure(
+            step, f"exit code {code}" if code >= 0 else f"killed by signal {-code}", lines
+        )
 
     def _report_failure(self, step: int, how: str, lines: list[str]) -> None:
         """Log a failure; the weights of `step` stay queued for the next resume."""
         self._failed.append(step)
-        logger.warning("\n".join([f"rollout: step {step} failed ({how}):", *(f"  | {line}" for line in lines)]))
+        logger.warning(
+            "\n".join([f"rollout: step {step} failed ({how}):", *(f"  | {line}" for line in lines)])
+        )
 
     def _log(self, log: MetricsLog, log_step: int, step: int) -> None:
         """Log the result of `step`, then remove its weights."""
@@ -270,15 +298,21 @@ class BackgroundRollouts:
         _log_of(self._run, step).unlink(missing_ok=True)
         rate = line["success"]
         interval = f"{rate['low']:.0%} to {rate['high']:.0%}"
-        logger.info("rollout: step %s: success %s/%s (%s)", step, rate["successes"], rate["episodes"], interval)
+        logger.info(
+            "rollout: step %s: success %s/%s (%s)",
+            step,
+            rate["successes"],
+            rate["episodes"],
+            interval,
+        )
 
 
 def summarize(result: Record) -> dict[str, Any]:
     """Summarise a result for metrics.jsonl.
 
     Returns:
-        {"world", "protocol", "success", "tasks": {task: …}}, each rate with `successes`, `episodes`, `rate` and its 95
-        % interval `low`, `high`.
+        {"world", "protocol", "success", "tasks": {task: …}}, each rate with `successes`,
+        `episodes`, `rate` and its 95 % interval `low`, `high`.
     """
 
     def rate(counts: Record) -> dict[str, Any]:
@@ -333,7 +367,10 @@ def _log_of(run: RunDir, step: int) -> Path:
 
 def _steps(folder: Path, suffix: str) -> list[tuple[int, Path]]:
     """Paths with a step in their name and this suffix, by step."""
-    numbered = [(path.name.removeprefix("step-").removesuffix(suffix), path) for path in folder.glob(f"step-*{suffix}")]
+    numbered = [
+        (path.name.removeprefix("step-").removesuffix(suffix), path)
+        for path in folder.glob(f"step-*{suffix}")
+    ]
     return sorted((int(number), path) for number, path in numbered if number.isdigit())
 
 
@@ -342,13 +379,15 @@ def _digest(policy: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- the worker -----------------------------------------------------------------------------------------------------
+# -- the worker ------------------------------------------------------------------------------------
 
 WORKER_COMMAND = tuple(module_command("understudy_robot.background_rollouts"))
 
 
 def main() -> int:
-    """`python -m understudy_robot.background_rollouts RUN STEP`: evaluate queued weights and write the result."""
+    """`python -m understudy_robot.background_rollouts RUN STEP`: evaluate queued weights and write
+    the result.
+    """
     import torch
 
     from understudy_robot.rollout.play import rollout_saved_policy
@@ -361,8 +400,15 @@ def main() -> int:
     try:
         config = run.settings()
         policy = _waiting(run, step)
-        result = rollout_saved_policy(policy, config.data, run.read_record().get("sources"), config.rollout)
-        content = {"step": step, "play": _settings(config), "weights": _digest(policy), **result.to_json()}
+        result = rollout_saved_policy(
+            policy, config.data, run.read_record().get("sources"), config.rollout
+        )
+        content = {
+            "step": step,
+            "play": _settings(config),
+            "weights": _digest(policy),
+            **result.to_json(),
+        }
         write_text(_result(run, step), json.dumps(content, indent=1) + "\n")
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)

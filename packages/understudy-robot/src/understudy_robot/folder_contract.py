@@ -15,7 +15,8 @@ from understudy_robot.contracts.tensors import unfit, weights_digest
 
 
 def read_policy_contract(folder: Path) -> Contract | None:
-    """Read the contract of a policy of ours, LeRobot (0.6), openpi or GR00T (N1.5 to N1.7); None: it is none of them.
+    """Read the contract of a policy of ours, LeRobot (0.6), openpi or GR00T (N1.5 to N1.7); None:
+    it is none of them.
 
     Args:
         folder: the folder, or a run directory that holds one.
@@ -29,7 +30,11 @@ def read_policy_contract(folder: Path) -> Contract | None:
         actual = weights_digest(folder)
         if contract.weights and actual and actual != contract.weights:
             contract = replace(
-                contract, faults=(*contract.faults, unfit(f"weights {contract.weights[:12]}", f"weights {actual[:12]}"))
+                contract,
+                faults=(
+                    *contract.faults,
+                    unfit(f"weights {contract.weights[:12]}", f"weights {actual[:12]}"),
+                ),
             )
         return contract
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
@@ -46,4 +51,6 @@ def read_policy_contract(folder: Path) -> Contract | None:
         return contract
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         fix = "download or export the policy again"
-        raise ConfigError(f"{folder}: a file is not as its tool writes it: {error!r}; {fix}") from error
+        raise ConfigError(
+            f"{folder}: a file is not as its tool writes it: {error!r}; {fix}"
+        ) from error

@@ -1,4 +1,6 @@
-"""`understudy demo`: its plan, the files it may delete, and its comparison. `make demo` runs all of it."""
+"""`understudy demo`: its plan, the files it may delete, and its comparison. `make demo` runs all of
+it.
+"""
 
 import shutil
 import subprocess
@@ -96,9 +98,12 @@ def test_compare_runs_finds_differences(tmp_path: Path, capsys: pytest.CaptureFi
     assert not compare_runs(tmp_path / "a", tmp_path / "shorter", 6, 12)
     run.train(replace(config, output_dir=str(tmp_path / "c"), seed=8))
     assert not compare_runs(tmp_path / "a", tmp_path / "c", 6, 12)
-    shutil.copytree(tmp_path / "a/checkpoints", tmp_path / "e/checkpoints")  # the weights alone differ
+    # the weights alone differ
+    shutil.copytree(tmp_path / "a/checkpoints", tmp_path / "e/checkpoints")
     shutil.rmtree(tmp_path / "e/checkpoints/step-00000012")
-    shutil.copytree(tmp_path / "c/checkpoints/step-00000012", tmp_path / "e/checkpoints/step-00000012")
+    shutil.copytree(
+        tmp_path / "c/checkpoints/step-00000012", tmp_path / "e/checkpoints/step-00000012"
+    )
     shutil.copy(tmp_path / "a/metrics.jsonl", tmp_path / "e/metrics.jsonl")
     assert not compare_runs(tmp_path / "a", tmp_path / "e", 6, 12)
 

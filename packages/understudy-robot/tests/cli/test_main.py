@@ -59,7 +59,9 @@ def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseExcep
 
 
 def test_help_of_every_command_imports_nothing_heavy() -> None:
-    """Checks imported modules rather than seconds, so that a busy machine cannot fail it. Nor does the launcher."""
+    """Checks imported modules rather than seconds, so that a busy machine cannot fail it. Nor does
+    the launcher.
+    """
     code = f"""
 import contextlib, io, sys
 from understudy_kit.cli import main as cli
@@ -100,7 +102,9 @@ def test_commands_name_required_settings(command: str, capsys: pytest.CaptureFix
     assert "Traceback" not in error
 
 
-def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reads_a_file_and_flags_over_it(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
     assert run("train", file, "--steps", 2, "--optim.lr", "1e-4", "--val.every", 0) == 0
@@ -123,8 +127,13 @@ def test_train_reads_a_file_and_flags_over_it(data: Path, tmp_path: Path, capsys
 def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert main.main(["--version"]) == 0
-    assert warnings.formatwarning("a camera is left out", UserWarning, "x.py", 3) == "note: a camera is left out\n"
-    assert warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
+    assert (
+        warnings.formatwarning("a camera is left out", UserWarning, "x.py", 3)
+        == "note: a camera is left out\n"
+    )
+    assert (
+        warnings.formatwarning("old", DeprecationWarning, "x.py", 3) == "DeprecationWarning: old\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,19 +141,36 @@ def test_warnings_are_one_line_without_source(monkeypatch: pytest.MonkeyPatch) -
     [
         (["train", "--data.root", "{}/nowhere"], "no such folder"),
         (["train", "--data.root", "{}"], "meta/info.json"),
-        (["train", "--data.root", "{}", "--steps", "0"], "steps: input should be greater than or equal to 1, not 0"),
+        (
+            ["train", "--data.root", "{}", "--steps", "0"],
+            "steps: input should be greater than or equal to 1, not 0",
+        ),
         (["train", "--steps", "many"], "--steps: must be a whole number, not 'many'"),
         (["train", "--optim.lr", "fast"], "--optim.lr: must be a number, not 'fast'"),
-        (["train", "--micro-batch-size", "few"], "--micro-batch-size: must be a whole number, not 'few'"),
+        (
+            ["train", "--micro-batch-size", "few"],
+            "--micro-batch-size: must be a whole number, not 'few'",
+        ),
         (["train", "--steps"], "--steps: its value is missing"),
         (["train", "--data.sources", "no/such"], "data.sources: there is no/such"),
         (["train", "--policy.image-size", "--steps", "3"], "--policy.image-size"),
         (["train", "--policy.image-size", "wide", "3"], "--policy.image-size: must be"),
         (["train", "--data.root", "{}", "--optim.lr", "inf"], "optim.lr"),
         (["train", "--data.root", "{}", "--loader.memory", "lots"], "memory 'lots'"),
-        (["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--val.every", "0"], "val.every is 0"),
         (
-            ["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--data.val-fraction", "0"],
+            ["train", "--data.root", "{}", "--checkpoint.keep-best", "macro", "--val.every", "0"],
+            "val.every is 0",
+        ),
+        (
+            [
+                "train",
+                "--data.root",
+                "{}",
+                "--checkpoint.keep-best",
+                "macro",
+                "--data.val-fraction",
+                "0",
+            ],
             "data.val_fraction is 0",
         ),
         (["train", "--stepz", "3"], "--steps"),
@@ -188,7 +214,10 @@ def test_errors_have_no_traceback(
         (["more"], "--name value"),
         (["--seed", "1", "later.yaml"], "later.yaml: a settings file comes before the flags"),
         (["--compile", "yes"], "--compile: takes no value but true or false"),
-        (["--seed", "1", "--checkpoint.async-save=1"], "--checkpoint.async-save: takes no value but true or false"),
+        (
+            ["--seed", "1", "--checkpoint.async-save=1"],
+            "--checkpoint.async-save: takes no value but true or false",
+        ),
     ],
 )
 def test_settings_of_other_libraries_are_translated(
@@ -215,11 +244,27 @@ def test_commands_without_training_settings_translate_none(
     [["--policy.type", "smolvla"], ["--policy.type=smolvla"], ["--optim.lr", "fast"]],
     ids=["policy", "policy=", "value"],
 )
-def test_another_error_hides_no_translation(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--dataset.repo_id=a/b", "--policy.dtype", "bfloat16", *wrong, "--num_workers", 3, "--stepz", 3]
+def test_another_error_hides_no_translation(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--dataset.repo_id=a/b",
+        "--policy.dtype",
+        "bfloat16",
+        *wrong,
+        "--num_workers",
+        3,
+        "--stepz",
+        3,
+    ]
     assert run("train", *arguments) == main.WRONG_INPUT
     output = capsys.readouterr().err
-    for hint in (wrong[-1].partition("=")[2] or wrong[-1], "--data.root hf://", "--precision", "--loader.num-threads"):
+    for hint in (
+        wrong[-1].partition("=")[2] or wrong[-1],
+        "--data.root hf://",
+        "--precision",
+        "--loader.num-threads",
+    ):
         assert hint in output
 
 
@@ -243,7 +288,8 @@ def test_profile_refuses_a_flag_without_effect(
     flag: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("steps: 7\ndata: {root: somewhere}\n")  # the file of a run has its own number of steps
+    # the file of a run has its own number of steps
+    file.write_text("steps: 7\ndata: {root: somewhere}\n")
     assert run("profile", file, *flag) == main.WRONG_INPUT
     assert "--profile.steps" in capsys.readouterr().err
     assert run("profile", file, "--profile.steps", 3, "--print-config") == 0
@@ -259,7 +305,11 @@ def test_profile_refuses_a_flag_without_effect(
     ids=lambda command: " ".join(command[:1] + command[-2:-1]),
 )
 def test_outputs_are_replaced_only_on_request(
-    command: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in {
@@ -279,25 +329,34 @@ def test_outputs_are_replaced_only_on_request(
     assert Path(words[-1]).read_text() == "mine"
 
 
-def test_train_suggests_resume_for_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_suggests_resume_for_a_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "r/checkpoints").mkdir(parents=True)
     assert run("train", tmp_path / "r") == main.WRONG_INPUT
     assert f"understudy resume {tmp_path / 'r'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["resume", "validate", "export", "report", "rollout"])
-def test_commands_of_a_run_refuse_a_dataset(data: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_a_run_refuse_a_dataset(
+    data: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(command, data) == main.WRONG_INPUT
     output = capsys.readouterr().err
     assert "dataset" in output
     assert f"--output-dir {data}" not in output
 
 
-def test_train_refuses_to_write_into_a_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses_to_write_into_a_dataset(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "dataset"
     shutil.copytree(data, own)
     before = sorted(own.rglob("*"))
-    assert run("train", "--data.root", own, "--output-dir", own, "--steps", 1, "--batch-size", 2) == main.WRONG_INPUT
+    assert (
+        run("train", "--data.root", own, "--output-dir", own, "--steps", 1, "--batch-size", 2)
+        == main.WRONG_INPUT
+    )
     assert "another --output-dir" in capsys.readouterr().err
     assert [path for path in sorted(own.rglob("*")) if path.name != ".lock"] == before
 
@@ -329,16 +388,23 @@ def test_wrong_value_is_one_line_on_any_terminal(encoding: str) -> None:
         timeout=120,
     )
     assert done.returncode == main.WRONG_INPUT
-    assert done.stderr.splitlines() == [b"understudy train: --steps: must be a whole number, not 'many'"]
+    assert done.stderr.splitlines() == [
+        b"understudy train: --steps: must be a whole number, not 'many'"
+    ]
 
 
 @pytest.mark.parametrize("behind", [[], ["--steps", "2"], [""]])
-@pytest.mark.parametrize("flag", ["--data.episodes", "--data.exclude_episodes", "--optim.freeze", "--optim.lr-scale"])
+@pytest.mark.parametrize(
+    "flag", ["--data.episodes", "--data.exclude_episodes", "--optim.freeze", "--optim.lr-scale"]
+)
 def test_list_flag_without_values_is_refused(
     flag: str, behind: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unset shell variable would train on all episodes, including the excluded ones."""
-    assert run("train", "--data.root", data, "--output-dir", tmp_path / "r", flag, *behind) == main.WRONG_INPUT
+    assert (
+        run("train", "--data.root", data, "--output-dir", tmp_path / "r", flag, *behind)
+        == main.WRONG_INPUT
+    )
     assert flag in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -353,7 +419,9 @@ def test_list_flag_without_values_is_refused(
     ],
 )
 def test_booleans_take_true_and_false(words: list[str], values: tuple[bool, bool]) -> None:
-    found = parse("train", TrainConfig, commands.COMMANDS["train"], ["--data.root", "there", *words])
+    found = parse(
+        "train", TrainConfig, commands.COMMANDS["train"], ["--data.root", "there", *words]
+    )
     assert (found.checkpoint.async_save, found.compile) == values
 
 
@@ -361,7 +429,9 @@ def test_booleans_of_another_policy_take_true_and_false() -> None:
     for value in ("true", "false"):
         words = ["--data.root", "there", "--policy.type", "pi05", "--policy.state-history", value]
         words += ["--policy.history", "0.1"]
-        assert parse("train", TrainConfig, commands.COMMANDS["train"], words).policy.state_history == (value == "true")
+        assert parse(
+            "train", TrainConfig, commands.COMMANDS["train"], words
+        ).policy.state_history == (value == "true")
 
 
 @pytest.mark.long
@@ -385,13 +455,20 @@ def test_print_config_prints_the_complete_settings_of_a_json_file(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
-    file.write_text(json.dumps({"steps": 3, "data": {"root": str(data)}, "output_dir": str(tmp_path / "r")}))
+    file.write_text(
+        json.dumps({"steps": 3, "data": {"root": str(data)}, "output_dir": str(tmp_path / "r")})
+    )
     assert run("train", file, "--seed", 5, "--print-config") == 0
     whole = tmp_path / "whole.yaml"
     whole.write_text(capsys.readouterr().out)
     assert not (tmp_path / "r").exists()
     read = load(TrainConfig, whole)
-    assert (read.steps, read.seed, read.data.root, read.batch_size) == (3, 5, str(data), TrainConfig().batch_size)
+    assert (read.steps, read.seed, read.data.root, read.batch_size) == (
+        3,
+        5,
+        str(data),
+        TrainConfig().batch_size,
+    )
     file.write_text("{")
     assert run("train", file) == main.WRONG_INPUT
     assert capsys.readouterr().err.count("\n") == 1
@@ -402,7 +479,9 @@ def test_help_of_resume_names_the_run_and_shows_its_settings(
 ) -> None:
     assert run("resume", "--help") == 0
     assert "resume RUN" in capsys.readouterr().out
-    RunDir(tmp_path / "r").begin(replace(tiny_config(data, tmp_path / "r"), steps=4321), {key: {} for key in FROZEN})
+    RunDir(tmp_path / "r").begin(
+        replace(tiny_config(data, tmp_path / "r"), steps=4321), {key: {} for key in FROZEN}
+    )
     assert run("resume", tmp_path / "r", "--help") == 0
     assert "4321" in capsys.readouterr().out
 
@@ -440,10 +519,12 @@ def test_internal_error_keeps_its_traceback(
     "error",
     [
         torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 1 GiB.\nx"
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 1 GiB.\n"
+            "x"
         ),
         RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried to ..."
+            "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you "
+            "tried to ..."
         ),
     ],
 )
@@ -471,7 +552,11 @@ def test_full_device_is_one_line_with_settings(
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_train_without_memory_leaves_a_folder_for_another_try(
-    device: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "r")))
@@ -501,14 +586,19 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
     ],
 )
 def test_exit_codes_of_external_errors(
-    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     replace_command(monkeypatch, "check", error)
     assert run("check", "x") == code
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["bench", "export", "import", "publish", "record", "rollout", "edit"])
+@pytest.mark.parametrize(
+    "name", ["bench", "export", "import", "publish", "record", "rollout", "edit"]
+)
 def test_sigterm_ends_a_command_after_its_cleanup(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -532,7 +622,8 @@ def test_sigterm_ends_a_command_after_its_cleanup(
 
 
 @pytest.mark.parametrize(
-    ("words", "size"), [(["32"], (32, 32)), (["32", "48"], (32, 48)), (["32", "--steps", "3"], (32, 32))]
+    ("words", "size"),
+    [(["32"], (32, 32)), (["32", "48"], (32, 48)), (["32", "--steps", "3"], (32, 32))],
 )
 def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[int, int]) -> None:
     arguments = ["--data.root", "there", "--policy.image-size", *words]
@@ -543,7 +634,11 @@ def test_an_image_size_of_one_number_is_a_square(words: list[str], size: tuple[i
 @pytest.mark.parametrize(
     ("words", "metadata", "scale"),
     [
-        (["--data.prompt-metadata", "quality", "0.2", "success", "0"], {"quality": 0.2, "success": 0.0}, {"text": 0.5}),
+        (
+            ["--data.prompt-metadata", "quality", "0.2", "success", "0"],
+            {"quality": 0.2, "success": 0.0},
+            {"text": 0.5},
+        ),
         (["--optim.lr_scale", "vision", "0.1"], {"success": 0.1}, {"vision": 0.1}),
         (["--seed", "1"], {"success": 0.1}, {"text": 0.5}),
     ],
@@ -552,7 +647,9 @@ def test_flag_replaces_a_mapping_of_the_file(
     words: list[str], metadata: dict[str, float], scale: dict[str, float], tmp_path: Path
 ) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("data: {root: d, prompt_metadata: {success: 0.1}}\noptim: {lr_scale: {text: 0.5}}\n")
+    file.write_text(
+        "data: {root: d, prompt_metadata: {success: 0.1}}\noptim: {lr_scale: {text: 0.5}}\n"
+    )
     read = main.read_settings("train", [str(file), *words])
     assert (read.data.prompt_metadata, read.optim.lr_scale) == (metadata, scale)
 
@@ -591,7 +688,9 @@ def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture
         ("finetune", "train"),
     ],
 )
-def test_a_wrong_guess_gets_the_command(guess: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_guess_gets_the_command(
+    guess: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(guess, "x") == main.WRONG_INPUT
     assert f"understudy {name}" in capsys.readouterr().err
 

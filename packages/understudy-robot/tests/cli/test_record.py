@@ -1,4 +1,6 @@
-"""`understudy record`: the dataset equals the expert's episodes, in balanced tasks, also after a kill."""
+"""`understudy record`: the dataset equals the expert's episodes, in balanced tasks, also after a
+kill.
+"""
 
 import json
 import shutil
@@ -67,7 +69,9 @@ def test_record_reads_back_the_expert_s_episodes(recorded: Path) -> None:
             sample = next(samples)
             assert (int(sample["episode_index"]), int(sample["frame_index"])) == (episode, number)
             assert sample["task"] == task == env.tasks[episode % 3]
-            np.testing.assert_array_equal(sample["observation.state"].numpy(), frame["observation.state"])
+            np.testing.assert_array_equal(
+                sample["observation.state"].numpy(), frame["observation.state"]
+            )
             np.testing.assert_array_equal(sample["action"].numpy(), frame["action"])
             # Lossy video of sharp small images, chroma at half size: close in the mean.
             image = sample[FRONT].permute(1, 2, 0).numpy().astype(int)
@@ -83,7 +87,9 @@ def test_record_stores_the_noise_free_action() -> None:
     meant = np.array([frame["action"][:3] for frame in noisy])[:-1]
     assert 0.15 < np.std(moved - meant) < 0.4  # (clipping takes some of the 0.3)
     moved = np.diff([frame["observation.state"][:3] for frame in clean], axis=0) / 0.015
-    np.testing.assert_allclose(moved, np.array([frame["action"][:3] for frame in clean])[:-1], atol=0.01)
+    np.testing.assert_allclose(
+        moved, np.array([frame["action"][:3] for frame in clean])[:-1], atol=0.01
+    )
 
 
 def test_demonstrate_is_a_function_of_the_seed(tmp_path: Path, recorded: Path) -> None:
@@ -100,7 +106,9 @@ def test_demonstrate_is_a_function_of_the_seed(tmp_path: Path, recorded: Path) -
 def test_record_uses_training_layouts_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seeds = []
     reset = TabletopEnv.reset
-    monkeypatch.setattr(TabletopEnv, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task))
+    monkeypatch.setattr(
+        TabletopEnv, "reset", lambda self, seed, task: seeds.append(seed) or reset(self, seed, task)
+    )
     record(settings(tmp_path / "data", episodes=4, seed=3))
     assert seeds == [layout_seed(3, episode) for episode in range(4)]
     assert max(seeds) < 2**62
@@ -114,7 +122,7 @@ def test_record_of_another_environment_has_its_keys(tmp_path: Path) -> None:
     assert list(data.catalog.tasks) == list(env.tasks)
 
 
-# -- continuing ---------------------------------------------------------------------------------------------------
+# -- continuing ------------------------------------------------------------------------------------
 
 KILLED = """
 import os, signal, sys
@@ -136,7 +144,9 @@ def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recor
     root = tmp_path / "data"
     lengths = Catalog.open(recorded).episodes.lengths
     at = int(lengths[:2].sum()) + 4  # in the third episode
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(root), str(at)], capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(root), str(at)], capture_output=True, text=True
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(Catalog.open(root).episodes.ids) == 2
     record(settings(root))
@@ -144,12 +154,22 @@ def test_record_continues_after_a_kill_to_the_same_dataset(tmp_path: Path, recor
 
 
 @pytest.mark.parametrize("episodes", [5, 1])
-def test_record_of_a_complete_dataset_changes_no_file(episodes: int, tmp_path: Path, recorded: Path) -> None:
+def test_record_of_a_complete_dataset_changes_no_file(
+    episodes: int, tmp_path: Path, recorded: Path
+) -> None:
     root = tmp_path / "data"
     shutil.copytree(recorded, root)
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
     assert record(settings(root, episodes=episodes)) == 0
-    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    after = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
     assert after == before
 
 
@@ -157,7 +177,9 @@ def test_record_of_a_complete_dataset_changes_no_file(episodes: int, tmp_path: P
 def test_record_in_parts_leaves_the_same_statistics(tmp_path: Path, recorded: Path) -> None:
     for episodes in (1, 3, 5):
         record(settings(tmp_path / "data", episodes=episodes))
-    assert (tmp_path / "data/meta/stats.json").read_bytes() == (recorded / "meta/stats.json").read_bytes()
+    assert (tmp_path / "data/meta/stats.json").read_bytes() == (
+        recorded / "meta/stats.json"
+    ).read_bytes()
 
 
 def test_record_refuses_other_settings_without_changes(tmp_path: Path) -> None:
@@ -185,7 +207,7 @@ def test_record_refuses_a_foreign_folder(tmp_path: Path) -> None:
         record(settings(root))
 
 
-# -- an expert that fails -----------------------------------------------------------------------------------------
+# -- an expert that fails --------------------------------------------------------------------------
 
 
 class Clumsy(TabletopEnv):
@@ -214,7 +236,9 @@ def test_record_keeps_successes_and_counts_failures(
     first = contents(root)[0]
     env = TabletopEnv(32)
     observation = env.reset(layout_seed(0, 0, attempt=2), env.tasks[0])
-    np.testing.assert_array_equal(first["observation.state"].numpy(), observation["observation.state"])
+    np.testing.assert_array_equal(
+        first["observation.state"].numpy(), observation["observation.state"]
+    )
     monkeypatch.setattr(Clumsy, "failures", 64)
     with refused(64, env.tasks[0], kind=ConfigError):
         demonstrate(Clumsy(16), settings(tmp_path), 0)
@@ -234,7 +258,7 @@ def test_record_accepts_other_settings_before_the_first_success(
     assert len(Catalog.open(tmp_path / "data").episodes) == 1
 
 
-# -- settings -----------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 def test_record_names_all_wrong_settings() -> None:

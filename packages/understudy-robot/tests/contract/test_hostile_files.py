@@ -1,4 +1,6 @@
-"""Damaged files of contracts are refused with the value, the rule and the remedy, and never with another error."""
+"""Damaged files of contracts are refused with the value, the rule and the remedy, and never with
+another error.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,9 @@ from understudy_robot.cli.contract import ContractConfig, contract
 
 SCHEMA = json.loads(Path(form.__file__).with_name("contract.schema.json").read_text())
 PLAIN = json.loads(
-    json.dumps(Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json())
+    json.dumps(
+        Contract(arm_contract().robots, faults=(Mismatch("weights", "", "a", "b", "c"),)).to_json()
+    )
 )
 
 
@@ -38,7 +42,9 @@ def test_a_file_is_judged_as_by_its_json_schema() -> None:
             assert validator.is_valid(changed), (place, hostile)
 
 
-@pytest.mark.parametrize("make", [wiring.lerobot, wiring.openpi, wiring.groot, wiring.groot_processor])
+@pytest.mark.parametrize(
+    "make", [wiring.lerobot, wiring.openpi, wiring.groot, wiring.groot_processor]
+)
 def test_damaged_folders_of_other_tools_are_compared_or_refused(
     make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,9 @@ def test_why_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert str(tmp_path / "trace.html") in capsys.readouterr().out
     page = (tmp_path / "trace.html").read_text()
     assert page == why_page(diagnose(tmp_path / "trace.jsonl"), "trace")
-    assert [name for name in (*NAMES, "observation.images.front", "closing") if name not in page] == []
+    assert [
+        name for name in (*NAMES, "observation.images.front", "closing") if name not in page
+    ] == []
     (tmp_path / "foreign.html").write_text("mine")
     with refused("foreign.html", kind=ConfigError):
         why(WhyConfig(paths=(str(tmp_path / "trace.jsonl"),), page=str(tmp_path / "foreign.html")))
@@ -57,11 +59,16 @@ def test_why_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             why(WhyConfig(paths=(str(tmp_path / name),)))
 
 
-def test_why_names_the_first_contradiction_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_names_the_first_contradiction_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Faults of the files come first, then those of the observations with their step; each once."""
     mirrored = {"cam_front": lambda x: x[:, ::-1].copy(), "joints": lambda x: np.rad2deg(x)}
     diagnosis = traced(tmp_path / "trace.jsonl", recorded(), **mirrored)
-    assert ("degrees" in findings(diagnosis)[0], "orientation" in findings(diagnosis)[1]) == (True, True)
+    assert ("degrees" in findings(diagnosis)[0], "orientation" in findings(diagnosis)[1]) == (
+        True,
+        True,
+    )
     faulty = replace(graspable(), faults=(Mismatch("rate", "", "30", "10", "set it"),))
     writer = TraceWriter(tmp_path / "faulty.jsonl", faulty, "arm")
     writer.add("robot 0", 0, arm_observations(1)[0], recorded()[:CHUNK])
@@ -91,9 +98,14 @@ def test_a_trace_is_compared_with_a_policy_of_any_tool(
     rng = np.random.default_rng(0)
     for step in range(6):
         state = wiring.MEAN + wiring.STD * np.clip(rng.standard_normal(6), -2, 2)
-        writer.add("robot 0", step, {wiring.STATE: state, "task": wiring.TASKS[0]}, np.zeros((1, 6)))
+        writer.add(
+            "robot 0", step, {wiring.STATE: state, "task": wiring.TASKS[0]}, np.zeros((1, 6))
+        )
     writer.close()
-    assert [mismatch.kind for _, mismatch in diagnose(trace).mismatches] == ["missing key", "missing key"]
+    assert [mismatch.kind for _, mismatch in diagnose(trace).mismatches] == [
+        "missing key",
+        "missing key",
+    ]
     why(WhyConfig(paths=(str(folder), str(trace))))
     first, *_, page = capsys.readouterr().out.splitlines()
     assert "step 4" in first
@@ -119,7 +131,11 @@ def test_a_file_that_is_no_trace_is_named(content: bytes, tmp_path: Path) -> Non
     head, row, *_ = path.read_bytes().splitlines()
     twice = json.loads(head)
     twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
-    content = content.replace(b"HEADS", json.dumps(twice).encode()).replace(b"HEAD", head).replace(b"ROW", row)
+    content = (
+        content.replace(b"HEADS", json.dumps(twice).encode())
+        .replace(b"HEAD", head)
+        .replace(b"ROW", row)
+    )
     path.write_bytes(content)
     with pytest.raises(ConfigError) as error:
         why(WhyConfig(paths=(str(path),)))

@@ -1,4 +1,6 @@
-"""Environments of Gymnasium: keys, tasks, success, ends, seeds, actions; and those that entry points name."""
+"""Environments of Gymnasium: keys, tasks, success, ends, seeds, actions; and those that entry
+points name.
+"""
 
 import os
 import sys
@@ -35,13 +37,19 @@ class Slide(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
-    def __init__(self, obs_type: str = "state", render_mode: str | None = None, reports: str = "is_success") -> None:
+    def __init__(
+        self, obs_type: str = "state", render_mode: str | None = None, reports: str = "is_success"
+    ) -> None:
         self.render_mode = render_mode
         self.reports = reports
         self.obs_type = obs_type
         place = Box(-9, 9, (1,), np.float64)
         image = Box(0, 255, (16, 24, 3), np.uint8)
-        spaces = {"pixels": Dict({"top": image, "wrist": image}), "agent_pos": place, "tool": Dict({"grip": place})}
+        spaces = {
+            "pixels": Dict({"top": image, "wrist": image}),
+            "agent_pos": place,
+            "tool": Dict({"grip": place}),
+        }
         self.observation_space = Dict(spaces) if obs_type == "pixels_agent_pos" else place
         self.action_space = Box(-0.5, 0.5, (1,), np.float32)
 
@@ -63,14 +71,19 @@ class Slide(gymnasium.Env):
         place = np.array([self.place])
         if self.obs_type != "pixels_agent_pos":
             return place
-        images = {"top": np.full((16, 24, 3), 1, np.uint8), "wrist": np.full((16, 24, 3), 2, np.uint8)}
+        images = {
+            "top": np.full((16, 24, 3), 1, np.uint8),
+            "wrist": np.full((16, 24, 3), 2, np.uint8),
+        }
         return {"pixels": images, "agent_pos": place, "tool": {"grip": -place}}
 
 
 gymnasium.register(ID, Slide, max_episode_steps=7, kwargs={"obs_type": "state"})
 
 
-def opened(cameras: tuple[str, ...] | None = None, tasks: tuple[str, ...] = (), **options: Any) -> GymnasiumEnv:
+def opened(
+    cameras: tuple[str, ...] | None = None, tasks: tuple[str, ...] = (), **options: Any
+) -> GymnasiumEnv:
     env = open_env(f"gymnasium:{ID}", None, cameras, tasks, GymnasiumOptions(**options))
     assert isinstance(env, GymnasiumEnv)
     return env
@@ -89,27 +102,50 @@ def test_default_keys_are_those_of_lerobot() -> None:
         **dict.fromkeys(("observation.state", "observation.tool_grip", "action"), (1,)),
     }
     assert {key: value.dtype for key, value in observation.items()} == {
-        key: np.dtype(np.uint8 if "images" in key else np.float32) for key in env.features if key != "action"
+        key: np.dtype(np.uint8 if "images" in key else np.float32)
+        for key in env.features
+        if key != "action"
     }
     assert (observation["observation.images.wrist"] == 2).all()
-    assert (env.name, env.fps, env.max_steps, env.tasks) == ("understudy_tests-Slide-v0", 20, 7, ("Slide-v0",))
+    assert (env.name, env.fps, env.max_steps, env.tasks) == (
+        "understudy_tests-Slide-v0",
+        20,
+        7,
+        ("Slide-v0",),
+    )
     assert env.conditions["gymnasium"] == gymnasium.__version__
 
 
 def test_keys_join_rename_and_leave_out() -> None:
     keys = {"tool.grip": "observation.state", "agent_pos": "observation.state"}
-    keys |= {"pixels.top": "observation.images.front", "pixels.wrist": "", "render": "observation.images.wide"}
+    keys |= {
+        "pixels.top": "observation.images.front",
+        "pixels.wrist": "",
+        "render": "observation.images.wide",
+    }
     env = opened(keys=keys, tasks=("slide",))
     observation = env.reset(HELD_OUT, "slide")
-    assert list(observation) == ["observation.images.front", "observation.images.wide", "observation.state"]
+    assert list(observation) == [
+        "observation.images.front",
+        "observation.images.wide",
+        "observation.state",
+    ]
     assert observation["observation.images.wide"].shape == (6, 8, 3)
     grip, place = observation["observation.state"]
     assert grip == -place != 0, "in the sequence of the setting"
-    assert set(opened(("front",), keys=keys).features) == {"observation.images.front", "observation.state", "action"}
+    assert set(opened(("front",), keys=keys).features) == {
+        "observation.images.front",
+        "observation.state",
+        "action",
+    }
 
 
 def test_an_environment_without_images_is_rendered() -> None:
-    assert set(opened(args={"obs_type": "state"}).features) == {"observation.image", "observation.state", "action"}
+    assert set(opened(args={"obs_type": "state"}).features) == {
+        "observation.image",
+        "observation.state",
+        "action",
+    }
     assert set(opened((), args={"obs_type": "state"}).features) == {"observation.state", "action"}
 
 
@@ -119,7 +155,10 @@ def test_an_environment_without_images_is_rendered() -> None:
         ({"keys": {"pixel": "observation.state"}}, ["gymnasium.keys", "pixel", "pixels.top"]),
         ({"keys": {"agent_pos": "observation.image"}}, ["gymnasium.keys", "agent_pos"]),
         ({"keys": {"agent_pos": "state"}}, ["gymnasium.keys", "agent_pos"]),
-        ({"keys": {"tool.grip": "observation.state"}}, ["gymnasium.keys", "tool.grip", "agent_pos"]),
+        (
+            {"keys": {"tool.grip": "observation.state"}},
+            ["gymnasium.keys", "tool.grip", "agent_pos"],
+        ),
         ({"keys": {"pixels.top": "observation.images.wrist"}}, ["gymnasium.keys", "pixels.wrist"]),
         ({"args": {"size": 3}}, ["TypeError", "size"]),
         ({"max_steps": 0}, [ID]),
@@ -133,7 +172,9 @@ def test_settings_that_do_not_fit_are_named(options: dict[str, Any], values: lis
         opened(**options)
 
 
-@pytest.mark.parametrize("name", ["gymnasium:Nowhere-v0", "gymnasium:nowhere/Env-v0", "gymnasium:nowhere:Env-v0"])
+@pytest.mark.parametrize(
+    "name", ["gymnasium:Nowhere-v0", "gymnasium:nowhere/Env-v0", "gymnasium:nowhere:Env-v0"]
+)
 def test_an_unknown_id_is_named(name: str) -> None:
     with refused(name.partition(":")[2], kind=ValueError):
         open_env(name)
@@ -165,7 +206,9 @@ def test_success_at_any_step_ends_the_episode() -> None:
 def test_success_at_the_end_is_that_of_the_last_step() -> None:
     env = opened(success="end")
     assert play(env, 0.5, 0.5, 0.5, 0.5)[-2:] == [Outcome(None, False), Outcome("Slide-v0", True)]
-    assert play(env, 0.5, 0.5, 0.2, -0.5, 0, 0, 0)[-1] == Outcome(None, True), "truncated, no success any more"
+    assert play(env, 0.5, 0.5, 0.2, -0.5, 0, 0, 0)[-1] == Outcome(None, True), (
+        "truncated, no success any more"
+    )
 
 
 def test_termination_without_success_is_a_failure() -> None:
@@ -176,13 +219,17 @@ def test_truncation_ends_the_episode() -> None:
     outcomes = play(opened(), *[0.0] * 7)
     assert [outcome.done for outcome in outcomes] == [False] * 6 + [True]
     assert [outcome.done for outcome in play(opened(max_steps=2), 0.0, 0.0)] == [False, True]
-    assert play(opened(max_steps=3), 0.5, 0.5, 0.5)[-1] == Outcome("Slide-v0", True), "a success in the last step"
+    assert play(opened(max_steps=3), 0.5, 0.5, 0.5)[-1] == Outcome("Slide-v0", True), (
+        "a success in the last step"
+    )
 
 
 def test_success_by_reward_and_by_another_entry() -> None:
     assert play(opened(success_reward=0.4), 0.5)[-1] == Outcome("Slide-v0", True)
     assert play(opened(args={"reports": "success"}), 0.5, 0.5, 0.5)[-1].completed_task
-    assert play(opened(args={"reports": "won"}, success_key="won"), 0.5, 0.5, 0.5)[-1].completed_task
+    assert play(opened(args={"reports": "won"}, success_key="won"), 0.5, 0.5, 0.5)[
+        -1
+    ].completed_task
     with refused("gymnasium.success", "won", "gymnasium.success_reward", kind=ValueError):
         play(opened(args={"reports": "won"}), 0.0)
     with refused("gymnasium.success", "won", kind=ValueError):
@@ -212,7 +259,10 @@ def test_action_bounds_are_off_clamp_or_error() -> None:
 
 
 def test_settings_are_read_from_flags_and_files() -> None:
-    play = validate(Play, {"gymnasium": {"args": {"observation_width": 96, "damping": "0.5"}, "success_reward": 2}})
+    play = validate(
+        Play,
+        {"gymnasium": {"args": {"observation_width": 96, "damping": "0.5"}, "success_reward": 2}},
+    )
     assert play.gymnasium.args == {"observation_width": 96, "damping": "0.5"}
     env = opened(args={"render_mode": "null", "reports": "success"})
     assert env.unwrapped.render_mode is None, "a text that is JSON is its value"
@@ -223,7 +273,12 @@ def test_record_takes_an_expert_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
         "def right(env, observation):\n"
         "    return [0.5 + 0 * observation['observation.state'][0] * env.unwrapped.place]\n"
     )
-    settings = {"output_dir": str(tmp_path / "data"), "env": f"gymnasium:{ID}", "episodes": 2, "codec": "libx264"}
+    settings = {
+        "output_dir": str(tmp_path / "data"),
+        "env": f"gymnasium:{ID}",
+        "episodes": 2,
+        "codec": "libx264",
+    }
     assert [line.partition(":")[0] for line in RecordConfig(**settings).problems()] == ["expert"]
     with refused("expert", "--expert", kind=ConfigError):  # nobody named this file by hand
         record(RecordConfig(**settings, expert=f"{tmp_path}/mine.py:right"))
@@ -233,7 +288,9 @@ def test_record_takes_an_expert_of_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert record(RecordConfig(**settings, expert=f"{tmp_path}/mine.py:right")) == 0
     data = EpisodeDataset(tmp_path / "data")
     assert data.catalog.fps == 20
-    assert {"observation.images.top", "observation.state", "observation.tool_grip"} <= set(data.catalog.features)
+    assert {"observation.images.top", "observation.state", "observation.tool_grip"} <= set(
+        data.catalog.features
+    )
     assert float(data[0]["action"]) == 0.5
 
 

@@ -13,13 +13,17 @@ from understudy_robot.envs.env import layout_seed
 from understudy_robot.envs.libero import ASSETS, MAX_STEPS, axis_angle
 from understudy_robot.envs.registry import open_env
 
-needs_assets = pytest.mark.skipif(ASSETS not in os.environ, reason=f"{ASSETS} does not name LIBERO's assets")
+needs_assets = pytest.mark.skipif(
+    ASSETS not in os.environ, reason=f"{ASSETS} does not name LIBERO's assets"
+)
 
 
 @pytest.mark.parametrize("angle", [1e-3, 0.5, 3.0, 6.0])
 def test_axis_angle_is_the_rotation(angle: float) -> None:
     axis = np.array([2, -1, 2]) / 3
-    np.testing.assert_allclose(axis_angle(np.append(np.sin(angle / 2) * axis, np.cos(angle / 2))), angle * axis)
+    np.testing.assert_allclose(
+        axis_angle(np.append(np.sin(angle / 2) * axis, np.cos(angle / 2))), angle * axis
+    )
     assert (axis_angle(np.array([0, 0, 0, 1.0])) == 0).all()
 
 
@@ -48,9 +52,14 @@ def test_an_episode_begins_in_its_initial_state_and_follows_actions() -> None:
     trials = [env.reset(layout_seed(0, 10 * trial, evaluation=True), task) for trial in (0, 1, 0)]
     states = [trial["observation.state"] for trial in trials]
     np.testing.assert_array_equal(states[0], states[2])
-    np.testing.assert_array_equal(trials[0]["observation.images.image"], trials[2]["observation.images.image"])
+    np.testing.assert_array_equal(
+        trials[0]["observation.images.image"], trials[2]["observation.images.image"]
+    )
     assert (trials[0]["observation.images.image"] != trials[1]["observation.images.image"]).any()
-    sky, table = (trials[0]["observation.images.image"][rows].mean() for rows in (slice(0, 8), slice(-8, None)))
+    sky, table = (
+        trials[0]["observation.images.image"][rows].mean()
+        for rows in (slice(0, 8), slice(-8, None))
+    )
     assert abs(sky - table) > 5, "the wall is at the top, the table at the bottom"
     assert env.unwrapped.env.timestep == 10, "the waiting steps"
     heights = []

@@ -1,4 +1,6 @@
-"""Meta-World behind the protocol: experts that succeed, layouts from our seeds, images without GL."""
+"""Meta-World behind the protocol: experts that succeed, layouts from our seeds, images without
+GL.
+"""
 
 import numpy as np
 import pytest
@@ -40,7 +42,10 @@ def test_metaworld_expert_succeeds_and_the_flag_ends_the_episode() -> None:
 
 def test_metaworld_observes_the_goal(env: MetaWorldEnv) -> None:
     """The 39 numbers end with the goal; a stale observation space would clip it to zero."""
-    goals = [env.reset(layout_seed(0, e), "Reach a goal position")["observation.environment_state"] for e in range(4)]
+    goals = [
+        env.reset(layout_seed(0, e), "Reach a goal position")["observation.environment_state"]
+        for e in range(4)
+    ]
     goals = np.stack(goals)[:, -3:]
     assert (np.abs(goals[:, 1:]) > 0.01).all()
     assert len(np.unique(goals, axis=0)) == 4

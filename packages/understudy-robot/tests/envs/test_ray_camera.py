@@ -17,7 +17,8 @@ CAMERA = np.array([0.1, -0.2, 2.0])  # looks straight down: image right is +x, i
 def scene(geoms: str, extra: str = "") -> tuple["mujoco.MjModel", "mujoco.MjData"]:
     place = " ".join(map(str, CAMERA))
     model = mujoco.MjModel.from_xml_string(
-        f'<mujoco>{extra}<worldbody><camera name="top" pos="{place}" fovy="{FOVY}"/>{geoms}</worldbody></mujoco>'
+        f'<mujoco>{extra}<worldbody><camera name="top" pos="{place}" '
+        f'fovy="{FOVY}"/>{geoms}</worldbody></mujoco>'
     )
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -60,8 +61,9 @@ def test_cast_hits_a_sphere_and_a_box_where_geometry_says() -> None:
     box = np.array([-0.3, -0.4, 0.2])
     half = np.array([0.2, 0.1, 0.15])
     model, data = scene(
-        f'<geom name="ball" type="sphere" size="0.22" pos="{ball[0]} {ball[1]} {ball[2]}"/>'
-        f'<geom name="box" type="box" size="{half[0]} {half[1]} {half[2]}" pos="{box[0]} {box[1]} {box[2]}"/>'
+        f'<geom name="ball" type="sphere" size="0.22" pos="{ball[0]} {ball[1]} {ball[2]}"/><geom '
+        f'name="box" type="box" size="{half[0]} {half[1]} {half[2]}" pos="{box[0]} {box[1]} '
+        f'{box[2]}"/>'
     )
     hit, distance = RayCamera(model, "top", HEIGHT, WIDTH).cast(data)
     expected = np.stack([sphere_distance(ball, 0.22), box_distance(box, half)])
@@ -76,10 +78,13 @@ def test_cast_hits_a_sphere_and_a_box_where_geometry_says() -> None:
 def test_cast_hits_a_small_ball_at_its_projection() -> None:
     for offset in ([0.5, 0.3, -1.2], [-0.4, 0.2, -1.0], [0.1, -0.45, -1.1]):
         point = CAMERA + offset
-        model, data = scene(f'<geom type="sphere" size="0.05" pos="{point[0]} {point[1]} {point[2]}"/>')
+        model, data = scene(
+            f'<geom type="sphere" size="0.05" pos="{point[0]} {point[1]} {point[2]}"/>'
+        )
         hit, _ = RayCamera(model, "top", HEIGHT, WIDTH).cast(data)
         focal = HEIGHT / 2 / np.tan(np.radians(FOVY / 2))
-        column = WIDTH / 2 + focal * offset[0] / -offset[2]  # in pixel edges: the first pixel is 0..1
+        # in pixel edges: the first pixel is 0..1
+        column = WIDTH / 2 + focal * offset[0] / -offset[2]
         row = HEIGHT / 2 - focal * offset[1] / -offset[2]
         rows, columns = np.nonzero(hit >= 0)
         assert abs(columns.mean() + 0.5 - column) < 0.5
@@ -87,7 +92,9 @@ def test_cast_hits_a_small_ball_at_its_projection() -> None:
 
 
 def test_render_shades_faces_by_their_true_normals() -> None:
-    """Over the inside of a box's top the brightness is that of a horizontal plane; sky where nothing is hit."""
+    """Over the inside of a box's top the brightness is that of a horizontal plane; sky where
+    nothing is hit.
+    """
     model, data = scene('<geom type="box" size="0.3 0.3 0.1" rgba="0.2 0.6 0.8 1"/>')
     camera = RayCamera(model, "top", HEIGHT, WIDTH)
     image, (hit, _) = camera.render(data), camera.cast(data)
@@ -96,10 +103,14 @@ def test_render_shades_faces_by_their_true_normals() -> None:
     assert image.dtype == np.uint8
     assert image.shape == (HEIGHT, WIDTH, 3)
     assert (floor == floor[0, 0]).all()
-    top = np.isclose(box_distance(np.zeros(3), np.array([0.3, 0.3, 0.1])) * directions()[..., 2], -1.9)
+    top = np.isclose(
+        box_distance(np.zeros(3), np.array([0.3, 0.3, 0.1])) * directions()[..., 2], -1.9
+    )
     assert top.sum() > 100
     assert (np.abs(image[top].astype(int) - floor[0, 0]) <= 1).all()
-    np.testing.assert_array_equal(image[hit < 0], np.broadcast_to(SKY.astype(np.uint8), image[hit < 0].shape))
+    np.testing.assert_array_equal(
+        image[hit < 0], np.broadcast_to(SKY.astype(np.uint8), image[hit < 0].shape)
+    )
 
 
 def test_render_makes_a_ball_brighter_on_the_side_of_the_light() -> None:
@@ -114,7 +125,8 @@ def test_render_makes_a_ball_brighter_on_the_side_of_the_light() -> None:
 
 def test_render_uses_the_material_of_a_geom_without_color() -> None:
     model, data = scene(
-        '<geom type="plane" size="9 9 1" material="paint"/>', '<asset><material name="paint" rgba="1 0 0 1"/></asset>'
+        '<geom type="plane" size="9 9 1" material="paint"/>',
+        '<asset><material name="paint" rgba="1 0 0 1"/></asset>',
     )
     red, green, blue = RayCamera(model, "top", HEIGHT, WIDTH).render(data)[10, 10]
     assert red > 150
@@ -123,10 +135,13 @@ def test_render_uses_the_material_of_a_geom_without_color() -> None:
 
 def test_cast_sees_the_selected_groups_only() -> None:
     model, data = scene(
-        '<geom type="sphere" size="0.5" pos="0 0 1" group="3"/><geom name="floor" type="plane" size="9 9 1"/>'
+        '<geom type="sphere" size="0.5" pos="0 0 1" group="3"/><geom name="floor" type="plane" '
+        'size="9 9 1"/>'
     )
     assert set(np.unique(RayCamera(model, "top", HEIGHT, WIDTH).cast(data)[0])) == {0, 1}
-    assert set(np.unique(RayCamera(model, "top", HEIGHT, WIDTH, groups=(0, 1, 2)).cast(data)[0])) == {1}
+    assert set(
+        np.unique(RayCamera(model, "top", HEIGHT, WIDTH, groups=(0, 1, 2)).cast(data)[0])
+    ) == {1}
 
 
 def test_ray_camera_names_an_unknown_camera() -> None:
@@ -136,12 +151,15 @@ def test_ray_camera_names_an_unknown_camera() -> None:
 
 
 def test_fixed_camera_casts_the_same_as_a_moving_one() -> None:
-    """A fixed camera casts rays near solid bodies only; a camera on a moving body casts them all."""
+    """A fixed camera casts rays near solid bodies only; a camera on a moving body casts them
+    all.
+    """
     place = " ".join(map(str, CAMERA))
     bodies = (
-        '<geom type="plane" size="0.6 5 1"/><geom type="plane" pos="0 0 -1" size="9 9 1" rgba="1 0 0 1"/>'
-        '<geom type="box" size="0.02 0.9 0.02" pos="0.3 0 0.3" euler="0 0 30"/>'
-        '<geom type="box" size="1.5 0.02 1.5" pos="0 -0.9 1"/>'  # the camera is inside its bounding sphere
+        '<geom type="plane" size="0.6 5 1"/><geom type="plane" pos="0 0 -1" size="9 9 1" rgba="1 0 '
+        '0 1"/><geom type="box" size="0.02 0.9 0.02" pos="0.3 0 0.3" euler="0 0 30"/>'
+        # the camera is inside its bounding sphere
+        '<geom type="box" size="1.5 0.02 1.5" pos="0 -0.9 1"/>'
         '<geom type="sphere" size="0.4" pos="0 0 0.9" rgba="1 1 1 0"/>'  # invisible
         '<body name="ball"><freejoint/><geom type="sphere" size="0.1"/></body>'
         f'<body pos="{place}"><freejoint/><inertial mass="1" diaginertia="1 1 1" pos="0 0 0"/>'

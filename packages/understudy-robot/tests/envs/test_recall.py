@@ -1,4 +1,6 @@
-"""The table that needs memory: the lit pad shows for one second, decides success, and leaves no other trace."""
+"""The table that needs memory: the lit pad shows for one second, decides success, and leaves no
+other trace.
+"""
 
 import itertools
 from dataclasses import dataclass
@@ -74,7 +76,9 @@ def test_the_pad_shows_for_one_second_and_leaves_no_trace(env: RecallEnv) -> Non
 
 
 def test_scenes_give_no_hint_of_the_pad() -> None:
-    """Pad, first step and start are independent: counts over 4,000 scenes stay within 5 standard deviations."""
+    """Pad, first step and start are independent: counts over 4,000 scenes stay within 5 standard
+    deviations.
+    """
     scenes = [layout(seed) for seed in range(4000)]
     pads = np.array([lit for lit, _, _ in scenes])
     late = np.array([go - LIT - WAIT[0] for _, go, _ in scenes])
@@ -82,7 +86,9 @@ def test_scenes_give_no_hint_of_the_pad() -> None:
     assert set(late) == set(range(WAIT[1] - WAIT[0] + 1))
     assert max(np.abs(hand).max() for _, _, hand in scenes) <= START
     for other in (late, corner):
-        counts = np.array([[np.sum((pads == pad) & (other == value)) for value in set(other)] for pad in range(4)])
+        counts = np.array(
+            [[np.sum((pads == pad) & (other == value)) for value in set(other)] for pad in range(4)]
+        )
         expected = len(scenes) / counts.size
         assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
 
@@ -126,7 +132,9 @@ class Sight:
 
 
 class Witness:
-    """A policy that moves to the pad that it sees lit, in any of its frames; to the first where it sees none."""
+    """A policy that moves to the pad that it sees lit, in any of its frames; to the first where it
+    sees none.
+    """
 
     def __init__(self, image_times: tuple[float, ...] = ()) -> None:
         self.config = Sight(image_times=image_times)
@@ -137,22 +145,31 @@ class Witness:
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         images = batch[TOP]
         places = ((PADS / LIMIT * [1, -1] + 1) * SIZE / 2).astype(int)
         frames = images if images.ndim == 5 else images[:, None]
         red = frames[:, :, 0, places[:, 1], places[:, 0]].amax(dim=1)  # [B, pads]
-        found = [move_to(hand.numpy(), pad) for hand, pad in zip(batch[STATE], red.int().argmax(dim=1).tolist())]
+        found = [
+            move_to(hand.numpy(), pad)
+            for hand, pad in zip(batch[STATE], red.int().argmax(dim=1).tolist())
+        ]
         return torch.from_numpy(np.stack(found))[:, None]
 
 
 def test_five_frames_a_second_apart_remember_the_pad() -> None:
-    """The windows of a rollout hold the lit pad at every step in which the hand moves; the present does not."""
+    """The windows of a rollout hold the lit pad at every step in which the hand moves; the present
+    does not.
+    """
     envs = [RecallEnv(size=SIZE) for _ in range(4)]
     recalled = rollout(Witness((-5.0, -4.0, -3.0, -2.0, -1.0, 0.0)), envs, 40, execute=1)
     assert recalled.successes == 40
     forgot = rollout(Witness(), envs, 40, execute=1)
-    assert [episode.success for episode in forgot.episodes] == [layout(e.seed)[0] == 0 for e in forgot.episodes]
+    assert [episode.success for episode in forgot.episodes] == [
+        layout(e.seed)[0] == 0 for e in forgot.episodes
+    ]
     assert {episode.taken for episode in forgot.episodes} == {TASK, WRONG}
 
 

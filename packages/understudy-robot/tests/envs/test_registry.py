@@ -1,4 +1,6 @@
-"""The environment protocol, environments by name, and layouts that recording and evaluation never share."""
+"""The environment protocol, environments by name, and layouts that recording and evaluation never
+share.
+"""
 
 import sys
 
@@ -14,7 +16,9 @@ from understudy_robot.testing.envs import check_env
 
 pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
-KEY = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.integers(0, 63), st.booleans())
+KEY = st.tuples(
+    st.integers(0, 2**32 - 1), st.integers(0, 2**24 - 1), st.integers(0, 63), st.booleans()
+)
 
 
 @given(KEY, KEY)
@@ -36,7 +40,9 @@ def test_layout_seed_belongs_to_one_episode_of_one_split(one: tuple, two: tuple)
         (0, 0, 64, "attempt=64"),
     ],
 )
-def test_layout_seed_refuses_values_out_of_range(seed: int, episode: int, attempt: int, named: str) -> None:
+def test_layout_seed_refuses_values_out_of_range(
+    seed: int, episode: int, attempt: int, named: str
+) -> None:
     with refused(named, kind=ValueError):
         layout_seed(seed, episode, attempt=attempt)
 
@@ -86,13 +92,17 @@ def test_open_env_names_an_unknown_argument(arguments: dict, words: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "extra"), [("tabletop", "mujoco", "demo"), ("metaworld", "metaworld", "sim")]
+    ("name", "package", "extra"),
+    [("tabletop", "mujoco", "demo"), ("metaworld", "metaworld", "sim")],
 )
 def test_open_env_names_the_extra_of_a_missing_package(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     for module in list(sys.modules):
-        if module.startswith(("understudy_robot.envs.", f"{package}.")) and module != "understudy_robot.envs.registry":
+        if (
+            module.startswith(("understudy_robot.envs.", f"{package}."))
+            and module != "understudy_robot.envs.registry"
+        ):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with refused(f"'{name}'", package, f"'understudy-robot[{extra}]'", kind=MissingExtraError):

@@ -59,11 +59,13 @@ def trajectory(seed: int, size: int = 24, steps: int = 25) -> str:
     for action in actions:
         action[:3] += np.clip((target - env.hand) / STEP, -1, 1)
         observation, _ = env.step(action)
-        digest.update(observation[IMAGE].tobytes() + observation[STATE].tobytes() + env.blocks.tobytes())
+        digest.update(
+            observation[IMAGE].tobytes() + observation[STATE].tobytes() + env.blocks.tobytes()
+        )
     return digest.hexdigest()
 
 
-# -- layouts ------------------------------------------------------------------------------------------------------
+# -- layouts ---------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -89,7 +91,9 @@ def test_a_layout_is_frozen_for_good() -> None:
     """Golden values: later releases record the same layouts."""
     centers, yaw, hand = sim.layout(12345)
     np.testing.assert_allclose(
-        centers, [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]], atol=1e-9
+        centers,
+        [[-0.1136443213, 0.088635374], [0.0506274903, -0.1245866179], [0.1206828392, 0.0521630912]],
+        atol=1e-9,
     )
     np.testing.assert_allclose(yaw, [0.250693883, 0.2528083908, 1.2855060458], atol=1e-9)
     np.testing.assert_allclose(hand, [0.0351312452, 0.0658242235, 0.1550505385], atol=1e-9)
@@ -114,7 +118,7 @@ def test_wrong_inputs_are_named(env: TabletopEnv) -> None:
         TabletopEnv(size=4)
 
 
-# -- determinism -------------------------------------------------------------------------------------------------
+# -- determinism -----------------------------------------------------------------------------------
 
 
 def test_seed_and_actions_decide_everything_in_any_process() -> None:
@@ -125,7 +129,9 @@ import numpy; numpy.random.random(100)
 from test_sim import trajectory
 trajectory(3); print(trajectory(7))
 """
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    there = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert here == there
     assert here != trajectory(8)
 
@@ -149,7 +155,7 @@ def test_the_three_tasks_of_a_seed_share_one_scene(env: TabletopEnv) -> None:
     assert (env.reset(12, RED)[IMAGE] != images[0]).any()
 
 
-# -- physics ------------------------------------------------------------------------------------------------------
+# -- physics ---------------------------------------------------------------------------------------
 
 
 def test_blocks_lie_still_until_they_are_taken(env: TabletopEnv) -> None:
@@ -203,17 +209,23 @@ def test_the_first_block_up_ends_the_episode(env: TabletopEnv, lifted: str) -> N
     move_to(env, env.blocks[COLORS.index(lifted)], grip=1)
     for _ in range(12):
         _, outcome = env.step(np.array([0, 0, 1, 1]))
-        assert outcome.done == (env.blocks[:, 2].max() > sim.LIFTED) == (outcome.completed_task is not None)
+        assert (
+            outcome.done
+            == (env.blocks[:, 2].max() > sim.LIFTED)
+            == (outcome.completed_task is not None)
+        )
         if outcome.done:
             break
     assert outcome.completed_task == TASKS[lifted]
 
 
-# -- the expert ---------------------------------------------------------------------------------------------------
+# -- the expert ------------------------------------------------------------------------------------
 
 
 def play(env: TabletopEnv, noise: np.ndarray) -> tuple[bool, int]:
-    """Run the expert under `noise` (steps, 4) until the episode ends; whether it succeeded, and in how many steps."""
+    """Run the expert under `noise` (steps, 4) until the episode ends; whether it succeeded, and in
+    how many steps.
+    """
     for step in range(MAX_STEPS):
         action = env.expert()
         assert action.dtype == np.float32
@@ -230,7 +242,9 @@ def test_the_expert_succeeds_under_its_own_noise() -> None:
     results = []
     for seed in range(150):
         env.reset(seed, TASKS[COLORS[seed % 3]])
-        results.append(play(env, np.random.Generator(np.random.PCG64(seed)).normal(0, NOISE, (MAX_STEPS, 4))))
+        results.append(
+            play(env, np.random.Generator(np.random.PCG64(seed)).normal(0, NOISE, (MAX_STEPS, 4)))
+        )
     successes, steps = zip(*results)
     assert sum(successes) >= 147  # 98 %
     assert np.mean(steps) < 30  # and wastes no time: a meandering expert teaches meandering
@@ -259,7 +273,7 @@ def test_the_expert_has_no_memory_and_recovers(env: TabletopEnv) -> None:
     assert play(env, np.zeros((MAX_STEPS, 4)))[0]
 
 
-# -- images -----------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 def test_every_block_shows_in_its_color_where_it_lies() -> None:
@@ -281,13 +295,17 @@ def test_every_block_shows_in_its_color_where_it_lies() -> None:
 def test_the_grip_shows() -> None:
     env = TabletopEnv(size=64)
     env.reset(0, RED)
-    opened, closed, again = (env.step(np.array([0, 0, 0, grip]))[0][IMAGE].astype(int) for grip in (-1, 1, -1))
+    opened, closed, again = (
+        env.step(np.array([0, 0, 0, grip]))[0][IMAGE].astype(int) for grip in (-1, 1, -1)
+    )
     assert np.abs(opened - closed).max() > 50
     assert np.abs(opened - again).max() < 5  # (blocks settle by micrometres)
 
 
 def test_rays_in_bulk_hit_what_single_rays_hit() -> None:
-    """`mj_multiRay` of this release drops parts of large boxes; this scene must hold nothing that it gets wrong."""
+    """`mj_multiRay` of this release drops parts of large boxes; this scene must hold nothing that
+    it gets wrong.
+    """
     env = TabletopEnv(size=40)
     camera = env._camera
     for seed in range(4):

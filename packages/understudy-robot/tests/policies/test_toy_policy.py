@@ -1,4 +1,6 @@
-"""A policy of another package: behaviour cloning by regression, registered by an entry point, used by everything."""
+"""A policy of another package: behaviour cloning by regression, registered by an entry point, used
+by everything.
+"""
 
 import json
 import sys
@@ -31,7 +33,7 @@ from understudy_kit.config.schema import load, plain, validate
 from understudy_robot.envs.env import Outcome, vector_feature
 from understudy_robot.rollout.play import rollout
 
-# -- the policy -------------------------------------------------------------------------------------------------------
+# -- the policy ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +50,16 @@ class ToyConfig(ToySettings, PolicyConfig):
 
 
 class ToyPolicy(Policy):
-    """Two linear layers from state and mean color to the chunk of actions, trained by squared error."""
+    """Two linear layers from state and mean color to the chunk of actions, trained by squared
+    error.
+    """
 
     def __init__(self, config: ToyConfig, normalization: Any) -> None:
         super().__init__()
         self.config = config
-        self.normalizer = Normalizer(normalization, {ACTION: config.action_dim, STATE: config.state_dim})
+        self.normalizer = Normalizer(
+            normalization, {ACTION: config.action_dim, STATE: config.state_dim}
+        )
         self.hidden = nn.Linear(config.state_dim + 3 * len(config.cameras), config.hidden)
         self.out = nn.Linear(config.hidden, config.chunk * config.action_dim)
 
@@ -65,12 +71,20 @@ class ToyPolicy(Policy):
         return {**batch, "words": torch.tensor([len(text.split()) for text in batch["task"]])}
 
     def counts(self, batch: Any, draws: Any) -> dict[str, Tensor]:
-        return {"regression": valid_elements(batch["action_is_pad"], 1, self.config.action_dim).sum()}
+        return {
+            "regression": valid_elements(batch["action_is_pad"], 1, self.config.action_dim).sum()
+        }
 
-    def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
+    def losses(
+        self, batch: Any, draws: Any, terms: Any = None, detail: bool = False
+    ) -> dict[str, Loss]:
         predicted = self._predict(batch)
         target = self.normalizer.actions(batch)
-        return {"regression": masked_squared_error(predicted[:, None], target[:, None], batch["action_is_pad"])}
+        return {
+            "regression": masked_squared_error(
+                predicted[:, None], target[:, None], batch["action_is_pad"]
+            )
+        }
 
     @torch.no_grad()
     def act(self, batch: Any, draws: Any, steps: int = 10, mode: str = "policy") -> Tensor:
@@ -83,12 +97,14 @@ class ToyPolicy(Policy):
         assert len(batch["words"]) == len(batch["task"])  # `preprocess` ran
         colors = [batch[camera].float().mean(dim=(2, 3)) / 255 for camera in self.config.cameras]
         x = torch.cat([self.normalizer.states(batch, batch[STATE]), *colors], dim=1)
-        return self.out(torch.relu(self.hidden(x))).view(-1, self.config.chunk, self.config.action_dim)
+        return self.out(torch.relu(self.hidden(x))).view(
+            -1, self.config.chunk, self.config.action_dim
+        )
 
 
 TOY = PolicyType(ToySettings, ToyConfig, ToyPolicy)
 
-# -- its use ----------------------------------------------------------------------------------------------------------
+# -- its use ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +167,9 @@ COUNT = torch.full((4,), 6)
         (SUM, "[4]"),
     ],
 )
-def test_losses_of_a_wrong_form_are_named(returned: Any, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_a_wrong_form_are_named(
+    returned: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = ToyPolicy.__new__(ToyPolicy)
     monkeypatch.setattr(ToyPolicy, "losses", lambda *_, **__: returned)
     with pytest.raises(ConfigError) as error:
@@ -169,7 +187,9 @@ def test_a_mode_trains_the_terms_of_own_policies(installed: None) -> None:
     assert describe_modes("joint", shares)  # flow and dynamics
 
 
-def test_settings_of_another_type_are_read_written_and_checked(installed: None, tmp_path: Path) -> None:
+def test_settings_of_another_type_are_read_written_and_checked(
+    installed: None, tmp_path: Path
+) -> None:
     read = validate(TrainConfig, {"policy": {"type": "toy", "hidden": 4}})
     assert read.policy == ToySettings(hidden=4)
     (tmp_path / "c.json").write_text(json.dumps(plain(read)))
@@ -202,7 +222,16 @@ def decay_field(made: TrainConfig) -> str:
 
 
 def test_command_line_trains_another_policy(installed: None, data: Path, tmp_path: Path) -> None:
-    asked = ["--data.root", str(data), "--steps", "2", "--policy.type", "toy", "--policy.hidden", "4"]
+    asked = [
+        "--data.root",
+        str(data),
+        "--steps",
+        "2",
+        "--policy.type",
+        "toy",
+        "--policy.hidden",
+        "4",
+    ]
     assert main(["train", *asked, "--output-dir", str(tmp_path / "r"), "--val.every", "0"]) == 0
     assert load_policy(tmp_path / "r").config.hidden == 4
 
@@ -211,7 +240,10 @@ def test_export_and_init_from_another_policy(trained: Path, data: Path, tmp_path
     assert main(["export", str(trained), "--output-dir", str(tmp_path / "export")]) == 0
     for file in ("config.json", "normalisation.json", "model.safetensors"):
         assert (tmp_path / "export" / file).read_bytes() == (trained / "policy" / file).read_bytes()
-    assert run.train(config(data, tmp_path / "next", steps=1, init_from=str(tmp_path / "export"))) == run.DONE
+    assert (
+        run.train(config(data, tmp_path / "next", steps=1, init_from=str(tmp_path / "export")))
+        == run.DONE
+    )
     other = tiny_config(data, tmp_path / "flow", init_from=str(tmp_path / "export"))
     with pytest.raises(ConfigError, match="type"):
         run.train(other)
@@ -224,10 +256,18 @@ def test_load_policy_acts_without_the_run(trained: Path, tmp_path: Path) -> None
     policy = load_policy(tmp_path / "robot")
     (camera,) = policy.metadata["cameras"]
     size = policy.config.state_dim
-    observation = {STATE: np.zeros(size, np.float32), camera: np.zeros((24, 32, 3), np.uint8), "task": "pick"}
+    observation = {
+        STATE: np.zeros(size, np.float32),
+        camera: np.zeros((24, 32, 3), np.uint8),
+        "task": "pick",
+    }
     actions = policy.act(observation)
     assert actions.shape == (3, policy.action_dim) == (3, len(policy.metadata["action_names"]))
-    batch = {STATE: np.zeros((2, size)), camera: torch.zeros(2, 3, 24, 32, dtype=torch.uint8), "task": ["pick", "put"]}
+    batch = {
+        STATE: np.zeros((2, size)),
+        camera: torch.zeros(2, 3, 24, 32, dtype=torch.uint8),
+        "task": ["pick", "put"],
+    }
     np.testing.assert_allclose(policy.act(batch)[0], actions, rtol=1e-5)
     with pytest.raises(ValueError, match=camera):
         policy.act({key: value for key, value in observation.items() if key != camera})
@@ -249,7 +289,10 @@ class Reacher:
     noise = 0.1
     tasks = ("reach",)
     conditions: ClassVar[dict[str, str]] = {}
-    features: ClassVar[dict[str, Any]] = {STATE: vector_feature(["x", "y"]), ACTION: vector_feature(["dx", "dy"])}
+    features: ClassVar[dict[str, Any]] = {
+        STATE: vector_feature(["x", "y"]),
+        ACTION: vector_feature(["dx", "dy"]),
+    }
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         self.place = np.zeros(2, np.float32)
@@ -273,7 +316,7 @@ def test_rollout_plays_another_policy(installed: None) -> None:
     assert [episode.steps for episode in result.episodes] == [env.max_steps] * 2
 
 
-# -- one loss per batch -----------------------------------------------------------------------------------------------
+# -- one loss per batch ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -299,15 +342,22 @@ def test_policy_with_a_loss_per_batch_trains_as_with_losses_per_sample(
     validations = [text for text in messages if text.startswith("validation at")]
     assert validations
     assert all("one loss per batch" in text for text in validations)
-    assert [text for text in messages if "one loss per batch" in text and text not in validations]  # at the start
+    # at the start
+    assert [text for text in messages if "one loss per batch" in text and text not in validations]
     for kind in ("train", "val"):
-        expected, found = ([record["loss"] for record in series(out, kind)] for out in (trained, tmp_path / "r"))
+        expected, found = (
+            [record["loss"] for record in series(out, kind)] for out in (trained, tmp_path / "r")
+        )
         assert found == pytest.approx(expected, rel=1e-3)
     last = series(tmp_path / "r", "val")[-1]
     before = series(trained, "val")[-1]
     assert last["scalar"]
     assert [list(last[kind]) for kind in ("heads", "sources", "tasks")] == [["all"]] * 3
-    assert (last["samples"], last["elements"], last["se"]) == (before["samples"], before["elements"], None)
+    assert (last["samples"], last["elements"], last["se"]) == (
+        before["samples"],
+        before["elements"],
+        None,
+    )
     assert len(format_validation(last)) < len(format_validation(before))
     assert write_report(tmp_path / "r").exists()
 
@@ -319,20 +369,33 @@ def test_settings_that_need_losses_per_sample_are_refused(
         run.train(config(data, tmp_path / "best", checkpoint={"keep_best": "macro"}))
     made = config(data, tmp_path / "weighted")
     with refused("scalar_losses", "order", kind=ConfigError):
-        run.train(replace(made, data=replace(made.data, frame_weights="index", frame_weights_in="loss")))
+        run.train(
+            replace(made, data=replace(made.data, frame_weights="index", frame_weights_in="loss"))
+        )
 
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_losses_of_another_form_than_declared_are_refused(
-    installed: None, scalar: None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: bool
+    installed: None,
+    scalar: None,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    declared: bool,
 ) -> None:
     monkeypatch.setattr(ToyPolicy, "scalar_losses", declared)
     if declared:
         monkeypatch.setattr(
-            ToyPolicy, "losses", lambda self, batch, *_, **__: {"regression": torch.ones(len(batch["task"]))}
+            ToyPolicy,
+            "losses",
+            lambda self, batch, *_, **__: {"regression": torch.ones(len(batch["task"]))},
         )
     else:
-        monkeypatch.setattr(ToyPolicy, "counts", lambda self, batch, _: {"regression": torch.ones(len(batch["task"]))})
+        monkeypatch.setattr(
+            ToyPolicy,
+            "counts",
+            lambda self, batch, _: {"regression": torch.ones(len(batch["task"]))},
+        )
     with refused("ToyPolicy", "'regression'", "scalar_losses", kind=ConfigError):
         run.train(config(data, tmp_path / "r", steps=1))
 

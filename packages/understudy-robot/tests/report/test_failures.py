@@ -1,4 +1,6 @@
-"""Failed episodes of rollouts, in files of the program: each fact with its number, episode and step."""
+"""Failed episodes of rollouts, in files of the program: each fact with its number, episode and
+step.
+"""
 
 import json
 from collections.abc import Callable
@@ -28,21 +30,33 @@ EPISODES = 30
 STATE = "joints"
 
 
-def played(folder: Path, failed: set[int], change: Callable[[int, np.ndarray], np.ndarray] | None = None) -> Path:
-    """Write the result and the trace of a rollout; `change` alters the states [T, 7] of an episode."""
+def played(
+    folder: Path, failed: set[int], change: Callable[[int, np.ndarray], np.ndarray] | None = None
+) -> Path:
+    """Write the result and the trace of a rollout; `change` alters the states [T, 7] of an
+    episode.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     episodes = tuple(
         Episode(n, n, "a", "a", None if n in failed else "a", STEPS if n in failed else STEPS // 2)
         for n in range(EPISODES)
     )
-    trace = write_result(RolloutResult("world", 0, {}, False, episodes, {}, 10.0), folder).with_suffix(".jsonl")
+    trace = write_result(
+        RolloutResult("world", 0, {}, False, episodes, {}, 10.0), folder
+    ).with_suffix(".jsonl")
     writer = TraceWriter(trace, replace(arm_contract(), provenance={"step": 100}), "arm")
     for episode in range(EPISODES):
         seen = arm_observations(STEPS // CHUNK, episode)
         states = np.stack([observation[STATE] for observation in seen])
         states = states if change is None else change(episode, states)
         for number, state in enumerate(states):
-            writer.add("environment 0", number * CHUNK, {STATE: state}, np.zeros((CHUNK, 7)), episode=episode)
+            writer.add(
+                "environment 0",
+                number * CHUNK,
+                {STATE: state},
+                np.zeros((CHUNK, 7)),
+                episode=episode,
+            )
     writer.close()
     return trace
 
@@ -71,7 +85,8 @@ def test_the_first_state_outside_training_is_named(tmp_path: Path) -> None:
     found = reasons(played(tmp_path / "some", FAILED, leave))
     reason = found["outside training"]
     assert (reason.value, reason.successes, reason.episode, reason.step) == (26, 0, 1, 5 * CHUNK)
-    everywhere = played(tmp_path / "all", FAILED, lambda _, states: states + 50.0)  # successful episodes, too
+    # successful episodes, too
+    everywhere = played(tmp_path / "all", FAILED, lambda _, states: states + 50.0)
     assert "outside training" not in reasons(everywhere)
     assert "outside training" not in reasons(played(tmp_path / "sound", FAILED))
     assert reasons(played(tmp_path / "well", set(), leave)) == {}
@@ -95,7 +110,11 @@ def test_outcomes_name_errors_other_tasks_and_the_task_that_fails(tmp_path: Path
     diagnosis = diagnose(trace)
     found = {reason.kind: reason for reason in failure_reasons(episodes, diagnosis)}
     assert (found["error"].value, found["error"].episode, found["error"].step) == (1, 5, 15)
-    assert (found["other task"].value, found["other task"].episode, found["other task"].step) == (15, 0, 10)
+    assert (found["other task"].value, found["other task"].episode, found["other task"].step) == (
+        15,
+        0,
+        10,
+    )
     assert (found["task"].value, found["task"].successes, found["task"].episode) == (15, 0, 0)
 
 
@@ -108,13 +127,17 @@ def with_losses(run: Path, training: float, validation: dict[int, float]) -> Non
     (run / "metrics.jsonl").unlink(missing_ok=True)
     file = MetricsFile(run / "metrics.jsonl")
     last = max(validation)
-    records: list[dict[str, Any]] = [{"kind": "train", "step": step, "loss": training} for step in range(1, last + 1)]
+    records: list[dict[str, Any]] = [
+        {"kind": "train", "step": step, "loss": training} for step in range(1, last + 1)
+    ]
     records += [{"kind": "val", "step": step, "loss": loss} for step, loss in validation.items()]
     file.write(sorted(records, key=lambda record: record["step"]))
     file.close()
 
 
-def test_an_overfitted_run_is_named_first_with_its_ratio(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_overfitted_run_is_named_first_with_its_ratio(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = played(trained / "rollouts", FAILED)
     with_losses(trained, 0.03, {50: 2.0, 100: 3.3})
     found = reasons(trace, trained)
@@ -131,16 +154,21 @@ def test_an_overfitted_run_is_named_first_with_its_ratio(trained: Path, capsys: 
     (trained / "order.json").rename(trained / "order.lost")  # a page is still useful
     assert list(reasons(trace, trained)) == list(found)
     (trained / "order.lost").rename(trained / "order.json")
-    with_losses(trained, 1.0, {50: OVERFIT - 0.1, 100: OVERFIT - 0.1})  # generalizes, and the last is the best
+    # generalizes, and the last is the best
+    with_losses(trained, 1.0, {50: OVERFIT - 0.1, 100: OVERFIT - 0.1})
     assert not {"overfit", "not the best"} & set(reasons(trace, trained))
 
 
-def test_a_successful_rollout_of_an_overfitted_run_has_no_reason(trained: Path, tmp_path: Path) -> None:
+def test_a_successful_rollout_of_an_overfitted_run_has_no_reason(
+    trained: Path, tmp_path: Path
+) -> None:
     with_losses(trained, 0.03, {50: 2.0, 100: 3.3})
     assert reasons(played(tmp_path, set()), trained) == {}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"episodes": 3}', '{"episodes": [{}]}', '{"episodes": [[]]}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"episodes": 3}', '{"episodes": [{}]}', '{"episodes": [[]]}']
+)
 def test_a_file_that_is_no_result_is_refused(content: str, tmp_path: Path) -> None:
     trace = played(tmp_path, FAILED)
     path = trace.with_suffix(".json")

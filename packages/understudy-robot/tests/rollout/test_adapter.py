@@ -1,4 +1,6 @@
-"""A policy is connected to a world by the record of its run: keys, cameras, widths and the norm head."""
+"""A policy is connected to a world by the record of its run: keys, cameras, widths and the norm
+head.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,10 +21,15 @@ from understudy_robot.rollout.play import rollout
 
 FRONT = "observation.images.front"
 WRIST = "observation.images.wrist"
-ARM = SourceConfig(root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST})
+ARM = SourceConfig(
+    root="arm", state="observation.joints", cameras={FRONT: "observation.images.cam0", WRIST: WRIST}
+)
 HAND = SourceConfig(root="hand", cameras={WRIST: "observation.images.palm"})
 POLICY = {"cameras": [FRONT, WRIST], "state_dim": 5, "action_dim": 4, "picture": [8, 8]}
-NORM = {"heads": ["arm::joint", "hand::joint"], "dims": {"action": [4, 2], "observation.state": [5, 3]}}
+NORM = {
+    "heads": ["arm::joint", "hand::joint"],
+    "dims": {"action": [4, 2], "observation.state": [5, 3]},
+}
 SOURCES = [{"name": "arm", "head": "arm::joint"}, {"name": "hand", "head": "hand::joint"}]
 FROZEN = {"policy": POLICY, "normalisation": NORM, "sources": SOURCES}
 
@@ -60,7 +67,9 @@ class Room:
 
     def _seen(self) -> dict[str, np.ndarray]:
         return {
-            key: np.full(f["shape"], 7 + len(self.done), np.uint8 if f["dtype"] == "video" else np.float32)
+            key: np.full(
+                f["shape"], 7 + len(self.done), np.uint8 if f["dtype"] == "video" else np.float32
+            )
             for key, f in self.features.items()
             if key != "action"
         }
@@ -93,7 +102,9 @@ class Watcher(Noisy):
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         self.batches.append(batch)
         return draws["noise"]
 
@@ -153,7 +164,10 @@ def test_the_other_robot_lacks_nothing_and_is_told_so_too() -> None:
     wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="arm"))
     assert wired.names == {"observation.state": "observation.joints", **ARM.cameras}
     assert (wired.missing, wired.missable, wired.head, wired.action_dim) == ((), (FRONT,), 0, 4)
-    seen = {own: np.zeros((8, 8, 3) if "images" in own else 5, np.float32) for own in wired.names.values()}
+    seen = {
+        own: np.zeros((8, 8, 3) if "images" in own else 5, np.float32)
+        for own in wired.names.values()
+    }
     assert wired.batch([seen], ["x"])[f"{FRONT}_is_missing"].tolist() == [False]
 
 
@@ -162,12 +176,18 @@ def test_sources_that_differ_need_a_name_and_equal_ones_do_not() -> None:
         make_adapter(mixed(ARM, HAND), FROZEN, Play())
     with refused("source", "'foot'", "arm, hand", kind=ConfigError):
         make_adapter(mixed(ARM, HAND), FROZEN, Play(source="foot"))
-    one_head = {**FROZEN, "normalisation": {"heads": ["arm::joint"]}, "sources": [SOURCES[0], SOURCES[0]]}
+    one_head = {
+        **FROZEN,
+        "normalisation": {"heads": ["arm::joint"]},
+        "sources": [SOURCES[0], SOURCES[0]],
+    }
     wired = make_adapter(mixed(ARM, replace(ARM, root="again")), one_head, Play())
     assert (wired.head, wired.missable, wired.action_dim) == (None, (), 4)
     # The same keys, but not the same robot: which numbers would come out?
     two = {**FROZEN, "sources": SOURCES}
-    with refused("source", ", ".join(mixed(ARM, replace(ARM, root="again")).names()), kind=ConfigError):
+    with refused(
+        "source", ", ".join(mixed(ARM, replace(ARM, root="again")).names()), kind=ConfigError
+    ):
         make_adapter(mixed(ARM, replace(ARM, root="again")), two, Play())
 
 
@@ -181,7 +201,10 @@ def test_flat_settings_are_one_source_and_a_key_may_be_named() -> None:
     frozen = {"policy": {**POLICY, "cameras": []}, "normalisation": {"action": {}}}
     data = DataConfig(root="d", state="observation.environment_state")
     assert make_adapter(data, frozen, Play()) == EnvAdapter(
-        {"observation.state": "observation.environment_state"}, image_size=(8, 8), state_dim=5, action_dim=4
+        {"observation.state": "observation.environment_state"},
+        image_size=(8, 8),
+        state_dim=5,
+        action_dim=4,
     )
     assert make_adapter(data, frozen, Play(state="observation.joints")).names == {
         "observation.state": "observation.joints"
@@ -219,6 +242,11 @@ def test_a_source_without_named_cameras_has_those_of_its_dataset() -> None:
 
 def test_a_camera_that_a_dataset_lacks_is_missing_also_where_none_is_named() -> None:
     """The run wrote down which ones each source has."""
-    frozen = {**FROZEN, "sources": [{**SOURCES[0], "cameras": [FRONT, WRIST]}, {**SOURCES[1], "cameras": [WRIST]}]}
-    wired = make_adapter(mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand"))
+    frozen = {
+        **FROZEN,
+        "sources": [{**SOURCES[0], "cameras": [FRONT, WRIST]}, {**SOURCES[1], "cameras": [WRIST]}],
+    }
+    wired = make_adapter(
+        mixed(SourceConfig(root="arm"), SourceConfig(root="hand")), frozen, Play(source="hand")
+    )
     assert (wired.cameras, wired.missing, wired.missable) == (["wrist"], (FRONT,), (FRONT,))

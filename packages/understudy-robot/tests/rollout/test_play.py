@@ -63,12 +63,16 @@ class Zero(Noisy):
 
     config = Shape(chunk=8)
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         return torch.zeros_like(draws["noise"])
 
 
 class Listener(Noisy):
-    """The scripted expert as a policy: finds the world that a row of the batch shows, and follows its instruction."""
+    """The scripted expert as a policy: finds the world that a row of the batch shows, and follows
+    its instruction.
+    """
 
     config = Shape(chunk=1)
 
@@ -77,7 +81,9 @@ class Listener(Noisy):
         self.deaf = deaf
         self.batches = []
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         rows = len(batch["task"])
         assert draws["noise"].shape == (rows, 1, 4)
         assert batch["observation.images.front"].dtype == torch.uint8
@@ -87,7 +93,11 @@ class Listener(Noisy):
         actions = []
         for row in range(rows):
             picture = batch["observation.images.front"][row].permute(1, 2, 0).numpy()
-            (world,) = [w for w in self.worlds if np.array_equal(w.hand.astype(np.float32), state(batch, row))]
+            (world,) = [
+                w
+                for w in self.worlds
+                if np.array_equal(w.hand.astype(np.float32), state(batch, row))
+            ]
             np.testing.assert_array_equal(picture, world.render())
             if not self.deaf:
                 world.color = batch["task"][row].split()[-2]
@@ -100,7 +110,9 @@ class Drift(Noisy):
 
     config = Shape(chunk=4)
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         return draws["noise"]
 
 
@@ -112,7 +124,7 @@ def worlds(count: int, **more: Any) -> list[TabletopEnv]:
     return [TabletopEnv(8, **more) for _ in range(count)]
 
 
-# -- playing ------------------------------------------------------------------------------------------------------
+# -- playing ---------------------------------------------------------------------------------------
 
 
 def test_an_expert_succeeds_and_idleness_does_not() -> None:
@@ -128,7 +140,9 @@ def test_an_expert_succeeds_and_idleness_does_not() -> None:
 class Broken(Zero):
     """Gives one lane a chunk that is not finite, from its third prediction on."""
 
-    def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+    def act(
+        self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+    ) -> torch.Tensor:
         actions = super().act(batch, draws, steps)
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls == 3:
@@ -138,12 +152,18 @@ class Broken(Zero):
 
 def test_a_chunk_that_is_not_finite_fails_its_episode_with_the_reason() -> None:
     result = rollout(Broken(), worlds(2), 3, execute=4)
-    assert [(episode.steps, "nan" in episode.error, episode.success) for episode in result.episodes] == [
+    assert [
+        (episode.steps, "nan" in episode.error, episode.success) for episode in result.episodes
+    ] == [
         (8, True, False),
         (70, False, False),
         (70, False, False),
     ]
-    assert [bool(episode["error"]) for episode in result.to_json()["episodes"]] == [True, False, False]
+    assert [bool(episode["error"]) for episode in result.to_json()["episodes"]] == [
+        True,
+        False,
+        False,
+    ]
     assert "episode 0, step 8" in result.table()
 
 
@@ -163,7 +183,9 @@ def test_swapped_text_credits_what_was_told() -> None:
 def test_layouts_are_evaluation_layouts_and_episodes_are_in_order() -> None:
     result = rollout(Zero(), worlds(2), 3, seed=5)
     assert [e.episode for e in result.episodes] == [0, 1, 2]
-    assert [e.seed for e in result.episodes] == [layout_seed(5, e, evaluation=True) for e in range(3)]
+    assert [e.seed for e in result.episodes] == [
+        layout_seed(5, e, evaluation=True) for e in range(3)
+    ]
     assert [e.steps for e in result.episodes] == [70] * 3
     assert [e.taken for e in result.episodes] == [None] * 3
 
@@ -176,7 +198,8 @@ def test_the_seed_decides_and_the_number_of_worlds_does_not() -> None:
     for episode in range(5):
         np.testing.assert_array_equal(one.films[episode], many.films[episode])
     assert any(not np.array_equal(one.films[e], other.films[e]) for e in range(5))
-    # Each prediction of an episode has its own noise: the chunks of one that predicts more often are others.
+    # Each prediction of an episode has its own noise: the chunks of one that predicts more often
+    # are others.
     often = rollout(Drift(), worlds(1), 1, seed=1, execute=1, films=1)
     np.testing.assert_array_equal(often.films[0][:2], one.films[0][:2])
     assert not np.array_equal(often.films[0][:9], one.films[0][:9])
@@ -186,7 +209,9 @@ def test_only_so_many_actions_of_a_chunk_are_executed() -> None:
     calls = []
 
     class Counting(Zero):
-        def act(self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10) -> torch.Tensor:
+        def act(
+            self, batch: dict[str, Any], draws: dict[str, torch.Tensor], steps: int = 10
+        ) -> torch.Tensor:
             calls.append(steps)
             return super().act(batch, draws, steps)
 
@@ -198,7 +223,9 @@ def test_protocol_has_the_metadata_of_the_prompts() -> None:
     lanes = worlds(1)
     names = {key: key for key in lanes[0].features if key != "action"}
     adapter = EnvAdapter(names, action_dim=4, metadata="quality: 5\nsuccess: true")
-    assert rollout(Zero(), lanes, 1, adapter=adapter).protocol[PROMPT] == "quality: 5, success: true"
+    assert (
+        rollout(Zero(), lanes, 1, adapter=adapter).protocol[PROMPT] == "quality: 5, success: true"
+    )
     assert PROMPT not in rollout(Zero(), lanes, 1).protocol
 
 
@@ -216,13 +243,14 @@ def test_what_cannot_be_played_is_told() -> None:
         rollout(Arm(), lanes, 1)
 
 
-# -- its messages -------------------------------------------------------------------------------------------------
+# -- its messages ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("successes", "count", "low", "high"),
     [
-        # Newcombe, "Two-sided confidence intervals for the single proportion", Stat. Med. 17 (1998), table I
+        # Newcombe, "Two-sided confidence intervals for the single proportion", Stat. Med. 17
+        # (1998), table I
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
@@ -239,7 +267,9 @@ def test_an_interval_holds_its_rate_and_mirrors(tried: tuple[int, int]) -> None:
     successes, count = tried
     low, high = wilson_interval(successes, count)
     assert 0 <= low <= successes / count <= high <= 1
-    assert wilson_interval(count - successes, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+    assert wilson_interval(count - successes, count) == pytest.approx(
+        (1 - high, 1 - low), abs=1e-12
+    )
 
 
 def test_nothing_tried_says_nothing() -> None:
@@ -262,7 +292,10 @@ def test_results_are_written_whole(tmp_path: Path) -> None:
     path = write_result(result(), tmp_path / "rollouts")
     content = json.loads(path.read_text())
     assert path.name == "tabletop-seed4.json"
-    assert {k: content["success"][k] for k in ("successes", "episodes")} == {"successes": 1, "episodes": 3}
+    assert {k: content["success"][k] for k in ("successes", "episodes")} == {
+        "successes": 1,
+        "episodes": 3,
+    }
     assert (content["success"]["low"], content["success"]["high"]) == wilson_interval(1, 3)
     assert content["tasks"]["a"]["successes"] == 1
     assert [e["success"] for e in content["episodes"]] == [True, False, False]
@@ -296,10 +329,12 @@ def test_the_table_ends_with_the_line_for_machines() -> None:
     assert swapped[-2:] == ["did the scene's own task instead: 1/3", "swapped-text success 1/3"]
 
 
-# -- the command --------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_plays_the_policy_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 
     config = FlowPolicyConfig(
@@ -335,14 +370,19 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
         with refused(told, kind=ConfigError):
             rollout_run(RolloutConfig(**{**vars(asked), **wrong}))
     with refused("rollouts", kind=ConfigError):
-        why(WhyConfig(paths=(str(tmp_path),)))  # the policy has no contract, so its rollouts have no trace
+        # the policy has no contract, so its rollouts have no trace
+        why(WhyConfig(paths=(str(tmp_path),)))
     stated = env_contract(TabletopEnv(16))
     slow = {"": replace(stated.robots[""], fps=3.0)}
-    write_contract(tmp_path / "policy" / "contract.json", replace(stated, robots=slow, kind="policy"))
+    write_contract(
+        tmp_path / "policy" / "contract.json", replace(stated, robots=slow, kind="policy")
+    )
     with warned("rate", kind=ContractWarning):
         rollout_run(asked)
     assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content
-    _, *rows = map(json.loads, (tmp_path / "rollouts" / "tabletop-seed0.jsonl").read_text().splitlines())
+    _, *rows = map(
+        json.loads, (tmp_path / "rollouts" / "tabletop-seed0.jsonl").read_text().splitlines()
+    )
     numbers = {(row["robot"], row["episode"]) for row in rows}
     assert numbers == {(f"environment {episode}", episode) for episode in range(3)}
     for path in (tmp_path, tmp_path / "rollouts" / "tabletop-seed0.json"):
@@ -350,7 +390,9 @@ def test_the_verb_plays_the_policy_of_a_run(tmp_path: Path, capsys: pytest.Captu
         why(WhyConfig(paths=(str(path),)))
         assert capsys.readouterr().out.startswith("rate")
     rows = (tmp_path / "rollouts" / "tabletop-seed0.jsonl").read_text().splitlines()[1:]
-    assert {json.loads(row)["robot"] for row in rows} == {f"environment {number}" for number in range(3)}
+    assert {json.loads(row)["robot"] for row in rows} == {
+        f"environment {number}" for number in range(3)
+    }
 
 
 def test_a_run_without_a_policy_is_named(tmp_path: Path) -> None:
@@ -368,17 +410,26 @@ def test_a_policy_that_never_learnt_to_act_is_not_played(tmp_path: Path) -> None
 
 
 def test_a_rollout_renders_the_size_of_the_recordings(tmp_path: Path) -> None:
-    record(RecordConfig(output_dir=str(tmp_path / "data"), episodes=2, image_size=16, tasks=("red",)))
+    record(
+        RecordConfig(output_dir=str(tmp_path / "data"), episodes=2, image_size=16, tasks=("red",))
+    )
     out = tmp_path / "run"
     val = {"every": 0}
     config = tiny_config(tmp_path / "data", out, steps=1, val=val, policy={"image_size": (8, 8)})
     assert run.train(config) == run.DONE
     asked = Play(tasks=("red",), episodes=1, num_envs=1, action_steps=3, contract="strict")
-    assert rollout_saved_policy(out / "policy", config.data, None, asked).protocol["image size"] == "16x16"
+    assert (
+        rollout_saved_policy(out / "policy", config.data, None, asked).protocol["image size"]
+        == "16x16"
+    )
     larger = replace(asked, image_size=32)
     with refused("observation.images.front", "16x16", "32x32", kind=ConfigError):
         rollout_saved_policy(out / "policy", config.data, None, larger)
     with warned("observation.images.front", "16x16", "32x32", kind=ContractWarning):
-        result = rollout_saved_policy(out / "policy", config.data, None, replace(larger, contract="warn"))
+        result = rollout_saved_policy(
+            out / "policy", config.data, None, replace(larger, contract="warn")
+        )
     assert result.protocol["image size"] == "32x32"
-    check_rollouts(replace(config, rollout=RolloutEvery(action_steps=3, every=1)), RunDir(out).read_record())
+    check_rollouts(
+        replace(config, rollout=RolloutEvery(action_steps=3, every=1)), RunDir(out).read_record()
+    )

@@ -1,4 +1,6 @@
-"""Asynchronous chunks of a local and of a served policy: without a delay the actions are those of the policy."""
+"""Asynchronous chunks of a local and of a served policy: without a delay the actions are those of
+the policy.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +26,15 @@ T = 8
 
 
 def test_a_delay_that_the_policy_was_not_trained_for_is_refused(tmp_path: Path) -> None:
-    robot = us.load_policy(write_arm_policy(tmp_path / "policy", max_delay=2), head="arm", contract="off")
-    remote = SimpleNamespace(chunk=16, metadata=describe_policy(robot, "arm", "off"))
+    robot = us.load_policy(
+        write_arm_policy(tmp_path / "policy", max_delay=2), head="arm", contract="off"
+    )
+    remote: Any = SimpleNamespace(chunk=16, metadata=describe_policy(robot, "arm", "off"))
     for policy in (robot, remote):
-        AsyncChunks(policy, execute=4, compensation="trained", delay=2).close()  # type: ignore[arg-type]
-        AsyncChunks(policy, execute=4, compensation="guided", delay=3).close()  # type: ignore[arg-type]
+        AsyncChunks(policy, execute=4, compensation="trained", delay=2).close()
+        AsyncChunks(policy, execute=4, compensation="guided", delay=3).close()
         with refused("delay", 3, 2, "max_delay", "trained", kind=ValueError):
-            AsyncChunks(policy, execute=4, compensation="trained", delay=3)  # type: ignore[arg-type]
+            AsyncChunks(policy, execute=4, compensation="trained", delay=3)
 
 
 def test_a_server_gives_the_chunks_of_a_flow_policy_up_to_its_delay(tmp_path: Path) -> None:
@@ -64,7 +68,9 @@ def test_without_a_delay_the_actions_are_those_of_the_policy_to_the_bit(tmp_path
     with AsyncChunks(robot, execute=4, delay=0) as chunks:
         chunks.reset()
         generator = torch.Generator().manual_seed(3)
-        assert np.array_equal([chunks.select_action(each, generator=generator) for each in seen], expected)
+        assert np.array_equal(
+            [chunks.select_action(each, generator=generator) for each in seen], expected
+        )
 
 
 def test_a_policy_that_cannot_continue_chunks_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -84,7 +90,9 @@ def test_a_policy_that_cannot_continue_chunks_is_refused_at_the_start(tmp_path: 
 def test_a_server_and_a_local_policy_give_the_same_chunks(
     remembering: RobotPolicy, moments: list[dict[str, Any]], compensation: Any, delay: int
 ) -> None:
-    """With a past, and with actions in execution; at delay 0 also those of the synchronous policy."""
+    """With a past, and with actions in execution; at delay 0 also those of the synchronous
+    policy.
+    """
     pytest.importorskip("websockets", reason="needs the extra serve")
     pytest.importorskip("msgpack", reason="needs the extra serve")
     from understudy_client.client import RemotePolicy
@@ -107,7 +115,9 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
             remembering.observe(observation)
 
         def act(self, observation: Mapping[str, Any], **options: Any) -> np.ndarray:
-            draws = make_draws(remembering.policy.random_spec("act"), 4, np.array([self.step]), "rollout")
+            draws = make_draws(
+                remembering.policy.random_spec("act"), 4, np.array([self.step]), "rollout"
+            )
             prepared = remembering.prepare(observation, draws=draws, **options)
             remembering.accept(prepared)
             self.step += 1
@@ -124,5 +134,7 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
             assert np.array_equal([chunks.select_action(each) for each in seen], expected)
         if not delay:
             policy.reset(seed=4)
-            assert np.array_equal([policy.select_action(each, horizon=2) for each in seen], expected)
+            assert np.array_equal(
+                [policy.select_action(each, horizon=2) for each in seen], expected
+            )
         policy.close()

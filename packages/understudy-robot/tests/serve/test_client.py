@@ -1,4 +1,6 @@
-"""`RemotePolicy`: without torch, past restarts of the server, and with the history of the local policy."""
+"""`RemotePolicy`: without torch, past restarts of the server, and with the history of the local
+policy.
+"""
 
 import json
 import subprocess
@@ -44,7 +46,8 @@ action = policy.select_action(seen)
 with us.AsyncChunks(policy, delay=0) as chunks:
     chunks.reset(seed=5)
     assert (chunks.select_action(seen) == action).all()
-packages = {name.partition(".")[0] for name in set(sys.modules) - first} - set(sys.stdlib_module_names)
+packages = {name.partition(".")[0] for name in set(sys.modules) - first}
+packages -= set(sys.stdlib_module_names)
 print(json.dumps([action.shape, sorted(packages)]))
 """
 
@@ -58,12 +61,14 @@ def test_the_client_imports_four_packages(server: PolicyServer) -> None:
         [sys.executable, "-W", "ignore", "-c", CODE, server.address],
         capture_output=True,
         text=True,
-        env={key: value for key, value in os.environ.items() if "proxy" not in key.lower()} | proxies,
+        env={key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+        | proxies,
     )
     assert done.returncode == 0, done.stderr
     shape, packages = json.loads(done.stdout)
     assert shape == [7]
-    optional = {"typing_extensions", "cython_runtime"}  # which msgspec and msgpack bring where they are installed
+    # which msgspec and msgpack bring where they are installed
+    optional = {"typing_extensions", "cython_runtime"}
     found = {name for name in packages if not name.startswith("_")} - optional
     own = {"understudy", "understudy_base", "understudy_client"}
     assert found == {"msgpack", "msgspec", "numpy", "websockets", *own}
@@ -73,8 +78,13 @@ def test_contract_command_reads_a_server_and_disconnects(
     server: PolicyServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed: list[RemotePolicy] = []
-    monkeypatch.setattr(RemotePolicy, "close", lambda policy: closed.append(policy) or RemotePolicy._drop(policy))
-    assert contract(ContractConfig(paths=(f"ws://{server.address.removeprefix('ws://')}",), json=True)) == 0
+    monkeypatch.setattr(
+        RemotePolicy, "close", lambda policy: closed.append(policy) or RemotePolicy._drop(policy)
+    )
+    assert (
+        contract(ContractConfig(paths=(f"ws://{server.address.removeprefix('ws://')}",), json=True))
+        == 0
+    )
     assert list(json.loads(capsys.readouterr().out)["contract"]["robots"]) == ["arm"]
     assert len(closed) == 1
 
@@ -83,7 +93,9 @@ def test_the_small_server_of_the_tests_greets_as_this_one(server: PolicyServer) 
     assert set(METADATA) == set(server.metadata)
 
 
-def test_errors_have_the_types_of_the_local_policy(server: PolicyServer, seen: list[Observation]) -> None:
+def test_errors_have_the_types_of_the_local_policy(
+    server: PolicyServer, seen: list[Observation]
+) -> None:
     with RemotePolicy(server.address) as policy:
         with refused("observation.state", kind=ValueError):
             policy.act({**seen[0], "joints": np.full(7, np.inf)})
@@ -149,7 +161,7 @@ def test_a_restarted_server_is_found_again(folder: Path, seen: list[Observation]
         policy.close()
 
 
-# -- policies with a history ------------------------------------------------------------------------------------------
+# -- policies with a history -----------------------------------------------------------------------
 
 
 Moments = list[dict[str, Any]]
@@ -169,7 +181,9 @@ def local_actions(robot: RobotPolicy, observations: Moments, horizon: int) -> li
     return found[: len(observations)]
 
 
-def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy, moments: Moments) -> None:
+def test_the_past_travels_with_the_chunk_to_the_bit(
+    remembering: RobotPolicy, moments: Moments
+) -> None:
     """Also over a restart of the server, and after a reset."""
     seen = moments
     expected = local_actions(remembering, moments, 3)
@@ -189,7 +203,9 @@ def test_the_past_travels_with_the_chunk_to_the_bit(remembering: RobotPolicy, mo
         policy.close()
 
 
-def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPolicy, moments: Moments) -> None:
+def test_a_gap_in_the_steps_is_refused_and_not_misaligned(
+    remembering: RobotPolicy, moments: Moments
+) -> None:
     """A client that observes every fifth step only has no observation of 0.2 s ago."""
     with (
         running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
@@ -201,7 +217,9 @@ def test_a_gap_in_the_steps_is_refused_and_not_misaligned(remembering: RobotPoli
         assert isinstance(reply(connection, moments[0]), str)  # no step at all
 
 
-def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy, moments: Moments) -> None:
+def test_more_past_than_the_policy_sees_is_refused(
+    remembering: RobotPolicy, moments: Moments
+) -> None:
     seen = moments[0]
     with (
         running_server(remembering, ServeConfig(policy="small", port=0, warm_up=0)) as server,
@@ -214,7 +232,9 @@ def test_more_past_than_the_policy_sees_is_refused(remembering: RobotPolicy, mom
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_times_that_hardly_advance_fill_no_memory(several: bool, remembering: RobotPolicy, moments: Moments) -> None:
+def test_times_that_hardly_advance_fill_no_memory(
+    several: bool, remembering: RobotPolicy, moments: Moments
+) -> None:
     session = Session(remembering, "off")
     seen = moments[0]
     now = 0.0

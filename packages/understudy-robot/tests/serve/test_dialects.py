@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from understudy_robot.serve.server import PolicyServer
 
-DIALECTS = [Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")]
+DIALECTS = [
+    Dialect(tool, keys) for tool in ("openpi", "msgpack-numpy") for keys in ("bytes", "text")
+]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -42,7 +44,10 @@ def test_the_answer_has_the_form_of_the_question(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"buffer": b"", "dims": [4]}, ["a map with the keys buffer, dims", "__ndarray__", "msgpack-numpy"]),
+        (
+            {"buffer": b"", "dims": [4]},
+            ["a map with the keys buffer, dims", "__ndarray__", "msgpack-numpy"],
+        ),
         (b"\xff\xd8\xff\xe0 jfif", ["9 bytes", "JPEG"]),
         (msgpack.ExtType(78, b"1234"), ["extension type 78", "4 bytes"]),
         ("12.5", ["a text"]),

@@ -1,4 +1,6 @@
-"""Robots that send absurd values: an error for each request of this robot alone, and no line of its own in the log."""
+"""Robots that send absurd values: an error for each request of this robot alone, and no line of its
+own in the log.
+"""
 
 import logging
 import threading
@@ -32,7 +34,9 @@ def standard(seen: Observation, **changes: Any) -> Observation:
 
 
 def absurd(seen: Observation, value: float = 1e38) -> Observation:
-    return standard(seen) | {"observation.state": np.where(np.arange(7) == 0, value, seen["joints"])}
+    return standard(seen) | {
+        "observation.state": np.where(np.arange(7) == 0, value, seen["joints"])
+    }
 
 
 @pytest.fixture(params=["off", "warn", "strict"])
@@ -42,7 +46,9 @@ def reaction(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.filterwarnings("ignore::understudy_client.contract.mismatch.ContractWarning")
 @pytest.mark.parametrize("method", ["act", "select_action"])
-def test_a_chunk_that_is_not_finite_is_an_error(method: str, reaction: Any, folder: Path, seen: list[Any]) -> None:
+def test_a_chunk_that_is_not_finite_is_an_error(
+    method: str, reaction: Any, folder: Path, seen: list[Any]
+) -> None:
     policy = us.load_policy(folder, head="arm", contract=reaction)
     policy.reset()
     call = getattr(policy, method)
@@ -89,7 +95,9 @@ def test_the_server_answers_a_chunk_that_is_not_finite_with_an_error(
 
 
 @pytest.mark.filterwarnings("ignore::understudy_client.contract.mismatch.ContractWarning")
-def test_async_chunks_raise_the_error_of_a_chunk_that_is_not_finite(folder: Path, seen: list[Any]) -> None:
+def test_async_chunks_raise_the_error_of_a_chunk_that_is_not_finite(
+    folder: Path, seen: list[Any]
+) -> None:
     policy = us.load_policy(folder, head="arm")
     with us.AsyncChunks(policy, execute=2, delay=0) as chunks:
         chunks.reset()
@@ -100,7 +108,7 @@ def test_async_chunks_raise_the_error_of_a_chunk_that_is_not_finite(folder: Path
         assert np.isfinite(chunks.select_action(seen[3])).all()
 
 
-# -- messages -----------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def test_large_messages_are_decoded_off_the_event_loop(
@@ -121,19 +129,26 @@ def test_large_messages_are_decoded_off_the_event_loop(
     assert "understudy-server" not in (threads[0], threads[2], threads[3])
 
 
-def test_past_observations_are_refused_where_the_policy_sees_none(server: PolicyServer, seen: list[Any]) -> None:
+def test_past_observations_are_refused_where_the_policy_sees_none(
+    server: PolicyServer, seen: list[Any]
+) -> None:
     with plain(server) as connection:
         answer = reply(connection, {**seen[0], "understudy": {"past": [[-1, None, seen[0]]]}})
         assert answer["error"]["fault"] == "message"
 
 
-@pytest.mark.parametrize("shape", [(0, 0, 3), (0, 128, 3), (1, 100_000, 3), (100_000, 1, 3), (3000, 4000, 3)])
+@pytest.mark.parametrize(
+    "shape", [(0, 0, 3), (0, 128, 3), (1, 100_000, 3), (100_000, 1, 3), (3000, 4000, 3)]
+)
 def test_absurd_images_are_refused_before_they_are_resized(
     shape: tuple[int, ...], reaction: Any, folder: Path, server: PolicyServer, seen: list[Any]
 ) -> None:
     observation = standard(seen[0], **{"observation.images.front": np.zeros(shape, np.uint8)})
     policy = us.load_policy(folder, head="arm", contract=reaction)
-    with warnings.catch_warnings(), refused(kind=ContractError if reaction == "strict" else ValueError) as caught:
+    with (
+        warnings.catch_warnings(),
+        refused(kind=ContractError if reaction == "strict" else ValueError) as caught,
+    ):
         warnings.simplefilter("ignore", ContractWarning)
         policy.act(observation)
     assert "front" in str(caught.value)
@@ -143,7 +158,12 @@ def test_absurd_images_are_refused_before_they_are_resized(
 
 
 @pytest.mark.parametrize(
-    "control", [{"noise": {"seed": 1, "position": 2, "purpose": "p" * 10_000_000}}, {"steps": 1000}, {"steps": 1 << 60}]
+    "control",
+    [
+        {"noise": {"seed": 1, "position": 2, "purpose": "p" * 10_000_000}},
+        {"steps": 1000},
+        {"steps": 1 << 60},
+    ],
 )
 def test_costly_requests_are_refused_before_they_are_computed(
     control: Any, server: PolicyServer, seen: list[Any]
@@ -154,12 +174,14 @@ def test_costly_requests_are_refused_before_they_are_computed(
     assert outcomes(server).get("ok", 0) == before
 
 
-# -- the log --------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 FORGED = "x\n2026 INFO robot 7 connected \x1b[2J"
 
 
-def test_robots_write_no_line_of_their_own(folder: Path, seen: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_robots_write_no_line_of_their_own(
+    folder: Path, seen: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     names = [FORGED] * 500
     messages = [
         {**seen[0], FORGED: 1},
@@ -170,7 +192,12 @@ def test_robots_write_no_line_of_their_own(folder: Path, seen: list[Any], caplog
         {**seen[0], "task": "t" * 1_000_000},
         {FORGED: 1},
         {"understudy": {FORGED * 100: 1}},
-        {"understudy": {"op": "hello", "declaration": {"state_names": names, "robot_type": FORGED, "cameras": names}}},
+        {
+            "understudy": {
+                "op": "hello",
+                "declaration": {"state_names": names, "robot_type": FORGED, "cameras": names},
+            }
+        },
         {"understudy": {"op": "hello", "declaration": {FORGED: 1}}},
         {"understudy": {"op": "hello", "head": FORGED}},
     ]
@@ -179,18 +206,24 @@ def test_robots_write_no_line_of_their_own(folder: Path, seen: list[Any], caplog
             with plain(server) as connection:
                 reply(connection, message)
                 connection.close(1000, FORGED)
-    records = [record.getMessage() for record in caplog.records if record.name == "understudy.serve"]
+    records = [
+        record.getMessage() for record in caplog.records if record.name == "understudy.serve"
+    ]
     assert len(records) < 80
     for text in records:
         assert text.isprintable()
         assert len(text) < 3000
 
 
-# -- explanations ---------------------------------------------------------------------------------------------------
+# -- explanations ----------------------------------------------------------------------------------
 
 
-def test_an_error_is_explained_by_its_own_observation(server: PolicyServer, seen: list[Any]) -> None:
-    """A client without `reset` mends its robot step by step: each fault that is gone is not named again."""
+def test_an_error_is_explained_by_its_own_observation(
+    server: PolicyServer, seen: list[Any]
+) -> None:
+    """A client without `reset` mends its robot step by step: each fault that is gone is not named
+    again.
+    """
     lacking = {key: value for key, value in seen[0].items() if key != "joints"}
     with plain(server) as connection:
         for _ in range(2):  # also where the difference was reported before
@@ -201,7 +234,7 @@ def test_an_error_is_explained_by_its_own_observation(server: PolicyServer, seen
         assert reply(connection, seen[0])["actions"].shape == (16, 7)
 
 
-# -- bounds of the actions ------------------------------------------------------------------------------------------
+# -- bounds of the actions -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bounds", ["off", "clamp", "error"])
@@ -212,7 +245,9 @@ def test_replies_name_the_actions_that_were_moved_to_their_bounds(
     local = us.load_policy(folder, head="arm", action_bounds="clamp")
     with served(folder, action_bounds=bounds) as server, RemotePolicy(server.address) as policy:
         for net in (local.policy, server.robot.policy):
-            net.act = lambda *args, act=net.act, **options: 6 * act(*args, **options)  # type: ignore[method-assign]
+            net.act = lambda *args, act=net.act, **options: (  # type: ignore[method-assign]
+                6 * act(*args, **options)
+            )
         for robot in (local, policy):
             robot.reset(seed=4)
         assert policy.metadata["action_bounds"] == bounds

@@ -1,4 +1,6 @@
-"""The loop of docs/robots.md, in another process and another network namespace: the actions of a rollout to the bit."""
+"""The loop of docs/robots.md, in another process and another network namespace: the actions of a
+rollout to the bit.
+"""
 
 import ipaddress
 import json
@@ -41,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         policy = FlowPolicy(config(**shape), {"action": affine, "observation.state": affine})
     where = tmp_path_factory.mktemp("loop") / "policy"
-    policy.save(where, metadata={"heads": {"": {"fps": 10, "cameras": list(shape["cameras"])}}})  # type: ignore[call-overload]
+    head = {"fps": 10, "cameras": list(shape["cameras"])}  # type: ignore[call-overload]
+    policy.save(where, metadata={"heads": {"": head}})
     return where
 
 
@@ -75,9 +78,22 @@ def played(folder: Path) -> Watched:
 @contextmanager
 def server(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[str]:
     """`understudy serve` in a process of its own; yields its address."""
-    words = ["serve", str(folder), "--host", host, "--port", "0", "--num-threads", "1", "--warm-up", "0"]
+    words = [
+        "serve",
+        str(folder),
+        "--host",
+        host,
+        "--port",
+        "0",
+        "--num-threads",
+        "1",
+        "--warm-up",
+        "0",
+    ]
     command = [*prefix, sys.executable, "-m", "understudy", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1]
@@ -89,7 +105,11 @@ def server(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[str]
 
 def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Run the loop of the page against an address."""
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "RemotePolicy" in c)
+    (code,) = (
+        c
+        for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "RemotePolicy" in c
+    )
     assert len([line for line in code.splitlines() if line.strip()]) <= 13
     code = code.replace("ws://127.0.0.1:8000", address).replace("range(30)", f"range({EPISODES})")
     env = []
@@ -121,7 +141,9 @@ def test_the_loop_of_the_readme_is_the_rollout_to_the_bit(
 
 def free_subnet() -> ipaddress.IPv4Network | None:
     """A private network of four addresses that no route of this machine overlaps."""
-    routes = json.loads(subprocess.run(["ip", "-j", "route"], capture_output=True, check=True).stdout or b"[]")
+    routes = json.loads(
+        subprocess.run(["ip", "-j", "route"], capture_output=True, check=True).stdout or b"[]"
+    )
     known = [route["dst"] for route in routes if route["dst"] != "default"]
     taken = [ipaddress.ip_network(place, strict=False) for place in known]
     for third in range(255, 0, -1):
@@ -161,7 +183,8 @@ def namespace() -> Iterator[tuple[str, str]]:
         yield name, there.partition("/")[0]
     finally:
         with suppress(OSError):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)  # and with it the cable
+            # and with it the cable
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""Twelve mistakes of a deployment, through the server: each is refused or warned of by its kind and key."""
+"""Twelve mistakes of a deployment, through the server: each is refused or warned of by its kind and
+key.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +14,14 @@ import understudy as us
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.declared import declare
 from understudy_client.contract.mismatch import ContractError, ContractWarning
-from understudy_client.testing.arm import CENTER, DEVIATION, NAMES, Observation, arm_observations, images
+from understudy_client.testing.arm import (
+    CENTER,
+    DEVIATION,
+    NAMES,
+    Observation,
+    arm_observations,
+    images,
+)
 from understudy_data.checksums import ChecksumError
 
 pytest.importorskip("websockets", reason="needs the extra serve")
@@ -27,8 +36,12 @@ DEGREES = np.where(np.arange(7) < 6, 180 / np.pi, 1.0)
 FIXED = images("front", 1, 3)[0]
 
 
-def named(server: PolicyServer, change: Callable[[Observation], Observation], **robot: Any) -> set[tuple[str, str]]:
-    """Kinds and keys that the server names while a robot drives: until its refusal, or in its warnings."""
+def named(
+    server: PolicyServer, change: Callable[[Observation], Observation], **robot: Any
+) -> set[tuple[str, str]]:
+    """Kinds and keys that the server names while a robot drives: until its refusal, or in its
+    warnings.
+    """
     strict = server.options.contract == "strict"
     try:
         with warnings.catch_warnings(record=True), RemotePolicy(server.address, **robot) as policy:
@@ -58,25 +71,47 @@ def sound(seen: Observation) -> Observation:
     return seen
 
 
-MISTAKES: dict[str, tuple[Callable[[Observation], Observation], dict[str, Any], set[tuple[str, str]]]] = {
+MISTAKES: dict[
+    str, tuple[Callable[[Observation], Observation], dict[str, Any], set[tuple[str, str]]]
+] = {
     "swapped cameras": (
-        lambda seen: {**seen, "cam_front": seen["cam_wrist_left"], "cam_wrist_left": seen["cam_front"]},
+        lambda seen: {
+            **seen,
+            "cam_front": seen["cam_wrist_left"],
+            "cam_wrist_left": seen["cam_front"],
+        },
         {},
         {("swapped cameras", "cam_front"), ("swapped cameras", "cam_wrist_left")},
     ),
     "BGR": (front(lambda x: x[..., ::-1]), {}, {("color order", "cam_front")}),
     "degrees": (joints(lambda x: x * DEGREES), {}, {("degrees", "joints")}),
-    "joint order": (joints(lambda x: x[[3, 1, 2, 0, 4, 5, 6]]), {}, {("dimension order", "joints")}),
+    "joint order": (
+        joints(lambda x: x[[3, 1, 2, 0, 4, 5, 6]]),
+        {},
+        {("dimension order", "joints")},
+    ),
     "missing key": (
         lambda seen: {key: value for key, value in seen.items() if key != "cam_wrist_left"},
         {},
         {("missing key", "cam_wrist_left")},
     ),
     "wrong fps": (sound, {"declaration": declare(fps=15, state_names=NAMES)}, {("rate", "")}),
-    "other robot of the mixture": (joints(lambda x: x[::-1] * 1.7 + 2), {}, {("other robot", "joints")}),
+    "other robot of the mixture": (
+        joints(lambda x: x[::-1] * 1.7 + 2),
+        {},
+        {("other robot", "joints")},
+    ),
     "stale frames": (front(lambda x: FIXED), {}, {("repeated frame", "cam_front")}),
-    "unnormalised state": (joints(lambda x: (x - CENTER) / DEVIATION), {}, {("normalized", "joints")}),
-    "wrong prompt": (lambda seen: {**seen, "task": "pick up the blue block"}, {}, {("instruction", "task")}),
+    "unnormalised state": (
+        joints(lambda x: (x - CENTER) / DEVIATION),
+        {},
+        {("normalized", "joints")},
+    ),
+    "wrong prompt": (
+        lambda seen: {**seen, "task": "pick up the blue block"},
+        {},
+        {("instruction", "task")},
+    ),
     "wrong crop": (front(lambda x: x[12:84, 16:112]), {}, {("crop", "cam_front")}),
 }
 
@@ -106,7 +141,9 @@ def test_each_mistake_is_named(mistake: str, server: PolicyServer) -> None:
     change, robot, expected = MISTAKES[mistake]
     found = named(server, change, **robot)
     # strict, the first difference refuses the robot; several may come with one observation
-    assert found == expected or (server.options.contract == "strict" and found and found <= expected)
+    assert found == expected or (
+        server.options.contract == "strict" and found and found <= expected
+    )
 
 
 def test_half_loaded_weights_are_named(folder: Path, tmp_path: Path) -> None:
@@ -122,5 +159,7 @@ def test_another_head_is_named(server: PolicyServer) -> None:
 
 
 def test_a_sound_robot_is_neither_refused_nor_warned_of(server: PolicyServer) -> None:
-    stated = declare(fps=30, state_names=NAMES, action_names=NAMES, cameras=["cam_front", "cam_wrist_left"])
+    stated = declare(
+        fps=30, state_names=NAMES, action_names=NAMES, cameras=["cam_front", "cam_wrist_left"]
+    )
     assert named(server, sound, declaration=stated, head="arm") == set()

@@ -1,4 +1,6 @@
-"""A replayed episode gives the actions of open-loop validation; a difference is placed, and its size is reported."""
+"""A replayed episode gives the actions of open-loop validation; a difference is placed, and its
+size is reported.
+"""
 
 import json
 import shutil
@@ -24,14 +26,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory.mktemp("replay") / "run", **short)
 
 
-def result(capsys: pytest.CaptureFixture[str], folder: Path, *words: str, code: int = 0) -> dict[str, object]:
+def result(
+    capsys: pytest.CaptureFixture[str], folder: Path, *words: str, code: int = 0
+) -> dict[str, object]:
     capsys.readouterr()
     assert main(["replay", str(folder), "--json", *words]) == code
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_a_replayed_episode_is_that_of_validation_to_the_bit(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replayed_episode_is_that_of_validation_to_the_bit(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = result(capsys, trained, "--contract", "strict")
     assert (found["equal"], found["parts_at"], found["mismatches"]) == (True, None, [])
     assert found["chunks"] == -(-int(str(found["frames"])) // 3)  # one at each third frame
@@ -48,8 +54,12 @@ def test_a_replayed_trace_has_the_recorded_actions(
     assert errors.size
 
 
-def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The served policy moves its second dimension by 0.5 in the second of three steps of each chunk."""
+def test_a_difference_is_placed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The served policy moves its second dimension by 0.5 in the second of three steps of each
+    chunk.
+    """
     import understudy as us
     from understudy.train.run import open_checkpoint
     from understudy_robot.cli.replay import replay_episode
@@ -64,7 +74,9 @@ def test_a_difference_is_placed(trained: Path, tmp_path: Path, capsys: pytest.Ca
 
     robot.policy.act = act  # type: ignore[method-assign, assignment]
     with open_checkpoint(trained) as (state, validation):
-        found = replay_episode(state, validation, robot, 0, ReplayConfig(run=str(trained), contract="off"))
+        found = replay_episode(
+            state, validation, robot, 0, ReplayConfig(run=str(trained), contract="off")
+        )
         names = validation.action_names(0)
     assert (found.equal, found.parts_at, found.difference[1]) == (False, 1, names[1])
     assert np.isclose(found.difference[0], 0.5, rtol=1e-5)
@@ -83,9 +95,14 @@ def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
 
     robot = us.load_policy(trained, contract="off")
     original = robot.policy.act
-    robot.policy.act = lambda *arguments, **settings: original(*arguments, **settings) / 0  # type: ignore[method-assign]
+    robot.policy.act = lambda *arguments, **settings: (  # type: ignore[method-assign]
+        original(*arguments, **settings) / 0
+    )
     config = ReplayConfig(run=str(trained), contract="off")
-    with open_checkpoint(trained) as (state, validation), refused("step", "action", kind=RemoteError):
+    with (
+        open_checkpoint(trained) as (state, validation),
+        refused("step", "action", kind=RemoteError),
+    ):
         replay_episode(state, validation, robot, 0, config)
 
 

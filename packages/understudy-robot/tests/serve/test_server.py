@@ -1,4 +1,6 @@
-"""The server gives the actions of the local policy, and outlives broken, slow, greedy and vanished robots."""
+"""The server gives the actions of the local policy, and outlives broken, slow, greedy and vanished
+robots.
+"""
 
 import errno
 import http.client
@@ -57,7 +59,9 @@ def test_actions_are_those_of_the_local_policy_to_the_bit(
     with RemotePolicy(server.address) as policy:
         policy.reset(seed=5, position=100)
         for step, observation in enumerate(seen[:3]):
-            assert np.array_equal(policy.act(observation), expected(folder, observation, 5, 100 + step))
+            assert np.array_equal(
+                policy.act(observation), expected(folder, observation, 5, 100 + step)
+            )
         actions = policy.act(seen[0], noise=Noise(7, 3, "rollout"))
         assert np.array_equal(actions, expected(folder, seen[0], 7, 3))
         assert (actions.dtype, policy.chunk, policy.action_dim) == (np.float32, 16, 7)
@@ -73,7 +77,9 @@ def test_the_local_policy_takes_the_noise_of_an_episode_as_the_remote_one(
             for policy in (local, remote):
                 policy.reset(seed=5, position=100)
             for observation in seen[:5]:
-                actions = [policy.select_action(observation, horizon=2) for policy in (local, remote)]
+                actions = [
+                    policy.select_action(observation, horizon=2) for policy in (local, remote)
+                ]
                 assert np.array_equal(*actions)
     local.reset(seed=5)
     batch = {key: [value] if key == "task" else value[None] for key, value in seen[0].items()}
@@ -81,7 +87,9 @@ def test_the_local_policy_takes_the_noise_of_an_episode_as_the_remote_one(
         local.act(batch)
 
 
-def test_select_action_executes_chunks(server: PolicyServer, folder: Path, seen: list[Observation]) -> None:
+def test_select_action_executes_chunks(
+    server: PolicyServer, folder: Path, seen: list[Observation]
+) -> None:
     with RemotePolicy(server.address) as policy:
         policy.reset(seed=5)
         found = [policy.select_action(observation, horizon=2) for observation in seen[:4]]
@@ -91,7 +99,9 @@ def test_select_action_executes_chunks(server: PolicyServer, folder: Path, seen:
             policy.select_action(seen[0], horizon=17)
 
 
-def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[Observation]) -> None:
+def test_robots_share_passes_and_get_their_own_actions(
+    folder: Path, seen: list[Observation]
+) -> None:
     """Eight robots wait while the thread of the passes is held; then one pass serves them."""
     with served(folder, contract="off") as server:
         standard = [
@@ -109,13 +119,17 @@ def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[
         with held_passes(server.robot.policy) as passes, ThreadPoolExecutor(9) as pool:
             futures = [pool.submit(policies[0].act, standard[0])]
             wait_for(passes.begun.is_set)
-            futures += [pool.submit(policy.act, own) for policy, own in zip(policies[1:], standard[1:])]
+            futures += [
+                pool.submit(policy.act, own) for policy, own in zip(policies[1:], standard[1:])
+            ]
             wait_for(lambda: waiting(server) == 8)
             passes.free.set()
             found = [future.result() for future in futures]
         assert passes.sizes == [1, 8]
         for number, (own, actions) in enumerate(zip(standard, found)):
-            np.testing.assert_allclose(actions, expected(folder, own, number, 0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                actions, expected(folder, own, number, 0), rtol=1e-4, atol=1e-5
+            )
         for policy in policies:
             policy.close()
 
@@ -123,7 +137,9 @@ def test_robots_share_passes_and_get_their_own_actions(folder: Path, seen: list[
 def waiting(server: PolicyServer) -> int:
     """Length of the queue, as `/metrics` says it."""
     text = get(server, "/metrics")[1]
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("understudy_queue ")))
+    return int(
+        next(line.split()[1] for line in text.splitlines() if line.startswith("understudy_queue "))
+    )
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -143,7 +159,9 @@ def get(server: PolicyServer, path: str, **headers: str) -> tuple[int, str]:
 
 
 def test_openpi_client_works_unchanged(server: PolicyServer, seen: list[Observation]) -> None:
-    client = pytest.importorskip("openpi_client.websocket_client_policy", reason="openpi-client is not installed")
+    client = pytest.importorskip(
+        "openpi_client.websocket_client_policy", reason="openpi-client is not installed"
+    )
     policy = client.WebsocketClientPolicy("127.0.0.1", server.port)
     assert policy.get_server_metadata()["chunk"] == 16
     prompted = {("prompt" if key == "task" else key): value for key, value in seen[0].items()}
@@ -153,7 +171,9 @@ def test_openpi_client_works_unchanged(server: PolicyServer, seen: list[Observat
     assert policy.infer(prompted)["server_timing"]["infer_ms"] > 0
 
 
-def test_faulty_messages_are_answered_and_the_connection_stays(folder: Path, seen: list[Observation]) -> None:
+def test_faulty_messages_are_answered_and_the_connection_stays(
+    folder: Path, seen: list[Observation]
+) -> None:
     faults: list[tuple[Any, str]] = [
         (b"\xc1", "message"),
         ("text", "message"),
@@ -196,7 +216,9 @@ def test_endless_garbage_ends_the_connection(server: PolicyServer) -> None:
         assert caught.value.rcvd.code == 1007
 
 
-def test_an_oversized_message_ends_its_connection_alone(folder: Path, seen: list[Observation]) -> None:
+def test_an_oversized_message_ends_its_connection_alone(
+    folder: Path, seen: list[Observation]
+) -> None:
     with served(folder, max_message_mb=0.5) as server, plain(server) as other:
         with plain(server) as connection:
             connection.send(b"\0" * 600_000)
@@ -218,7 +240,10 @@ def test_a_deadline_holds_in_the_pass_and_in_the_queue(
     slow: tuple[PolicyServer, threading.Event], seen: list[Observation]
 ) -> None:
     server, held = slow
-    with RemotePolicy(server.address, timeout_s=0.3) as one, RemotePolicy(server.address, timeout_s=0.3) as two:
+    with (
+        RemotePolicy(server.address, timeout_s=0.3) as one,
+        RemotePolicy(server.address, timeout_s=0.3) as two,
+    ):
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(policy.act, seen[0]) for policy in (one, two)]
             for future in futures:
@@ -273,7 +298,10 @@ def test_health_and_metrics(server: PolicyServer, seen: list[Observation]) -> No
     assert 'understudy_delay_actions_bucket{le="2"} 0' in lines
     assert 'understudy_delay_actions_bucket{le="3"} 1' in lines
     for stage in ("wall", "queue", "compute"):
-        assert any(line.startswith(f'understudy_request_seconds_count{{stage="{stage}"}}') for line in lines)
+        assert any(
+            line.startswith(f'understudy_request_seconds_count{{stage="{stage}"}}')
+            for line in lines
+        )
     for line in lines:
         assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
 
@@ -281,8 +309,9 @@ def test_health_and_metrics(server: PolicyServer, seen: list[Observation]) -> No
 @pytest.mark.parametrize("path", ["/healthz", "/metrics", "/"])
 def test_foreign_hosts_and_pages_are_refused_on_loopback(server: PolicyServer, path: str) -> None:
     assert get(server, path, Host="attacker.example")[0] == 403
+    origin = "http://attacker.example"
     with pytest.raises(InvalidStatus) as caught:
-        connect(server.address, origin="http://attacker.example", proxy=None)  # type: ignore[arg-type]
+        connect(server.address, origin=origin, proxy=None)  # type: ignore[arg-type]
     assert caught.value.response.status_code == 403
 
 
@@ -313,9 +342,11 @@ def test_connections_are_limited_before_and_after_their_handshake(folder: Path) 
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(30)]
         for one in silent:
             one.settimeout(60)
-        assert all(one.recv(1) == b"" for one in silent[18:])  # of 20 at once, two have had their handshake
+        # of 20 at once, two have had their handshake
+        assert all(one.recv(1) == b"" for one in silent[18:])
         started = time.monotonic()
-        assert all(one.recv(1000)[:0] == b"" for one in silent[:18])  # the others have half a second
+        # the others have half a second
+        assert all(one.recv(1000)[:0] == b"" for one in silent[:18])
         assert time.monotonic() - started < 30
         assert get(server, "/healthz")[0] == 200
         for robot in robots:
@@ -355,10 +386,16 @@ sys.exit(main(["serve", sys.argv[1], "--head", "arm", "--port", "0", "--warm-up"
 def test_an_interrupt_during_imports_ends_the_command(folder: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    assert (found.returncode, found.stdout, found.stderr.splitlines()) == (130, "", ["understudy serve: interrupted"])
+    assert (found.returncode, found.stdout, found.stderr.splitlines()) == (
+        130,
+        "",
+        ["understudy serve: interrupted"],
+    )
 
 
-def test_a_folder_that_is_missing_is_wrong_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_missing_is_wrong_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", str(tmp_path / "nothing")]) == 2
     assert str(tmp_path / "nothing") in capsys.readouterr().err
 
@@ -373,7 +410,10 @@ def test_a_port_in_use_is_named(folder: Path) -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> dict[str, str]:
     """Settings of a server with a certificate of its own for 127.0.0.1."""
-    command = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=localhost"
+    command = (
+        "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj "
+        "/CN=localhost"
+    )
     try:
         arguments = ["openssl", *command.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
         subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True)
@@ -382,10 +422,13 @@ def certificate(tmp_path: Path) -> dict[str, str]:
     return {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
 
 
-def test_connections_are_limited_before_the_handshake_of_tls(folder: Path, certificate: dict[str, str]) -> None:
+def test_connections_are_limited_before_the_handshake_of_tls(
+    folder: Path, certificate: dict[str, str]
+) -> None:
     context = ssl.create_default_context(cafile=certificate["tls_cert"])
     reason = 'reason="unfinished handshakes"'
-    with served(folder, max_connections=2, open_timeout_s=1, **certificate) as server:  # type: ignore[arg-type]
+    limits = {"max_connections": 2, "open_timeout_s": 1}
+    with served(folder, **limits, **certificate) as server:  # type: ignore[arg-type]
         for _ in range(3):  # ended ones leave no trace
             for one in [socket.create_connection(("127.0.0.1", server.port)) for _ in range(15)]:
                 one.close()
@@ -406,11 +449,15 @@ def test_tls(folder: Path, certificate: dict[str, str], seen: list[Observation])
         with refused(kind=RemoteError) as caught:
             RemotePolicy(server.address, timeout_s=5)
         assert caught.value.fault == "refused"
-        with RemotePolicy(server.address, ssl=ssl.create_default_context(cafile=certificate["tls_cert"])) as policy:
+        with RemotePolicy(
+            server.address, ssl=ssl.create_default_context(cafile=certificate["tls_cert"])
+        ) as policy:
             assert policy.act(seen[0]).shape == (16, 7)
 
 
-def test_warm_up_leaves_noise_and_numbers_as_they_are(folder: Path, seen: list[Observation]) -> None:
+def test_warm_up_leaves_noise_and_numbers_as_they_are(
+    folder: Path, seen: list[Observation]
+) -> None:
     state = torch.get_rng_state()
     with served(folder, warm_up=1, seed=4) as one, served(folder, seed=4) as two:
         found = [RemotePolicy(server.address) for server in (one, two)]

@@ -1,4 +1,6 @@
-"""Rollouts on the way: each that is due is played once, whatever is killed, and the training does not notice."""
+"""Rollouts on the way: each that is due is played once, whatever is killed, and the training does
+not notice.
+"""
 
 import hashlib
 import json
@@ -56,10 +58,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(data: Path, out: Path, every: int = 5, **changes: Any) -> TrainConfig:
     """Twelve steps, checkpoints at 4, 8 and 12."""
     rollout = RolloutEvery(
-        every=every, tasks=("red", "blue"), episodes=2, num_envs=2, image_size=16, sampling_steps=2, action_steps=3
+        every=every,
+        tasks=("red", "blue"),
+        episodes=2,
+        num_envs=2,
+        image_size=16,
+        sampling_steps=2,
+        action_steps=3,
     )
     return tiny_config(
-        data, out, **{"rollout": rollout, "log": {"every": 1}, "micro_batch_size": 2, "device": "cpu", **changes}
+        data,
+        out,
+        **{
+            "rollout": rollout,
+            "log": {"every": 1},
+            "micro_batch_size": 2,
+            "device": "cpu",
+            **changes,
+        },
     )
 
 
@@ -74,12 +90,20 @@ def without(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def acting(config: TrainConfig, how: str) -> None:
     """From here on `understudy_robot.testing.player` plays, as `how` says."""
     play = {name: value for name, value in plain(config.rollout).items() if name != "every"}
-    background_rollouts.WORKER_COMMAND = (sys.executable, "-S", "-E", player.__file__, json.dumps(play), how)  # type: ignore[assignment]
+    background_rollouts.WORKER_COMMAND = (
+        sys.executable,
+        "-S",
+        "-E",
+        player.__file__,
+        json.dumps(play),
+        how,
+    )  # type: ignore[assignment]
 
 
 @pytest.fixture
 def act(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig, str], None]:
-    monkeypatch.setattr(background_rollouts, "WORKER_COMMAND", background_rollouts.WORKER_COMMAND)  # to be put back
+    # to be put back
+    monkeypatch.setattr(background_rollouts, "WORKER_COMMAND", background_rollouts.WORKER_COMMAND)
     return acting
 
 
@@ -89,20 +113,22 @@ def times(out: Path) -> list[int]:
 
 
 def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
-    """Assert that the training noticed nothing, and that each step has its file, and its line once."""
+    """Assert that the training noticed nothing, and that each step has its file, and its line
+    once.
+    """
     same_run(without, out)
     lines = series(out, "rollout")
     assert sorted(line["step"] for line in lines) == list(steps)
     for line in lines:
         result = json.loads((out / f"rollouts/step-{line['step']:08d}.json").read_text())
-        assert {key: line[key] for key in ("world", "protocol", "success", "tasks")} == background_rollouts.summarize(
-            result
-        )
+        assert {
+            key: line[key] for key in ("world", "protocol", "success", "tasks")
+        } == background_rollouts.summarize(result)
         assert line["step"] <= line["at"] <= 12
     assert list((out / "rollouts/due").iterdir()) == []
 
 
-# -- played episodes -------------------------------------------------------------------------------------------------
+# -- played episodes -------------------------------------------------------------------------------
 
 
 def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path) -> None:
@@ -111,7 +137,10 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
     assert run.train(config) == run.DONE
     whole(tmp_path / "r", without, (11, 12))
     last = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
-    assert last["weights"] == hashlib.sha256((tmp_path / "r/policy/model.safetensors").read_bytes()).hexdigest()
+    assert (
+        last["weights"]
+        == hashlib.sha256((tmp_path / "r/policy/model.safetensors").read_bytes()).hexdigest()
+    )
     again = rollout_saved_policy(tmp_path / "r/policy", config.data, None, config.rollout).to_json()
     assert {key: last[key] for key in again} == again
     assert list(last["tasks"]) == ["pick up the red block", "pick up the blue block"]
@@ -120,7 +149,9 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
     # A player exits when its run is gone.
     shutil.copytree(tmp_path / "r/policy", tmp_path / "r/rollouts/due/step-00000099")
     alone = subprocess.Popen(
-        [*background_rollouts.WORKER_COMMAND, tmp_path / "r", "99"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [*background_rollouts.WORKER_COMMAND, tmp_path / "r", "99"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert alone.stdin is not None
     alone.stdin.close()
@@ -129,12 +160,17 @@ def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_rollouts_get_whole_weights_of_sharded_ranks(data: Path, without: Path, tmp_path: Path) -> None:
+def test_rollouts_get_whole_weights_of_sharded_ranks(
+    data: Path, without: Path, tmp_path: Path
+) -> None:
     config = settings(data, tmp_path / "r", parallel=ParallelConfig(dp_shard=2))
     assert in_ranks(2, with_player, config, "plays") == [run.DONE, run.DONE]
     whole(tmp_path / "r", without)
     result = json.loads((tmp_path / "r/rollouts/step-00000012.json").read_text())
-    assert result["weights"] == hashlib.sha256((without / "policy/model.safetensors").read_bytes()).hexdigest()
+    assert (
+        result["weights"]
+        == hashlib.sha256((without / "policy/model.safetensors").read_bytes()).hexdigest()
+    )
 
 
 def with_player(config: TrainConfig, how: str) -> int:
@@ -142,7 +178,7 @@ def with_player(config: TrainConfig, how: str) -> int:
     return run.train(config)
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def when_playing(out: Path, number: int) -> Callable[[], object]:
@@ -159,7 +195,9 @@ def when_playing(out: Path, number: int) -> Callable[[], object]:
 
 def killed(config: TrainConfig, how: str, step: int) -> None:
     acting(config, how)
-    with watched(Path(config.output_dir), {step: when_playing(Path(config.output_dir), signal.SIGKILL)}):
+    with watched(
+        Path(config.output_dir), {step: when_playing(Path(config.output_dir), signal.SIGKILL)}
+    ):
         run.train(config)
 
 
@@ -180,7 +218,9 @@ def gone(process: int, patience: float = 240.0) -> bool:
 def test_rollouts_of_a_killed_run_are_made_on_resume(
     data: Path, without: Path, tmp_path: Path, act: Any, step: int
 ) -> None:
-    """At step 7 it goes back to 4, so that step 5 is due again; at 12 to 8, and step 5 still waits."""
+    """At step 7 it goes back to 4, so that step 5 is due again; at 12 to 8, and step 5 still
+    waits.
+    """
     config = settings(data, tmp_path / "r")
     assert outcomes_in_ranks(1, killed, config, "hangs", step)[0] == ("died", -signal.SIGKILL)
     assert times(tmp_path / "r") == [5]
@@ -205,7 +245,9 @@ def killed_behind_a_checkpoint(config: TrainConfig) -> None:
 
 
 @pytest.mark.long
-def test_rollout_weights_are_queued_before_the_checkpoint(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_rollout_weights_are_queued_before_the_checkpoint(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
     """Or a run that resumes behind it would never play them."""
     config = settings(data, tmp_path / "r", every=4)
     assert outcomes_in_ranks(1, killed_behind_a_checkpoint, config)[0] == ("died", -signal.SIGKILL)
@@ -221,7 +263,9 @@ def back_to_nothing(out: Path) -> None:
 
 
 @pytest.mark.long
-def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_rollout_results_are_reused_for_the_same_weights(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "plays")
     run.train(config)
@@ -247,7 +291,9 @@ def test_rollout_results_are_reused_for_the_same_weights(data: Path, without: Pa
 
 
 @pytest.mark.long
-def test_rollout_records_are_complete_after_a_kill(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_rollout_records_are_complete_after_a_kill(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
     """The file of a result is there and its line is not, or its weights have not been let go of."""
     config = settings(data, tmp_path / "r")
     act(config, "plays")
@@ -272,7 +318,12 @@ FAILURES = {
 @pytest.mark.long
 @pytest.mark.parametrize("how", FAILURES)
 def test_failed_rollout_is_logged_and_retried(
-    data: Path, without: Path, tmp_path: Path, act: Any, capsys: pytest.CaptureFixture[str], how: str
+    data: Path,
+    without: Path,
+    tmp_path: Path,
+    act: Any,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
 ) -> None:
     config = settings(data, tmp_path / "r")
     act(config, how)
@@ -290,7 +341,11 @@ def test_failed_rollout_is_logged_and_retried(
 
 
 def test_rollout_failures_do_not_stop_training(
-    data: Path, without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Path,
+    without: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = settings(data, tmp_path / "r")
     plain_save = FlowPolicy.save
@@ -311,7 +366,9 @@ def test_rollout_failures_do_not_stop_training(
 
 
 @pytest.mark.long
-def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_signal_ends_the_rollout_worker(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
     with watched(tmp_path / "r", {7: when_playing(tmp_path / "r", signal.SIGTERM)}):
@@ -321,7 +378,9 @@ def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Pat
     plain_look = background_rollouts.BackgroundRollouts.poll
     looks = []
 
-    def poll(self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False) -> bool:
+    def poll(
+        self: background_rollouts.BackgroundRollouts, log: MetricsLog, step: int, last: bool = False
+    ) -> bool:
         looks.extend([step] if last else [])
         if len(looks) == 2:
             (tmp_path / "r/STOP").touch()
@@ -329,7 +388,8 @@ def test_signal_ends_the_rollout_worker(data: Path, without: Path, tmp_path: Pat
 
     background_rollouts.BackgroundRollouts.poll = poll  # type: ignore[method-assign]
     try:
-        assert run.resume(config) == run.STOPPED  # all steps are done, the policy is there, the wait was cut
+        # all steps are done, the policy is there, the wait was cut
+        assert run.resume(config) == run.STOPPED
     finally:
         background_rollouts.BackgroundRollouts.poll = plain_look  # type: ignore[method-assign]
     same_run(without, tmp_path / "r")
@@ -346,7 +406,10 @@ def test_impossible_rollouts_are_refused_before_training(
     caplog.set_level("INFO", "understudy")
     for wrong, named in (
         ({"tasks": ("pink",)}, ("rollout.tasks", "'pink'")),
-        ({"env": "metaworld", "state": "joints"}, ("front" if is_installed("sim") else "metaworld",)),
+        (
+            {"env": "metaworld", "state": "joints"},
+            ("front" if is_installed("sim") else "metaworld",),
+        ),
         ({"state": "observation.joints"}, ("rollout.state", "tabletop", "'observation.joints'")),
         ({"device": "fpga"}, ("rollout.device", "'fpga'")),
         ({"source": "left"}, ("rollout.source", "'left'", "dataset")),
@@ -358,8 +421,14 @@ def test_impossible_rollouts_are_refused_before_training(
     assert replace(config, rollout=replace(config.rollout, action_steps=4)).problems() == [
         "rollout.action_steps: 4: the policy predicts 3 actions (data.chunk_size)"
     ]
-    assert replace(config, rollout=RolloutEvery(action_steps=4)).problems() == []  # nothing is played
-    for mode, count in (("inverse_dynamics", 1), ("forward_dynamics", 1), ("joint", 0), ("policy", 0)):
+    # nothing is played
+    assert replace(config, rollout=RolloutEvery(action_steps=4)).problems() == []
+    for mode, count in (
+        ("inverse_dynamics", 1),
+        ("forward_dynamics", 1),
+        ("joint", 0),
+        ("policy", 0),
+    ):
         found = replace(config, mode=mode).problems()
         assert [line.startswith("rollout.every: 5: mode ") for line in found] == [True] * count
 
@@ -368,7 +437,9 @@ def test_impossible_rollouts_are_refused_before_training(
 def test_action_steps_fit_the_chunk_of_the_weights(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int, steps: int, fits: bool
 ) -> None:
-    """Without `data.chunk_size` the weights decide the chunk, which no rule between the settings knows."""
+    """Without `data.chunk_size` the weights decide the chunk, which no rule between the settings
+    knows.
+    """
     from understudy.policies.pi05.config import Pi05Settings
 
     monkeypatch.setattr(Pi05Settings, "stored_chunk", lambda self: stored)
@@ -393,7 +464,9 @@ def test_action_steps_fit_the_chunk_of_the_weights(
 
 
 @pytest.mark.long
-def test_rollouts_can_be_disabled_and_enabled(data: Path, without: Path, tmp_path: Path, act: Any) -> None:
+def test_rollouts_can_be_disabled_and_enabled(
+    data: Path, without: Path, tmp_path: Path, act: Any
+) -> None:
     config = settings(data, tmp_path / "r")
     act(config, "hangs")
     with watched(tmp_path / "r", {11: when_playing(tmp_path / "r", signal.SIGTERM)}):
@@ -406,7 +479,7 @@ def test_rollouts_can_be_disabled_and_enabled(data: Path, without: Path, tmp_pat
     whole(tmp_path / "r", without, (5, 10))
 
 
-# -- lines and trackers ----------------------------------------------------------------------------------------------
+# -- lines and trackers ----------------------------------------------------------------------------
 
 
 def line(step: int, at: int) -> dict[str, Any]:
@@ -415,14 +488,18 @@ def line(step: int, at: int) -> dict[str, Any]:
         "kind": "rollout",
         "step": step,
         "at": at,
-        **background_rollouts.summarize({"world": "w", "protocol": {}, "success": rate, "tasks": {}}),
+        **background_rollouts.summarize(
+            {"world": "w", "protocol": {}, "success": rate, "tasks": {}}
+        ),
     }
 
 
 def test_truncate_keeps_late_rollout_records(tmp_path: Path) -> None:
     """Of weights before that step it stays true, of those behind it does not."""
     train = [{"kind": "train", "step": step, "loss": 1.0} for step in range(1, 9)]
-    (tmp_path / "m").write_text("".join(json.dumps(r) + "\n" for r in [*train[:7], line(3, 7), train[7], line(6, 8)]))
+    (tmp_path / "m").write_text(
+        "".join(json.dumps(r) + "\n" for r in [*train[:7], line(3, 7), train[7], line(6, 8)])
+    )
     metrics_file.truncate(tmp_path / "m", 5)
     assert metrics_file.read(tmp_path / "m") == [*train[:5], line(3, 5)]
 
@@ -451,7 +528,9 @@ def test_rollout_results_are_logged_one_per_new_step(tmp_path: Path) -> None:
     for step, last in ((7, False), (9, False), (10, False), (10, False), (11, False), (11, True)):
         found.poll(log, step, last)  # type: ignore[arg-type]
     assert log.lines == [(10, 2), (11, 4), (11, 6)]  # steps behind 6 have not been reached again
-    assert not background_rollouts.BackgroundRollouts(RunDir(tmp_path), config, {}, 6, first=False).poll(log, 12)  # type: ignore[arg-type]
+    assert not background_rollouts.BackgroundRollouts(
+        RunDir(tmp_path), config, {}, 6, first=False
+    ).poll(log, 12)  # type: ignore[arg-type]
 
 
 def test_trackers_get_rollouts_at_the_logged_step(tmp_path: Path) -> None:

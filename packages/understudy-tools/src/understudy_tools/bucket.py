@@ -1,4 +1,5 @@
-"""A dataset written into a bucket: finished files are moved there one by one, and `info.json` comes last.
+"""A dataset written into a bucket: finished files are moved there one by one, and `info.json` comes
+last.
 
 .understudy-output-…   in the bucket, until the end: names the command that writes there
 WORK/new/PATH          on this host: a file until it is uploaded
@@ -48,12 +49,15 @@ class Bucket:
         files = self._try("", _list_files)
         if files and not any(name.startswith(MARK + mark) for name in files):
             problem = f"holds {len(files):,} files: {', '.join(sorted(files)[:3])} …"
-            raise DatasetError(problem, where=str(self), fix="name an empty folder; nothing is overwritten")
+            raise DatasetError(
+                problem, where=str(self), fix="name an empty folder; nothing is overwritten"
+            )
         return files
 
     @contextmanager
     def create(self, mark: str) -> Iterator[Path]:
-        """Upload all files that the block leaves in the yielded folder; a later call with this mark continues.
+        """Upload all files that the block leaves in the yielded folder; a later call with this mark
+        continues.
 
         Raises:
             DatasetError: the bucket has other files, or another file in place of an uploaded one.
@@ -75,7 +79,9 @@ class Bucket:
         shutil.rmtree(self.work)
 
     def move(self, path: Path) -> None:
-        """Upload a finished file under `work/new`, unless an earlier call has uploaded equal bytes, and remove it."""
+        """Upload a finished file under `work/new`, unless an earlier call has uploaded equal bytes,
+        and remove it.
+        """
         name = path.relative_to(self.work / "new").as_posix()
         record = self.work / "uploaded" / name
         if record.exists() and not path.exists():
@@ -84,7 +90,12 @@ class Bucket:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if not record.exists() or json.loads(record.read_bytes())[1] != digest:
             record.parent.mkdir(parents=True, exist_ok=True)
-            write_text(record, json.dumps([self._try(name, lambda fs, full: _upload(fs, str(path), full)), digest]))
+            write_text(
+                record,
+                json.dumps(
+                    [self._try(name, lambda fs, full: _upload(fs, str(path), full)), digest]
+                ),
+            )
         path.unlink()
 
     def _compare(self, mark: str, is_complete: bool = False) -> None:
@@ -93,10 +104,22 @@ class Bucket:
         files = self.check(mark)
         files.pop(MARK + mark, None)
         records = [path for path in folder.rglob("[!.]*") if path.is_file()]  # and no draft
-        uploaded = {path.relative_to(folder).as_posix(): json.loads(path.read_bytes())[0] for path in records}
-        if wrong := uploaded.items() ^ files.items() if is_complete else uploaded.items() - files.items():
-            problem = "was changed, added or removed by another command while this one writes the dataset"
-            fix = "remove this file, then run the command with a new --work folder, which uploads all files again"
+        uploaded = {
+            path.relative_to(folder).as_posix(): json.loads(path.read_bytes())[0]
+            for path in records
+        }
+        if (
+            wrong := uploaded.items() ^ files.items()
+            if is_complete
+            else uploaded.items() - files.items()
+        ):
+            problem = (
+                "was changed, added or removed by another command while this one writes the dataset"
+            )
+            fix = (
+                "remove this file, then run the command with a new --work folder, which uploads "
+                "all files again"
+            )
             raise DatasetError(problem, where=f"{self}/{min(wrong)[0]}", fix=fix)
 
     def _try(self, name: str, act: Callable[[Any, str], T]) -> T:
@@ -109,10 +132,16 @@ class Bucket:
         where, path = (f"{folder}/{name}".rstrip("/") for folder in (self, base))
         try:
             return call_with_retries(
-                lambda: call_driver(lambda: act(fs, path)), where, self.options.retry, threading.Event()
+                lambda: call_driver(lambda: act(fs, path)),
+                where,
+                self.options.retry,
+                threading.Event(),
             )
         except DatasetError as error:
-            fix = "check address, connection and credentials (to list, read, write and delete); then run this again"
+            fix = (
+                "check address, connection and credentials (to list, read, write and delete); "
+                "then run this again"
+            )
             raise error.replaced(where=where, fix=fix) from error
 
 

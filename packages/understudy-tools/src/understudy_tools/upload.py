@@ -25,9 +25,9 @@ def push(
 ) -> str:
     """Publish files of a folder on the main branch; a missing repository is made.
 
-    A folder that is published, such as `meta`, is then as here: its other files leave the branch, and stay in the
-    history. Other files of the repository stay. So does a model card that was edited there, unless that of the folder
-    was edited, too.
+    A folder that is published, such as `meta`, is then as here: its other files leave the branch,
+    and stay in the history. Other files of the repository stay. So does a model card that was
+    edited there, unless that of the folder was edited, too.
 
     Args:
         folder: the folder.
@@ -49,7 +49,9 @@ def push(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 
     if repo.revision:
-        raise ConfigError(f"{repo}: files are published on the main branch; leave out @{repo.revision}")
+        raise ConfigError(
+            f"{repo}: files are published on the main branch; leave out @{repo.revision}"
+        )
     api = HfApi()
     place = {"repo_id": repo.name, "repo_type": repo.kind}
     names = {path.as_posix() for path in files}
@@ -59,7 +61,9 @@ def push(
         cards = [name for name in sorted(names & there) if Path(name).name == FILE]
         for name in cards:
             is_ours = is_unchanged((folder / name).read_bytes())
-            if is_ours and not is_unchanged(Path(hf_hub_download(filename=name, **place)).read_bytes()):
+            if is_ours and not is_unchanged(
+                Path(hf_hub_download(filename=name, **place)).read_bytes()
+            ):
                 logger.warning("%s: %s was edited there, and is left as it is", repo, name)
                 names.remove(name)
                 there.remove(name)
@@ -67,8 +71,8 @@ def push(
         taken = there - {".gitattributes", *({FILE} - names)}
         if taken and not update:
             raise ConfigError(
-                f"{repo}: holds {len(taken)} files, such as {min(taken)}; --update adds a commit, and earlier files "
-                "stay in its history"
+                f"{repo}: holds {len(taken)} files, such as {min(taken)}; --update adds a commit, "
+                "and earlier files stay in its history"
             )
         folders = {name.partition("/")[0] for name in names if "/" in name}
         gone = {name for name in there - names if "/" in name and name.partition("/")[0] in folders}

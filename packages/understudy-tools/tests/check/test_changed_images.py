@@ -1,4 +1,6 @@
-"""Mirrored, noisy and color-exchanged episodes among sound ones, and scenes that vary without being so."""
+"""Mirrored, noisy and color-exchanged episodes among sound ones, and scenes that vary without being
+so.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,8 @@ def scene(episode: int, symmetric: bool = False) -> np.ndarray:
 def found(images: list[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
     empty = np.zeros((0, 24, 32, 3), np.float32)
     clips = [
-        Clip(CAMERA, row, shrink(own), 0, empty, np.zeros(0), 1, noise_level(own)) for row, own in enumerate(images)
+        Clip(CAMERA, row, shrink(own), 0, empty, np.zeros(0), 1, noise_level(own))
+        for row, own in enumerate(images)
     ]
     catalog: Any = SimpleNamespace(episodes=SimpleNamespace(ids=np.arange(len(images)) + 100))
     findings = check_changed_images(catalog, ImageFacts({CAMERA: clips}))
@@ -48,14 +51,17 @@ def with_noise(images: np.ndarray, sigma: float) -> np.ndarray:
 def test_sound_scenes_raise_no_alarm() -> None:
     sound = [scene(episode) for episode in range(COUNT)]
     assert found(sound) == []
-    assert found([with_noise(images, 12) for images in sound]) == []  # a noisy camera in all episodes
+    # a noisy camera in all episodes
+    assert found([with_noise(images, 12) for images in sound]) == []
     darker = [images if episode % 4 else images // 2 for episode, images in enumerate(sound)]
     assert found(darker) == []
     assert found([*sound[:-1], 255 - sound[-1]]) == []  # another fault
     symmetric = [scene(episode, symmetric=True) for episode in range(COUNT)]
     symmetric[3] = symmetric[3][:, :, :, ::-1]
     assert found(symmetric) == []  # no pixel differs
-    half = [images[:, :, :, ::-1] if episode % 2 else images for episode, images in enumerate(sound)]
+    half = [
+        images[:, :, :, ::-1] if episode % 2 else images for episode, images in enumerate(sound)
+    ]
     assert found(half) == []  # two cameras or two setups
     assert found(sound[:4]) == []
 
@@ -80,5 +86,7 @@ def test_a_changed_episode_is_named(change: Any, rule: str) -> None:
 @pytest.mark.parametrize("sigma", [2.0, 10.0, 30.0])
 def test_noise_level_estimates_the_deviation(sigma: float) -> None:
     flat = np.full((2, 1, 200, 300), 128.0) + np.arange(300) / 6
-    assert noise_level(flat + np.random.default_rng(0).normal(0, sigma, flat.shape)) == pytest.approx(sigma, rel=0.05)
+    assert noise_level(
+        flat + np.random.default_rng(0).normal(0, sigma, flat.shape)
+    ) == pytest.approx(sigma, rel=0.05)
     assert noise_level(np.zeros((1, 3, 2, 9), np.uint8)) == 0

@@ -1,4 +1,6 @@
-"""Contents of a dataset in the report of `check`, its text and its page; a broken dataset is never a traceback."""
+"""Contents of a dataset in the report of `check`, its text and its page; a broken dataset is never
+a traceback.
+"""
 
 import json
 import re
@@ -63,20 +65,38 @@ def checked(html: str) -> dict[str, int]:
 def test_contents_of_a_dataset(tmp_path: Path, version: str) -> None:
     truth = write_dataset(
         tmp_path / "d",
-        Spec(version=version, lengths=(6, 9, 4), gop=3, b_frames=1, cameras=(TOP, "observation.images.hand")),
+        Spec(
+            version=version,
+            lengths=(6, 9, 4),
+            gop=3,
+            b_frames=1,
+            cameras=(TOP, "observation.images.hand"),
+        ),
     )
     facts = contents(tmp_path / "d")
-    assert (facts["fps"], facts["duration"], facts["lengths"]) == (10, 1.9, {"min": 4, "median": 6.0, "max": 9})
+    assert (facts["fps"], facts["duration"], facts["lengths"]) == (
+        10,
+        1.9,
+        {"min": 4, "median": 6.0, "max": 9},
+    )
     video = facts["videos"][TOP]
-    assert (video["codec"], video["pixels"], video["gop"], video["b_frames"]) == ("h264", "yuv420p", 3, True)
+    assert (video["codec"], video["pixels"], video["gop"], video["b_frames"]) == (
+        "h264",
+        "yuv420p",
+        3,
+        True,
+    )
     assert (video["width"], video["height"], video["frames"]) == (64, 64, 19)
-    size = sum(path.stat().st_size for path in (tmp_path / "d/videos").rglob("*.mp4") if TOP in str(path))
+    size = sum(
+        path.stat().st_size for path in (tmp_path / "d/videos").rglob("*.mp4") if TOP in str(path)
+    )
     assert (video["bytes"], video["bytes_per_frame"]) == (size, size / 19)
     actions = np.concatenate([rows["action"] for rows in truth.rows.values()])
     np.testing.assert_allclose(facts["columns"]["action"]["min"], actions.min(0))
     assert facts["columns"]["observation.state"]["constant"] == [2]
     by_task = {
-        t: sum(t in tasks for tasks in truth.tasks.values()) for t in {x for y in truth.tasks.values() for x in y}
+        t: sum(t in tasks for tasks in truth.tasks.values())
+        for t in {x for y in truth.tasks.values() for x in y}
     }
     assert {t["task"]: t["episodes"] for t in facts["tasks"] if t["episodes"]} == by_task
 
@@ -91,7 +111,9 @@ def test_contents_need_no_video_of_an_empty_episode(tmp_path: Path) -> None:
 
 def test_each_depth_reads_no_more_than_it_says(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec())
-    reads = {depth: check_dataset(tmp_path / "d", depth).read for depth in ("metadata", "rows", "sample")}
+    reads = {
+        depth: check_dataset(tmp_path / "d", depth).read for depth in ("metadata", "rows", "sample")
+    }
     assert [set(read) for read in reads.values()] == [
         set(),
         {"data_files", "rows"},
@@ -107,9 +129,14 @@ def test_columns_that_are_declared_and_missing_are_named(tmp_path: Path) -> None
     write_dataset(tmp_path / "d", Spec())
     for key, dtype, shape in [("note", "string", [1]), ("png", "image", [8, 8, 3])]:
         entry = {"dtype": dtype, "shape": shape, "names": None}
-        edit_json(tmp_path / "d/meta/info.json", lambda info, k=key, e=entry: info["features"].update({k: e}))
+        edit_json(
+            tmp_path / "d/meta/info.json",
+            lambda info, k=key, e=entry: info["features"].update({k: e}),
+        )
     findings = check_dataset(tmp_path / "d", "rows").findings
-    assert {"note", "png"} <= {finding.place.column for finding in findings if finding.rule == "files.columns"}
+    assert {"note", "png"} <= {
+        finding.place.column for finding in findings if finding.rule == "files.columns"
+    }
 
 
 def replace_by_folder(path: Path, root: Path) -> None:
@@ -125,7 +152,10 @@ DAMAGES: dict[str, tuple[str, Any]] = {
         lambda path, root: path.write_bytes(sorted(root.glob("videos/**/*.mp4"))[-1].read_bytes()),
     ),
     "no rows": ("data/chunk-*/file-*.parquet", lambda path, root: path.unlink()),
-    "torn rows": ("data/chunk-*/file-*.parquet", lambda path, root: path.write_bytes(path.read_bytes()[:200])),
+    "torn rows": (
+        "data/chunk-*/file-*.parquet",
+        lambda path, root: path.write_bytes(path.read_bytes()[:200]),
+    ),
     "a folder": ("videos/**/*.mp4", replace_by_folder),
     "wrong length": ("meta/stats.json", lambda path, root: path.write_text("[")),
 }
@@ -138,14 +168,18 @@ def test_a_broken_file_is_reported_and_the_rest_shown(
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5, 7)))
     pattern, damage = DAMAGES[what]
     damage(min((tmp_path / "d").glob(pattern)), tmp_path / "d")
-    code = main.main(["check", str(tmp_path / "d"), "--page", str(tmp_path / "p.html"), "--shown", "1"])
+    code = main.main(
+        ["check", str(tmp_path / "d"), "--page", str(tmp_path / "p.html"), "--shown", "1"]
+    )
     printed = capsys.readouterr()
     assert code == (0 if what == "wrong length" else 1), printed.out
     assert "Traceback" not in printed.err
     checked((tmp_path / "p.html").read_text())
 
 
-def test_pages_replace_pages_on_request_and_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_replace_pages_on_request_and_no_other_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
     target = tmp_path / "check.html"
     target.write_text("<html>a page of the user's")
@@ -167,12 +201,21 @@ def page(root: Path, shown: int, **change: Any) -> tuple[str, Report]:
 def test_page_shows_every_camera_and_column(tmp_path: Path) -> None:
     spec = Spec(lengths=(6, 9, 4), cameras=(TOP,), images=("observation.images.still",), rich=True)
     write_dataset(tmp_path / "d", spec)
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info.update(robot_type="<script>alert(1)</script>"))
+    edit_json(
+        tmp_path / "d/meta/info.json",
+        lambda info: info.update(robot_type="<script>alert(1)</script>"),
+    )
     html, report = page(tmp_path / "d", 2)
     counts = checked(html)
-    named = {e for finding in report.findings if finding.severity != "note" for e in finding.place.episodes[:2]}
+    named = {
+        e
+        for finding in report.findings
+        if finding.severity != "note"
+        for e in finding.place.episodes[:2]
+    }
     images = {0: 6, 1: 8, 2: 4}  # of each episode: at most 8
-    # Episodes with findings, two others, and the first and last frames of all three: of both cameras.
+    # Episodes with findings, two others, and the first and last frames of all three: of both
+    # cameras.
     assert counts["img"] == 2 * (sum(images[e] for e in named) + 6 + 4) + 2 * 2 * 3
     assert html.count("each on its own scale") >= 2
     assert "<script>alert" not in html
@@ -193,7 +236,12 @@ def test_check_writes_a_page_on_request_only(
 def test_contents_of_real_recordings(real_data: Path) -> None:
     facts = contents(real_data / "gr1_sim_v20")
     video = facts["videos"]["observation.images.ego_view"]
-    assert (video["codec"], video["gop"], video["b_frames"], video["frames"]) == ("h264", 250, True, 2096)
+    assert (video["codec"], video["gop"], video["b_frames"], video["frames"]) == (
+        "h264",
+        250,
+        True,
+        2096,
+    )
     assert len(facts["columns"]["action"]["constant"]) == 25
 
 
@@ -212,7 +260,12 @@ def test_check_accepts_path_and_version(tmp_path: Path, capsys: pytest.CaptureFi
     assert main.main(["check", str(tmp_path / "d"), "--json"]) == 1
     path = "video/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
     capsys.readouterr()
-    assert main.main(["check", str(tmp_path / "d"), "--json", "--version", "v2.1", "--video-path", path]) == 0
+    assert (
+        main.main(
+            ["check", str(tmp_path / "d"), "--json", "--version", "v2.1", "--video-path", path]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["contents"]["videos"][TOP]["files_read"] == 3
 
 
@@ -222,7 +275,9 @@ def test_check_lists_the_metadata_that_conditions_use(tmp_path: Path) -> None:
     quality = [0.5 * number for number in range(11)] + [None]
     operators = [f"operator <{number % 10}>" for number in range(12)]
     empty: list[float | None] = [None] * 11 + [float("nan")]
-    rate_episodes(root, success=[True, False, True] * 4, quality=quality, operator=operators, empty=empty)
+    rate_episodes(
+        root, success=[True, False, True] * 4, quality=quality, operator=operators, empty=empty
+    )
     html, report = page(root, 0)
     metadata = report.contents["metadata"]
     assert metadata["success"] == {"missing": 0, "distinct": 2, "values": [[False, 4], [True, 8]]}

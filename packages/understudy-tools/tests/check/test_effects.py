@@ -1,4 +1,6 @@
-"""Findings are ranked by their effect on a training; each has a fix, and names the command that shows its episodes."""
+"""Findings are ranked by their effect on a training; each has a fix, and names the command that
+shows its episodes.
+"""
 
 from pathlib import Path
 
@@ -17,11 +19,14 @@ from understudy_tools.report.check_page import check_page
 def test_effects_and_fixes_of_all_rules(severity: str) -> None:
     for rule in RULES:
         for place in (Place(), Place((3, 4, 9))):
-            finding = complete_fix(Finding(rule, severity, "", place), "/data/set")  # type: ignore[arg-type]
+            bare = Finding(rule, severity, "", place)  # type: ignore[arg-type]
+            finding = complete_fix(bare, "/data/set")
             assert finding.fix
             assert "SRC" not in finding.fix
             assert "training" in effect_of(finding)
-    looked = complete_fix(Finding("images.shifted", "note", "", Place((4, 7)), fix=LOOK), "/data/set")
+    looked = complete_fix(
+        Finding("images.shifted", "note", "", Place((4, 7)), fix=LOOK), "/data/set"
+    )
     assert "understudy view /data/set --episodes 4 7" in looked.fix
     assert "--data.exclude-episodes 4 7" in looked.fix
 
@@ -30,16 +35,22 @@ def test_effects_rank_findings() -> None:
     rules = ["metadata.totals", "episodes.idle", "values.unit", "rows.count"]
     ranked = rank_findings(tuple(Finding(rule, "warning", "") for rule in rules))
     assert [one.rule for one in ranked][-2:] == ["episodes.idle", "metadata.totals"]
-    errors = rank_findings((Finding("values.unit", "error", ""), Finding("files.missing", "error", "")))
+    errors = rank_findings(
+        (Finding("values.unit", "error", ""), Finding("files.missing", "error", ""))
+    )
     assert [one.rule for one in errors] == ["files.missing", "values.unit"]
-    mixed = rank_findings((Finding("files.missing", "note", ""), Finding("metadata.totals", "error", "")))
+    mixed = rank_findings(
+        (Finding("files.missing", "note", ""), Finding("metadata.totals", "error", ""))
+    )
     assert [one.severity for one in mixed] == ["error", "note"]
 
 
 def test_page_has_the_fix_of_each_finding_in_a_paragraph(tmp_path: Path) -> None:
     root = tmp_path / "set"
     write_dataset(root, Spec(lengths=(6, 9, 4), foreign=False))
-    edit_json(root / "meta/info.json", lambda info: info.update(total_frames=7, splits={"train": "0:99"}))
+    edit_json(
+        root / "meta/info.json", lambda info: info.update(total_frames=7, splits={"train": "0:99"})
+    )
     report = check_dataset(root)
     page = check_page(report, 0)
     for finding in report.findings:
@@ -56,7 +67,9 @@ def test_a_sound_dataset_has_no_bad_episodes_on_its_page(tmp_path: Path) -> None
     write_dataset(tmp_path / "set", Spec(lengths=(12,) * 10, foreign=False))
     report = check_dataset(tmp_path / "set")
     page = check_page(report, 1)
-    assert (">Most unusual episodes</h2>" in page) == any(entry["score"] >= 3 for entry in report.ranking)
+    assert (">Most unusual episodes</h2>" in page) == any(
+        entry["score"] >= 3 for entry in report.ranking
+    )
     assert "Worst episodes" not in page
 
 

@@ -20,7 +20,11 @@ def wrap(number: int, rows: Rows) -> None:
     """An angle at the turn: in some episodes noise carries it over, in few it moves there."""
     rng = np.random.default_rng([5, number])
     for values in rows.values():
-        angle = np.pi + rng.normal(0, 0.02, len(values)) if number % 4 else np.pi - 0.3 + 0.05 * values[:, 3]
+        angle = (
+            np.pi + rng.normal(0, 0.02, len(values))
+            if number % 4
+            else np.pi - 0.3 + 0.05 * values[:, 3]
+        )
         values[:, 3] = (angle + np.pi) % (2 * np.pi) - np.pi
 
 
@@ -61,7 +65,9 @@ def scale(number: int, rows: Rows) -> None:
 
 
 def start_elsewhere(number: int, rows: Rows) -> None:
-    """One episode begins and ends at another place; in a second one the robot is heavier, and follows less."""
+    """One episode begins and ends at another place; in a second one the robot is heavier, and
+    follows less.
+    """
     if number == 5:
         for values in rows.values():
             values[:, :2] += 0.25
@@ -70,10 +76,14 @@ def start_elsewhere(number: int, rows: Rows) -> None:
 
 
 def flicker(number: int, rows: Rows) -> None:
-    """Two joints rest at a value of the episode, and return to it exactly by ticks; they move in few episodes."""
+    """Two joints rest at a value of the episode, and return to it exactly by ticks; they move in
+    few episodes.
+    """
     rng = np.random.default_rng([9, number])
     for values in rows.values():
-        values[:, 4:] = np.float32(0.1 * (number % 7)) + 0.001 * (rng.random((len(values), 2)) < 0.3)
+        values[:, 4:] = np.float32(0.1 * (number % 7)) + 0.001 * (
+            rng.random((len(values), 2)) < 0.3
+        )
     if number % 8 == 0:
         for values in rows.values():
             values[20:28, 4] += 0.11 * np.arange(8, dtype=np.float32)
@@ -81,7 +91,9 @@ def flicker(number: int, rows: Rows) -> None:
 
 
 def posture(number: int, rows: Rows) -> None:
-    """Two fingers rest near each other's usual places in three pieces of one recording, and nearest in the first."""
+    """Two fingers rest near each other's usual places in three pieces of one recording, and nearest
+    in the first.
+    """
     index, thumb = {10: (0.59, 0.75), 11: (0.55, 0.76), 12: (0.53, 0.78)}.get(number, (0.75, 0.6))
     rng = np.random.default_rng([11, number])
     for values in rows.values():
@@ -97,7 +109,8 @@ def coarse_piece(number: int, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker, posture, coarse_piece]
+    "change",
+    [wrap, flip, rest, move_once, touch, scale, start_elsewhere, flicker, posture, coarse_piece],
 )
 def test_rotations_unused_arms_and_shocks_raise_no_alarm(tmp_path: Path, change: Change) -> None:
     assert alarms(write_rows(tmp_path / "set", (90, 120, 100) * 8, change)) == []
@@ -164,14 +177,18 @@ def quaternion_of_another_norm(number: int, rows: Rows) -> None:
         (late_by_six, "values.lag", 5),
     ],
 )
-def test_faults_beside_them_are_named(tmp_path: Path, change: Change, rule: str, episode: int) -> None:
+def test_faults_beside_them_are_named(
+    tmp_path: Path, change: Change, rule: str, episode: int
+) -> None:
     found = alarms(write_rows(tmp_path / "set", (90, 120, 100) * 6, change))
     assert [one.rule for one in found if episode in one.place.episodes] == [rule]
 
 
 def test_motion_of_a_joint_that_rests_is_no_outlier_beside_a_glitch(tmp_path: Path) -> None:
     found = alarms(write_rows(tmp_path / "set", (90, 120, 100) * 6, glitch_beside_motion))
-    assert {one.place.episodes for one in found if one.rule in ("values.outlier", "values.jump")} == {(5,)}
+    assert {
+        one.place.episodes for one in found if one.rule in ("values.outlier", "values.jump")
+    } == {(5,)}
 
 
 def test_a_quaternion_of_another_norm_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""`check` on metadata of other writers: no rows, other keys, dictionary columns, seconds off their frame."""
+"""`check` on metadata of other writers: no rows, other keys, dictionary columns, seconds off their
+frame.
+"""
 
 import json
 import shutil
@@ -20,7 +22,9 @@ def test_metadata_without_rows_is_checked(tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(6, 9), cameras=(), foreign=False))
     width = Catalog.open(tmp_path / "set").features["action"].shape[0]
     names = [f"joint_{number}.vel" for number in range(width)]
-    edit_json(tmp_path / "set/meta/info.json", lambda info: info["features"]["action"].update(names=names))
+    edit_json(
+        tmp_path / "set/meta/info.json", lambda info: info["features"]["action"].update(names=names)
+    )
     shutil.rmtree(tmp_path / "set/data")
     report = check_dataset(tmp_path / "set", "rows")
     [missing] = [finding for finding in report.findings if finding.rule == "files.missing"]
@@ -31,7 +35,9 @@ def test_metadata_without_rows_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("actions", "state"), ("command", "joints")])
-def test_value_rules_know_other_names_of_action_and_state(tmp_path: Path, keys: tuple[str, str]) -> None:
+def test_value_rules_know_other_names_of_action_and_state(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
     def degrees(number: int, rows: dict[str, np.ndarray]) -> None:
         if number == 5:
             rows["observation.state"][:, 1] *= 57.29578
@@ -59,22 +65,33 @@ def test_a_dictionary_encoded_task_column_is_read(tmp_path: Path) -> None:
 
 
 def test_a_start_half_a_frame_late_is_named(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "set", Spec(lengths=(6, 9, 4, 7), ids=(), per_video_file=4, gop=3, foreign=False))
+    write_dataset(
+        tmp_path / "set", Spec(lengths=(6, 9, 4, 7), ids=(), per_video_file=4, gop=3, foreign=False)
+    )
     catalog = Catalog.open(tmp_path / "set")
     name = f"videos/{catalog.camera_keys[0]}/from_timestamp"
     for path in (tmp_path / "set/meta/episodes").rglob("*.parquet"):
         late = 0.5 / catalog.fps * (pq.read_table(path)["episode_index"].to_numpy() == 2)
         edit_column(path, name, lambda times, late=late: times + late)
     for images, severity in (("sample", "warning"), ("rows", "note")):
-        found = [one for one in check_dataset(tmp_path / "set", images).findings if one.rule == "videos.start"]
+        found = [
+            one
+            for one in check_dataset(tmp_path / "set", images).findings
+            if one.rule == "videos.start"
+        ]
         assert [(one.severity, one.place.episodes) for one in found] == [(severity, (2,))]
 
 
 def test_timestamps_of_one_file_in_milliseconds_have_a_finding_of_their_own(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "set", Spec(version="v2.1", lengths=(12, 9, 14, 11, 10), cameras=(), foreign=False))
+    write_dataset(
+        tmp_path / "set",
+        Spec(version="v2.1", lengths=(12, 9, 14, 11, 10), cameras=(), foreign=False),
+    )
     fps = json.loads((tmp_path / "set/meta/info.json").read_text())["fps"]
     edit_times(tmp_path / "set", lambda number, times: times * (1000 if number == 3 else 1.1))
-    found = [one for one in check_dataset(tmp_path / "set", "rows").findings if one.rule == "clock.fps"]
+    found = [
+        one for one in check_dataset(tmp_path / "set", "rows").findings if one.rule == "clock.fps"
+    ]
     assert {one.place.episodes: pytest.approx(one.measured, rel=0.01) for one in found} == {
         (3,): fps / 1000,
         (0, 1, 2, 4): fps / 1.1,

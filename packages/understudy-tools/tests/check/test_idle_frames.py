@@ -17,7 +17,9 @@ from understudy_tools.check.row_facts import IdleCounter, read_rows
 
 
 def episodes(unit: float = 1.0) -> list[np.ndarray]:
-    """Four episodes of 60 frames, of which one dimension rests for 20 and both rest for 10; and one of a frame."""
+    """Four episodes of 60 frames, of which one dimension rests for 20 and both rest for 10; and one
+    of a frame.
+    """
     found = []
     for seed in range(4):
         steps = np.random.default_rng(seed).uniform(0.5, 1, (60, 2))
@@ -59,16 +61,23 @@ def test_a_robot_that_never_moves_is_idle() -> None:
 
 
 def recording(root: Path, action: str, seen: bool, unit: float = 1.0) -> Path:
-    """Two episodes of 60 frames: a command of 0.3 in frames 0 to 19 and 40 to 59, and none between; with its place."""
+    """Two episodes of 60 frames: a command of 0.3 in frames 0 to 19 and 40 to 59, and none between;
+    with its place.
+    """
     features = {"action": {"dtype": "float32", "shape": (2,), "names": [f"{action}_x", "gripper"]}}
-    features |= {"observation.state": {"dtype": "float32", "shape": (1,), "names": ["x"]}} if seen else {}
+    features |= (
+        {"observation.state": {"dtype": "float32", "shape": (1,), "names": ["x"]}} if seen else {}
+    )
     with EpisodeWriter(root, fps=20, features=features) as writer:
         for _ in range(2):
             x = 0.0
             for frame in range(60):
                 command = 0.0 if 20 <= frame < 40 else 0.3 * unit
                 row = {"action": np.array([command, 1.0], np.float32)}
-                writer.add_frame(row | ({"observation.state": np.array([x], np.float32)} if seen else {}), task="go")
+                writer.add_frame(
+                    row | ({"observation.state": np.array([x], np.float32)} if seen else {}),
+                    task="go",
+                )
                 x += command
             writer.save_episode()
     return root
@@ -82,7 +91,9 @@ def kept(root: Path, out: Path) -> tuple[dict[str, list[list[int]]], float]:
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-4])
-@pytest.mark.parametrize(("action", "seen"), [("target", True), ("delta", True), ("delta", False), ("vel", False)])
+@pytest.mark.parametrize(
+    ("action", "seen"), [("target", True), ("delta", True), ("delta", False), ("vel", False)]
+)
 def test_a_robot_that_moves_by_constant_differences_is_not_idle(
     action: str, seen: bool, unit: float, tmp_path: Path
 ) -> None:
@@ -95,7 +106,9 @@ def test_a_robot_that_moves_by_constant_differences_is_not_idle(
 
 
 def test_constant_actions_without_a_state_or_a_name_are_idle(tmp_path: Path) -> None:
-    assert check_dataset(recording(tmp_path / "set", "target", False), "rows").idle_share == pytest.approx(57 / 59)
+    assert check_dataset(
+        recording(tmp_path / "set", "target", False), "rows"
+    ).idle_share == pytest.approx(57 / 59)
     edit_json(tmp_path / "set/meta/info.json", lambda info: info.update(control_mode="ee_delta"))
     assert check_dataset(tmp_path / "set", "rows").idle_share == pytest.approx(19 / 59)
 
@@ -108,9 +121,16 @@ def test_check_and_ranges_agree_on_idle_frames(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["g1_v21", "gr1_sim_v20"])
-def test_check_and_ranges_agree_on_real_recordings(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_check_and_ranges_agree_on_real_recordings(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
     with redirect_stdout(StringIO()) as printed:
-        assert main(["ranges", str(real_data / name), "--output", str(tmp_path / "keep.json"), "--json"]) == 0
+        assert (
+            main(
+                ["ranges", str(real_data / name), "--output", str(tmp_path / "keep.json"), "--json"]
+            )
+            == 0
+        )
     facts = json.loads(printed.getvalue())
     assert facts["frames_kept"] == facts["frames"]
     report = check_dataset(real_data / name, "rows")

@@ -1,4 +1,6 @@
-"""Rules of images by their facts: delays, reversed and foreign videos, rates, torn images, blur, color, poses."""
+"""Rules of images by their facts: delays, reversed and foreign videos, rates, torn images, blur,
+color, poses.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,12 @@ import pytest
 from understudy_tools.check.findings import Finding
 from understudy_tools.check.image_facts import GRAY, Clip, ImageFacts, sharpness
 from understudy_tools.check.rules.camera_poses import best_pose, check_camera_poses, fine
-from understudy_tools.check.rules.image_detail import check_changed_images, check_image_detail, held, torn
+from understudy_tools.check.rules.image_detail import (
+    check_changed_images,
+    check_image_detail,
+    held,
+    torn,
+)
 from understudy_tools.check.rules.images import check_images
 from understudy_tools.check.rules.motion import check_motion
 
@@ -31,7 +38,9 @@ def speed(episode: int) -> np.ndarray:
 
 def window(motion: np.ndarray, episode: int, camera: int = 0) -> np.ndarray:
     """float32 (FRAMES, 24, 32, 3): a wave that moves by `motion` over a scene of the camera."""
-    scene = np.random.default_rng([4, camera]).uniform(70, 160, (24, 32, 3)) + 20 * np.array([2, 1, -1])
+    scene = np.random.default_rng([4, camera]).uniform(70, 160, (24, 32, 3)) + 20 * np.array(
+        [2, 1, -1]
+    )
     x = np.arange(32) / 3 + np.cumsum(motion)[:, None] + episode
     wave = 12 * np.sin(x)[:, None, :, None]
     rng = np.random.default_rng([6, episode, camera])
@@ -48,10 +57,16 @@ def clip(episode: int, images: np.ndarray | None = None, **other: Any) -> Clip:
 
 
 def findings(rule: Any, clips: list[Clip], others: list[Clip] | None = None) -> list[Finding]:
-    episodes = SimpleNamespace(ids=np.arange(COUNT) + 100, lengths=np.full(COUNT, FRAMES), videos={})
+    episodes = SimpleNamespace(
+        ids=np.arange(COUNT) + 100, lengths=np.full(COUNT, FRAMES), videos={}
+    )
     feature = SimpleNamespace(is_video=False)
     catalog: Any = SimpleNamespace(
-        episodes=episodes, fps=30, stats={}, features={TOP: feature, WRIST: feature}, data_path=lambda row: "data"
+        episodes=episodes,
+        fps=30,
+        stats={},
+        features={TOP: feature, WRIST: feature},
+        data_path=lambda row: "data",
     )
     facts = ImageFacts({TOP: clips} | ({WRIST: others} if others else {}))
     rows: Any = SimpleNamespace(columns={}, digest=[bytes([row]) for row in range(COUNT)])
@@ -94,7 +109,9 @@ def test_motion_that_images_do_not_show_is_undecided() -> None:
     rng = np.random.default_rng(0)
     noise = rng.uniform(0, 255, (COUNT, FRAMES, 24, 32, 3)).astype(np.float32)
     found = findings(check_motion, [clip(episode, noise[episode]) for episode in range(COUNT)])
-    assert [(one.rule, one.severity, one.place.camera) for one in found] == [("images.shifted", "undecided", TOP)]
+    assert [(one.rule, one.severity, one.place.camera) for one in found] == [
+        ("images.shifted", "undecided", TOP)
+    ]
     [few] = findings(check_motion, [clip(episode) for episode in range(3)])
     assert (few.rule, few.severity, few.measured) == ("images.shifted", "undecided", 3)
 
@@ -110,7 +127,9 @@ def test_each_image_shown_several_times_is_named(frames: int) -> None:
     assert [(one.rule, one.severity) for one in every] == [("images.rate", "note")]
 
 
-@pytest.mark.parametrize("part", [slice(12), slice(12, None), slice(None)], ids=["above", "below", "whole"])
+@pytest.mark.parametrize(
+    "part", [slice(12), slice(12, None), slice(None)], ids=["above", "below", "whole"]
+)
 def test_images_with_parts_of_other_moments_are_named(part: slice) -> None:
     clips = [clip(episode) for episode in range(COUNT)]
     images = clips[5].window.copy()
@@ -123,9 +142,13 @@ def test_images_with_parts_of_other_moments_are_named(part: slice) -> None:
 
 def test_blur_tint_and_gray_are_named() -> None:
     rng = np.random.default_rng(1)
-    picture = rng.integers(0, 255, (1, 3, 24, 32)).repeat(8, axis=2).repeat(8, axis=3).astype(np.float32)
+    picture = (
+        rng.integers(0, 255, (1, 3, 24, 32)).repeat(8, axis=2).repeat(8, axis=3).astype(np.float32)
+    )
     soft = (picture + np.roll(picture, 1, 3) + np.roll(picture, 2, 3) + np.roll(picture, 3, 3)) / 4
-    values = [sharpness(images.astype(np.uint8)) for images in (picture, (soft + np.roll(soft, 2, 2)) / 2)]
+    values = [
+        sharpness(images.astype(np.uint8)) for images in (picture, (soft + np.roll(soft, 2, 2)) / 2)
+    ]
     assert values[1] < 0.75 * values[0]
     clips = [clip(episode, sharpness=values[episode == 8]) for episode in range(COUNT)]
     assert named(findings(check_image_detail, clips)) == [("images.sharpness", (108,))]
@@ -147,13 +170,23 @@ def test_colors_and_cameras_exchanged_in_half_of_the_episodes_are_named() -> Non
     swapped = [clip(one.row, one.window[..., ::-1]) if one.row in half else one for one in clips]
     [(rule, episodes)] = named(findings(check_changed_images, swapped))
     assert rule == "images.channels"
-    assert set(episodes) in ({100 + row for row in half}, {100 + row for row in range(COUNT) if row not in half})
+    assert set(episodes) in (
+        {100 + row for row in half},
+        {100 + row for row in range(COUNT) if row not in half},
+    )
     others = [clip(episode, window(speed(episode), episode, camera=1)) for episode in range(COUNT)]
-    assert [one for one in named(findings(check_images, clips, others)) if one[0] == "images.exchanged"] == []
+    assert [
+        one for one in named(findings(check_images, clips, others)) if one[0] == "images.exchanged"
+    ] == []
     for row in half:
         clips[row], others[row] = others[row], clips[row]
-    [(rule, episodes)] = [one for one in named(findings(check_images, clips, others)) if one[0] == "images.exchanged"]
-    assert set(episodes) in ({100 + row for row in half}, {100 + row for row in range(COUNT) if row not in half})
+    [(rule, episodes)] = [
+        one for one in named(findings(check_images, clips, others)) if one[0] == "images.exchanged"
+    ]
+    assert set(episodes) in (
+        {100 + row for row in half},
+        {100 + row for row in range(COUNT) if row not in half},
+    )
 
 
 def scene(down: int = 0, right: int = 0, zoom: float = 1.0, seed: int = 8) -> np.ndarray:
@@ -163,7 +196,9 @@ def scene(down: int = 0, right: int = 0, zoom: float = 1.0, seed: int = 8) -> np
     for _ in range(160):
         top, left, size = *rng.integers(0, (180, 240)), rng.integers(4, 14)
         table[top : top + size, left : left + size] = rng.uniform(20, 235)
-    y, x = (np.rint((np.arange(size) - size / 2) / zoom + 96 * size / 96).astype(int) for size in GRAY)
+    y, x = (
+        np.rint((np.arange(size) - size / 2) / zoom + 96 * size / 96).astype(int) for size in GRAY
+    )
     return table[np.ix_(y - down, x - right)]
 
 
@@ -186,7 +221,8 @@ def test_a_camera_with_another_pose_is_named(pose: dict[str, Any], midway: bool)
 
 def test_a_scene_that_always_differs_is_undecided() -> None:
     clips = [
-        clip(episode, gray=np.stack([scene(seed=3 * episode + at) for at in range(3)])) for episode in range(COUNT)
+        clip(episode, gray=np.stack([scene(seed=3 * episode + at) for at in range(3)]))
+        for episode in range(COUNT)
     ]
     found = findings(check_camera_poses, clips)
     assert {(one.rule, one.severity) for one in found} == {("images.moved", "undecided")}

@@ -1,4 +1,6 @@
-"""Each fault of lab/benchmarks/planted_faults.py is named by rule and place, and sound datasets raise no alarm."""
+"""Each fault of lab/benchmarks/planted_faults.py is named by rule and place, and sound datasets
+raise no alarm.
+"""
 
 import json
 from pathlib import Path
@@ -41,7 +43,8 @@ def test_held_faults_are_a_split_of_their_own() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        # Faults in images of recordings are found by rules that faults in generated images prove, too.
+        # Faults in images of recordings are found by rules that faults in generated images prove,
+        # too.
         pytest.param(fault, id=fault.name, marks=pytest.mark.long if _is_long(fault) else ())
         for fault in KNOWN_FAULTS
     ],
@@ -55,7 +58,9 @@ def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_p
         assert fault.result(report) == "undecided"
         return
     assert fault.result(report) == "named", report.findings
-    named = next(finding for finding in report.findings if fault.is_named_by(finding, report.episodes))
+    named = next(
+        finding for finding in report.findings if fault.is_named_by(finding, report.episodes)
+    )
     assert named.message
     json.dumps(report.to_json(), allow_nan=False)
     assert named.fix or fault.name == "video_of_another_size"
@@ -81,11 +86,18 @@ def test_real_recordings_raise_no_alarm(real_data: Path, name: str) -> None:
 
 @pytest.mark.long
 def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None:
-    ranges = {"0": [[0, 60], [80, 200]], "1": [[10, 150]], "2": [[0, 90], [91, 250]], "3": [[5, 200]]}
+    ranges = {
+        "0": [[0, 60], [80, 200]],
+        "1": [[10, 150]],
+        "2": [[0, 90], [91, 250]],
+        "3": [[5, 200]],
+    }
     ranges |= {"4": [[30, 250]], "5": [[0, 270]], "6": [[20, 120], [130, 270]], "7": [[3, 280]]}
     (tmp_path / "keep.json").write_text(json.dumps(ranges))
     (tmp_path / "times.json").write_text(json.dumps({"0": [3.1, 9], "1": [4.2]}))
-    pieces = {str(e): [round(1.2 + 3.1 * i + 0.13 * e, 3) for i in range(1 + e % 2)] for e in range(8)}
+    pieces = {
+        str(e): [round(1.2 + 3.1 * i + 0.13 * e, 3) for i in range(1 + e % 2)] for e in range(8)
+    }
     (tmp_path / "pieces.json").write_text(json.dumps(pieces))
     g1, g1_v30, gr1 = (str(real_data / name) for name in ("g1_v21", "g1_v30", "gr1_sim_v20"))
     for name, command, sources, options, known in (
@@ -101,5 +113,9 @@ def test_outputs_of_edit_raise_no_alarm(real_data: Path, tmp_path: Path) -> None
         ("pieces", "segment", [g1], ["--times", str(tmp_path / "pieces.json")], {"images.rate"}),
     ):
         assert main([command, *sources, str(tmp_path / name), *options]) == 0
-        for root in [tmp_path / name / part for part in ("train", "val")] if name == "split" else [tmp_path / name]:
+        for root in (
+            [tmp_path / name / part for part in ("train", "val")]
+            if name == "split"
+            else [tmp_path / name]
+        ):
             assert planted.alarms(check_dataset(root), known) == [], name

@@ -1,4 +1,6 @@
-"""Faults of sensor files are named by rule and place, and sound sensors of any clock raise no alarm."""
+"""Faults of sensor files are named by rule and place, and sound sensors of any clock raise no
+alarm.
+"""
 
 import json
 from collections.abc import Callable
@@ -35,7 +37,9 @@ def regular(rate: float = 100) -> Samples:
     return found
 
 
-def findings(root: Path, samples: Samples, change: Callable[[Path], Any] | None = None, **entry: Any) -> list[Finding]:
+def findings(
+    root: Path, samples: Samples, change: Callable[[Path], Any] | None = None, **entry: Any
+) -> list[Finding]:
     """Findings about the sensor."""
     add_sensor(root, samples, group=100, **entry)
     if change is not None:
@@ -73,7 +77,14 @@ def bursts() -> Samples:
 
 @pytest.mark.parametrize(
     "samples",
-    [regular(), regular(3), jittered(LENGTHS, 200), jittered(LENGTHS, 7, seed=3), touch(), bursts()],
+    [
+        regular(),
+        regular(3),
+        jittered(LENGTHS, 200),
+        jittered(LENGTHS, 7, seed=3),
+        touch(),
+        bursts(),
+    ],
     ids=["regular", "slow", "random", "slow and random", "switch", "bursts"],
 )
 def test_sound_sensors_raise_no_alarm(root: Path, samples: Samples) -> None:
@@ -91,9 +102,13 @@ def test_missing_and_broken_sensor_files(root: Path) -> None:
     found = findings(root, samples, lambda root: (root / "sensors/imu.parquet").unlink())
     assert only(found) == ("sensors.file", "error", ())
     assert found[0].place.file == "sensors/imu.parquet"
-    found = findings(root, samples, lambda root: (root / "sensors/imu/2.parquet").unlink(), path=EACH)
+    found = findings(
+        root, samples, lambda root: (root / "sensors/imu/2.parquet").unlink(), path=EACH
+    )
     assert only(found) == ("sensors.file", "error", (2,))
-    found = findings(root, samples, lambda root: (root / "sensors/imu/3.parquet").write_bytes(b"PAR1"), path=EACH)
+    found = findings(
+        root, samples, lambda root: (root / "sensors/imu/3.parquet").write_bytes(b"PAR1"), path=EACH
+    )
     assert only(found) == ("sensors.file", "error", (3,))
 
 
@@ -104,7 +119,9 @@ def test_samples_of_other_and_of_no_episodes(root: Path) -> None:
     assert only(findings(root, samples)) == ("sensors.episode", "warning", (1,))
 
 
-def planted(change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], episode: int = 2) -> Samples:
+def planted(
+    change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], episode: int = 2
+) -> Samples:
     samples = regular()
     samples[episode] = change(*samples[episode])
     return samples
@@ -112,7 +129,9 @@ def planted(change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndar
 
 def backwards(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     times[150:] -= 0.3
-    return np.append(times, times[-1] + np.arange(1, 30) / 100), np.concatenate([values, values[:29]])
+    return np.append(times, times[-1] + np.arange(1, 30) / 100), np.concatenate(
+        [values, values[:29]]
+    )
 
 
 def stuck(times: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,5 +177,11 @@ def test_faults_of_one_episode(root: Path, change: Any, rule: str, severity: str
 
 
 def test_a_sensor_that_never_changes(root: Path) -> None:
-    samples = {episode: (times, np.ones_like(values)) for episode, (times, values) in regular().items()}
-    assert only(findings(root, samples)) == ("sensors.constant", "warning", tuple(range(len(LENGTHS))))
+    samples = {
+        episode: (times, np.ones_like(values)) for episode, (times, values) in regular().items()
+    }
+    assert only(findings(root, samples)) == (
+        "sensors.constant",
+        "warning",
+        tuple(range(len(LENGTHS))),
+    )

@@ -11,13 +11,17 @@ from understudy_tools.check.findings import Finding, Place, merge_undecided, und
 from understudy_tools.testing.robot_rows import write_rows
 
 
-def test_a_rule_with_too_little_data_is_undecided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rule_with_too_little_data_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = check_dataset(write_rows(tmp_path / "set", (40,) * 4, width=3), "rows")
     [lag] = [entry for entry in report.undecided if entry.rule == "values.lag"]
     assert (lag.severity, lag.measured, lag.expected) == ("undecided", 4, 5)
     assert not [finding for finding in report.findings if finding.severity == "undecided"]
     assert main.main(["check", str(tmp_path / "set"), "--depth", "rows", "--json"]) == 0
-    assert "values.lag" in [entry["rule"] for entry in json.loads(capsys.readouterr().out)["undecided"]]
+    assert "values.lag" in [
+        entry["rule"] for entry in json.loads(capsys.readouterr().out)["undecided"]
+    ]
 
 
 def test_one_entry_per_rule_has_the_least_data() -> None:

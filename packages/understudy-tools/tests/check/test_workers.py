@@ -1,4 +1,6 @@
-"""`check` in several processes: the facts of one process, poisoned files, kills, and a source behind a server."""
+"""`check` in several processes: the facts of one process, poisoned files, kills, and a source
+behind a server.
+"""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -23,7 +25,10 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     cameras = ("observation.images.top", "observation.images.wrist")
     for version in ("v2.1", "v3.0"):
         lengths = (6, 9, 4, 7, 30, 5, 8)
-        write_dataset(root / version, Spec(version, lengths=lengths, cameras=cameras, images=("observation.still",)))
+        write_dataset(
+            root / version,
+            Spec(version, lengths=lengths, cameras=cameras, images=("observation.still",)),
+        )
     broken = next((root / "v2.1/data").rglob("episode_000003.parquet"))
     broken.write_bytes(b"not parquet")
     video = next((root / "v2.1/videos").rglob("episode_000001.mp4"))
@@ -50,11 +55,19 @@ def plain(value: Any) -> Any:
         return tuple(plain(item) for item in value)
     if is_dataclass(value):  # what its properties remember is no part of it
         return plain(
-            {one.name: getattr(value, one.name) for one in fields(value) if one.name not in ("catalog", "_catalog")}
+            {
+                one.name: getattr(value, one.name)
+                for one in fields(value)
+                if one.name not in ("catalog", "_catalog")
+            }
         )
     if hasattr(value, "__dict__") and not isinstance(value, (Catalog, Exception)):
         return plain(
-            {name: item for name, item in vars(value).items() if name not in ("catalog", "_catalog", "_stride")}
+            {
+                name: item
+                for name, item in vars(value).items()
+                if name not in ("catalog", "_catalog", "_stride")
+            }
         )
     return value if isinstance(value, (bytes, int, float, type(None))) else str(value)
 
@@ -78,7 +91,9 @@ def test_facts_are_equal_for_any_number_of_processes(
     assert facts_of(sets[version], folder=tmp_path) == one  # from the results of the call before
 
 
-def test_facts_do_not_depend_on_the_cut(sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_do_not_depend_on_the_cut(
+    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(row_facts, "KNOWN", 1)
     monkeypatch.setattr(column_facts, "SAMPLE", 10)
     whole = facts_of(sets["v3.0"])

@@ -1,4 +1,6 @@
-"""`understudy edit` and `understudy segment` at the command line: summary, exit codes, and one line for wrong input."""
+"""`understudy edit` and `understudy segment` at the command line: summary, exit codes, and one line
+for wrong input.
+"""
 
 import json
 from pathlib import Path
@@ -33,7 +35,11 @@ def test_edit_prints_quality_bytes_and_decode_cost(
     assert camera["psnr_db"] > 30
     assert 0.9 < camera["ssim"] <= 1
     assert camera["bytes_before"] > 0
-    assert all(camera[name][way] > 0 for name in ("decode_ms_before", "decode_ms") for way in ("stretch", "single"))
+    assert all(
+        camera[name][way] > 0
+        for name in ("decode_ms_before", "decode_ms")
+        for way in ("stretch", "single")
+    )
     assert run("edit", source, tmp_path / "parts", "--split", "a=0.5", "b=0.5", "--seed", "3") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
@@ -41,7 +47,9 @@ def test_edit_prints_quality_bytes_and_decode_cost(
     ]
 
 
-def test_segment_prints_a_summary(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_segment_prints_a_summary(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("segment", source, tmp_path / "out", "--by", "task") == 0
     assert "3 episodes, 20 frames" in capsys.readouterr().out
 

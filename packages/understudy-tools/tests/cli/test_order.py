@@ -14,7 +14,9 @@ from understudy_tools.cli.order import ExplainConfig, choose, droid_like, explai
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}
 
 
-def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_accepts_clip_lanes_and_the_order_inside(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     explain(ExplainConfig(**SMALL, clip=24, lanes=128, inside="permuted"))
     text = capsys.readouterr().out
     assert "400 episodes" in text
@@ -41,7 +43,9 @@ def test_explain_accepts_clip_lanes_and_the_order_inside(capsys: pytest.CaptureF
     ],
 )
 def test_explain_names_wrong_settings(wrong: str) -> None:
-    name = next(word for word in wrong.split() if word.startswith("--")).strip("-").replace("-", "_")
+    name = (
+        next(word for word in wrong.split() if word.startswith("--")).strip("-").replace("-", "_")
+    )
     with pytest.raises(ConfigError) as caught:
         read_settings("order explain", wrong.split())
     assert name in str(caught.value).replace("-", "_")
@@ -73,7 +77,9 @@ def test_explain_prints_the_candidates_and_marks_the_chosen_one(
         marked = [line for line in lines if line.startswith("> ")]
         assert [str(choice.chosen) in line for line in marked] == [True]
         assert f"{choice.chosen.cost:.2f}" in marked[0]
-        assert sum(str(candidate) in "\n".join(lines) for candidate in choice.candidates) == len(choice.candidates)
+        assert sum(str(candidate) in "\n".join(lines) for candidate in choice.candidates) == len(
+            choice.candidates
+        )
     assert choose([], ExplainConfig()) is None
 
 

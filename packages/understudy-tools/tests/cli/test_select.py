@@ -1,4 +1,6 @@
-"""`understudy select` and views: the selection of the settings spelled out, by name, in every tool, unchangeable."""
+"""`understudy select` and views: the selection of the settings spelled out, by name, in every tool,
+unchangeable.
+"""
 
 import json
 import shlex
@@ -37,7 +39,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(root / "d", Spec(lengths=LENGTHS, ids=IDS, cameras=()))
     (root / "keep.json").write_text(json.dumps({"1": [[0, 5]], "9": [[2, 11]], "10": [[0, 7]]}))
     frames = [(e, f) for e, length in zip(IDS, LENGTHS) for f in range(length)]
-    write_weights(root / "w.parquet", {frame: (0.0, 1.0, 2.5)[i % 3] for i, frame in enumerate(frames)})
+    write_weights(
+        root / "w.parquet", {frame: (0.0, 1.0, 2.5)[i % 3] for i, frame in enumerate(frames)}
+    )
     return root
 
 
@@ -76,7 +80,9 @@ def same(a: EpisodeArrays, b: EpisodeArrays) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_a_view_is_its_settings_spelled_out(shared: Path, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+def test_a_view_is_its_settings_spelled_out(
+    shared: Path, tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
     root = tmp_path_factory.mktemp("spelled") / "d"
     shutil.copytree(shared / "d", root)
     options: dict[str, Any] = {
@@ -102,7 +108,9 @@ def test_a_view_is_its_settings_spelled_out(shared: Path, tmp_path_factory: pyte
     same(EpisodeArrays(f"{root}#v", WINDOW, **beside), EpisodeArrays(root, WINDOW, **together))
 
 
-def test_each_change_is_a_version_and_earlier_ones_stay(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_change_is_a_version_and_earlier_ones_stay(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(root, "v", episodes=[1, 2])
     first = versions(root, "v")
     save(root, "v", episodes=[1, 2])
@@ -127,7 +135,11 @@ def test_a_view_is_printed_as_the_flags_that_make_it(
 ) -> None:
     keep = root.parent / "keep.json"
     condition = " or ".join(f"length > {4 + number % 3}" for number in range(60))
-    chosen = {"where": f'{condition} or "it\'s" in task', "episodes": [1, 2, 9], "keep_ranges": keep}
+    chosen = {
+        "where": f'{condition} or "it\'s" in task',
+        "episodes": [1, 2, 9],
+        "keep_ranges": keep,
+    }
     capsys.readouterr()
     save(root, "v", **chosen, keep_rule="start", val_fraction=0.25)
     words = shlex.split(capsys.readouterr().out.rpartition("; ")[2])
@@ -172,7 +184,9 @@ def test_files_of_a_view_cannot_change_unseen(root: Path) -> None:
         ({"keep_rule": "start"}, ("keep_rule", "v@1", "start", "window")),
     ],
 )
-def test_a_contradiction_names_both(root: Path, beside: dict[str, Any], names: tuple[str, ...]) -> None:
+def test_a_contradiction_names_both(
+    root: Path, beside: dict[str, Any], names: tuple[str, ...]
+) -> None:
     save(root, "v", episodes=[1, 9], keep_ranges=root.parent / "keep.json")
     with refused(*names, where=None, fix="view"):
         EpisodeArrays(f"{root}#v", **beside)
@@ -180,7 +194,11 @@ def test_a_contradiction_names_both(root: Path, beside: dict[str, Any], names: t
 
 def test_settings_beside_a_view_narrow_it(root: Path) -> None:
     save(root, "v", where="length > 5", episodes=[1, 2, 5, 9], drop_n_first_frames=2)
-    beside: dict[str, Any] = {"where": "length < 10", "episodes": np.array([2, 9]), "drop_n_first_frames": 1}
+    beside: dict[str, Any] = {
+        "where": "length < 10",
+        "episodes": np.array([2, 9]),
+        "drop_n_first_frames": 1,
+    }
     narrowed = EpisodeArrays(f"{root}#v", **beside)
     assert narrowed.segments.tolist() == [[2, 2, 9]]
     save(f"{root}#v", "w", where="length < 10")
@@ -211,7 +229,9 @@ def test_a_grown_dataset_is_reported_and_a_frozen_view_is_not_extended(tmp_path:
     assert absent(EpisodeArrays(f"{root}#open@2").notes[0], "4 of 4")
 
 
-def test_a_view_of_other_episodes_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_view_of_other_episodes_is_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Such as a renumbered dataset. `edit` writes none."""
     save(root, "v", episodes=[2, 9])
     assert main(["edit", f"{root}#v", str(tmp_path / "out")]) == 0
@@ -231,17 +251,25 @@ def test_check_reports_a_damaged_view_and_leaves_out_other_episodes(root: Path) 
     save(root, "bad", episodes=[1, 2])
     view_file(root, "bad").write_text("{}")
     report = check_dataset(root, "rows")
-    assert [f.place.file for f in report.findings if f.rule == "metadata.views"] == ["meta/views/bad.json"]
+    assert [f.place.file for f in report.findings if f.rule == "metadata.views"] == [
+        "meta/views/bad.json"
+    ]
     assert 6 in {e for f in report.findings for e in f.place.episodes}  # it has no frames
     ours = check_dataset(f"{root}#good", "rows")
     assert 6 not in {e for f in ours.findings for e in f.place.episodes}
-    assert {f.rule for f in ours.findings} == {f.rule for f in report.findings if set(f.place.episodes) != {6}}
+    assert {f.rule for f in ours.findings} == {
+        f.rule for f in report.findings if set(f.place.episodes) != {6}
+    }
 
 
-def test_every_tool_takes_a_view(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tool_takes_a_view(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(root, "v", episodes=[1, 9])
     address = f"{root}#v"
-    assert main(["ranges", address, "--output", str(tmp_path / "r.json"), "--threshold", "1e-9"]) == 0
+    assert (
+        main(["ranges", address, "--output", str(tmp_path / "r.json"), "--threshold", "1e-9"]) == 0
+    )
     assert sorted(json.loads((tmp_path / "r.json").read_text())) == ["1", "9"]
     capsys.readouterr()
     assert main(["order", "explain", address, "--batch-size", "8"]) == 0
@@ -253,20 +281,27 @@ def test_every_tool_takes_a_view(root: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_views_are_read_from_a_server(root: Path, tmp_path: Path) -> None:
     for first in (1, 2, 5):
-        save(root, "v", episodes=[first, 9], keep_ranges=root.parent / "keep.json", keep_rule="start")
+        save(
+            root, "v", episodes=[first, 9], keep_ranges=root.parent / "keep.json", keep_rule="start"
+        )
     save(root, "w", frame_weights=root.parent / "w.parquet")
     with RangeServer(folder(root)) as server:
         options = RemoteOptions(cache=str(tmp_path / "cache"))
         for name in ("v", "v@2", "w"):
             remote = Catalog.open(f"{server.url}#{name}", options)
             same(EpisodeArrays(remote, name="d"), EpisodeArrays(f"{root}#{name}"))
-            assert open_episodes(remote).episodes.ids.tolist() == open_episodes(f"{root}#{name}").episodes.ids.tolist()
+            assert (
+                open_episodes(remote).episodes.ids.tolist()
+                == open_episodes(f"{root}#{name}").episodes.ids.tolist()
+            )
         with refused("nope", where=""):
             Catalog.open(f"{server.url}#nope", options)
         assert main(["select", server.url, "v", "--episodes", "1"]) != 0
 
 
-def test_a_folder_of_that_name_is_no_view(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_that_name_is_no_view(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(root, tmp_path / "d#v")
     assert Catalog.open(f"{tmp_path}/d#v").view is None
     monkeypatch.chdir(tmp_path)
@@ -282,8 +317,12 @@ def test_a_folder_of_that_name_is_no_view(root: Path, tmp_path: Path, monkeypatc
         assert split_view(address) == (address, "")
 
 
-@pytest.mark.parametrize("words", [[], ["--episodes", "1"], ["a", "b"], ["1st"], ["v", "--episodes", "77"]])
-def test_refused_calls_write_nothing(root: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [[], ["--episodes", "1"], ["a", "b"], ["1st"], ["v", "--episodes", "77"]]
+)
+def test_refused_calls_write_nothing(
+    root: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code = main(["select", str(root), *words])
     assert (code == 0) == (words == [])
     assert not (root / "meta/views").exists()

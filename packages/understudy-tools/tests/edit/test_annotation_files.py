@@ -52,7 +52,9 @@ def test_edit_reads_fields_of_csv_as_written(source: Path, tmp_path: Path) -> No
         ("m.json", json.dumps({"0": {"q": 2**70}, "1": {"q": 1}}), "'q'"),
     ],
 )
-def test_edit_refuses_ambiguous_metadata(source: Path, tmp_path: Path, name: str, content: str, named: str) -> None:
+def test_edit_refuses_ambiguous_metadata(
+    source: Path, tmp_path: Path, name: str, content: str, named: str
+) -> None:
     with pytest.raises(DatasetError, match=named):
         edit(source, tmp_path / "out", metadata=write(tmp_path / name, content))
     assert not (tmp_path / "out").exists()
@@ -60,25 +62,46 @@ def test_edit_refuses_ambiguous_metadata(source: Path, tmp_path: Path, name: str
 
 def test_edit_refuses_repeated_and_unknown_keys(source: Path, tmp_path: Path) -> None:
     with refused(where="twice.json"):
-        segment(source, tmp_path / "out", times=write(tmp_path / "twice.json", '{"0": [0.1], "0": [0.2]}'))
+        segment(
+            source,
+            tmp_path / "out",
+            times=write(tmp_path / "twice.json", '{"0": [0.1], "0": [0.2]}'),
+        )
     with refused(where="tasks.json"):
-        edit(source, tmp_path / "out", tasks=write(tmp_path / "tasks.json", '{"lift the red blok": "lift"}'))
+        edit(
+            source,
+            tmp_path / "out",
+            tasks=write(tmp_path / "tasks.json", '{"lift the red blok": "lift"}'),
+        )
     with refused(where="check.json"):
-        edit(source, tmp_path / "out", exclude_bad=write(tmp_path / "check.json", '{"bad_episodes": [0.7]}'))
+        edit(
+            source,
+            tmp_path / "out",
+            exclude_bad=write(tmp_path / "check.json", '{"bad_episodes": [0.7]}'),
+        )
 
 
 def test_edit_records_no_credentials(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plans = make_plans(EditConfig(paths=(str(source), str(out))), [Catalog.open(source)], out)
-    write_outputs(plans, out, ["understudy", "edit", "https://me:hunter2@host/set?token=hunter2", str(out)])
+    write_outputs(
+        plans, out, ["understudy", "edit", "https://me:hunter2@host/set?token=hunter2", str(out)]
+    )
     command = json.loads((out / "meta/edit.json").read_text())["command"]
     assert command == ["understudy", "edit", "https://host/set", str(out)]
 
 
-def test_edit_keeps_facts_of_episodes_apart_from_metadata_of_the_same_name(source: Path, tmp_path: Path) -> None:
-    named = write(tmp_path / "meta.json", json.dumps({e: {"task": "x", "serial": 2**64 - 1} for e in "01"}))
+def test_edit_keeps_facts_of_episodes_apart_from_metadata_of_the_same_name(
+    source: Path, tmp_path: Path
+) -> None:
+    named = write(
+        tmp_path / "meta.json", json.dumps({e: {"task": "x", "serial": 2**64 - 1} for e in "01"})
+    )
     edit(source, tmp_path / "out", metadata=named)
-    assert Catalog.open(tmp_path / "out").episode_metadata()["serial"] == {0: 2**64 - 1, 1: 2**64 - 1}
+    assert Catalog.open(tmp_path / "out").episode_metadata()["serial"] == {
+        0: 2**64 - 1,
+        1: 2**64 - 1,
+    }
     edit(tmp_path / "out", tmp_path / "kept", where='task != "x"')
     assert Catalog.open(tmp_path / "kept").num_episodes == 2
 

@@ -56,7 +56,15 @@ def test_fields_that_do_not_stay_true_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["discarded_episode_indices", "bad_episodes", "episodes", "num_frames", "duration_s", "valid_indices"]
+    "name",
+    [
+        "discarded_episode_indices",
+        "bad_episodes",
+        "episodes",
+        "num_frames",
+        "duration_s",
+        "valid_indices",
+    ],
 )
 def test_fields_that_list_or_count_episodes_are_named(tmp_path: Path, name: str) -> None:
     """Episode 1 of the source is episode 0 of the output: a list of ids would name another one."""
@@ -97,7 +105,13 @@ def test_files_that_are_left_out_are_named(tmp_path: Path) -> None:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text("{}")
     (line,) = edit(source, tmp_path / "out")[""].left_out
-    for name in ("README.md", "calibration/", "meta/modality.json", "meta/views/", "meta/contract.json"):
+    for name in (
+        "README.md",
+        "calibration/",
+        "meta/modality.json",
+        "meta/views/",
+        "meta/contract.json",
+    ):
         assert name in line
     assert "info.json" not in line
     assert not (tmp_path / "out/README.md").exists()

@@ -31,29 +31,46 @@ CAMERA = "observation.images.top"
 SETS = {
     "v2.0 with B-frames": Spec("v2.0", cameras=(CAMERA,), b_frames=2, gop=6, chunks_size=2),
     "v2.1 rich, two cameras, late clock": Spec(
-        "v2.1", cameras=(CAMERA, "observation.images.wrist"), rich=True, late_timestamps=True, ids=(2, 5, 9)
+        "v2.1",
+        cameras=(CAMERA, "observation.images.wrist"),
+        rich=True,
+        late_timestamps=True,
+        ids=(2, 5, 9),
     ),
     "v3.0 packed, images in rows": Spec(
-        "v3.0", images=("observation.images.side",), rich=True, reverse_videos=True, nan_row=True, gop=3
+        "v3.0",
+        images=("observation.images.side",),
+        rich=True,
+        reverse_videos=True,
+        nan_row=True,
+        gop=3,
     ),
-    "v3.0 AV1, no frame_index": Spec("v3.0", codec="libsvtav1", per_video_file=3, gop=3, omit=("frame_index",)),
+    "v3.0 AV1, no frame_index": Spec(
+        "v3.0", codec="libsvtav1", per_video_file=3, gop=3, omit=("frame_index",)
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def v30(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three episodes of 12, 9 and 8 frames with a key frame every 4, and DROID's texts about them."""
+    """Three episodes of 12, 9 and 8 frames with a key frame every 4, and DROID's texts about
+    them.
+    """
     root = tmp_path_factory.mktemp("source") / "v30"
     write_dataset(root, Spec("v3.0", lengths=(12, 9, 8), gop=4, recorded_as=True))
     return root
 
 
 def record(root: Path, episodes: range) -> Path:
-    with EpisodeWriter(root, fps=recording.FPS, features=recording.FEATURES, codec="libx264") as writer:
+    with EpisodeWriter(
+        root, fps=recording.FPS, features=recording.FEATURES, codec="libx264"
+    ) as writer:
         for number in episodes:
             for frame in range(recording.length(number)):
                 values: dict[str, Any] = {"observation.state": recording.state(number, frame)}
-                for camera, (key, shape) in enumerate((("top", (32, 32, 3)), ("wrist", (16, 32, 3)))):
+                for camera, (key, shape) in enumerate(
+                    (("top", (32, 32, 3)), ("wrist", (16, 32, 3)))
+                ):
                     values[f"observation.images.{key}"] = np.full(
                         shape, recording.shade(number, frame, camera), np.uint8
                     )
@@ -70,7 +87,9 @@ def test_edit_converts_every_version_to_the_bit(name: str, tmp_path: Path) -> No
     truth = write_dataset(source, SETS[name])
     written = edit(source, out)[""]
     assert Catalog.open(out).version == "v3.0"
-    assert Catalog.open(out).report() == [line for line in Catalog.open(out).report() if "constant" in line]
+    assert Catalog.open(out).report() == [
+        line for line in Catalog.open(out).report() if "constant" in line
+    ]
     assert [one for one in written.videos.values() if one.encoded] == []
     for number, before in enumerate(SETS[name].episode_ids):
         now = episode(out, number)
@@ -80,7 +99,9 @@ def test_edit_converts_every_version_to_the_bit(name: str, tmp_path: Path) -> No
         assert np.array_equal(now["timestamp"], clock)
     assert written.clocks == (len(truth.tasks) if SETS[name].late_timestamps else 0)
     found = {
-        one.rule for one in check_dataset(str(out), "all", show_progress=False).findings if one.severity == "error"
+        one.rule
+        for one in check_dataset(str(out), "all", show_progress=False).findings
+        if one.severity == "error"
     }
     assert found == ({"values.finite"} if SETS[name].nan_row else set())  # kept as recorded
 
@@ -95,12 +116,18 @@ def test_edit_merge_of_a_split_is_the_original_recording(tmp_path: Path) -> None
         before = episode(whole, number)
         assert_equal_frames(now, before)
         assert all(
-            np.array_equal(now[key], before[key]) for key in ("index", "episode_index", "task_index", "timestamp")
+            np.array_equal(now[key], before[key])
+            for key in ("index", "episode_index", "task_index", "timestamp")
         )
     for name in ("meta/stats.json", "meta/info.json"):
-        now, before = (json.loads((root / name).read_text()) for root in (tmp_path / "merged", whole))
+        now, before = (
+            json.loads((root / name).read_text()) for root in (tmp_path / "merged", whole)
+        )
         assert now == before
-    tables = [pq.read_table(root / "meta/episodes/chunk-000/file-000.parquet") for root in (tmp_path / "merged", whole)]
+    tables = [
+        pq.read_table(root / "meta/episodes/chunk-000/file-000.parquet")
+        for root in (tmp_path / "merged", whole)
+    ]
     assert tables[0].equals(tables[1].replace_schema_metadata(None))
 
 
@@ -118,8 +145,12 @@ def test_edit_statistics_of_a_merge_are_those_of_all_rows(v30: Path, tmp_path: P
         assert np.allclose(stats[key]["mean"], rows.mean(0), rtol=0, atol=1e-15)
         assert np.allclose(stats[key]["std"], rows.std(0), rtol=0, atol=1e-15)
         assert np.allclose(stats[key]["q99"], np.quantile(rows, 0.99, axis=0), rtol=0, atol=1e-15)
-    images = np.concatenate([episode(root, e)[CAMERA] for root, n in ((v30, 3), (other, 2)) for e in range(n)])
-    assert np.allclose(np.ravel(stats[CAMERA]["mean"]), images.mean((0, 2, 3)) / 255, rtol=0, atol=1e-12)
+    images = np.concatenate(
+        [episode(root, e)[CAMERA] for root, n in ((v30, 3), (other, 2)) for e in range(n)]
+    )
+    assert np.allclose(
+        np.ravel(stats[CAMERA]["mean"]), images.mean((0, 2, 3)) / 255, rtol=0, atol=1e-12
+    )
     assert stats[CAMERA]["count"] == [41]
 
 
@@ -127,7 +158,9 @@ def test_edit_statistics_of_a_merge_are_those_of_all_rows(v30: Path, tmp_path: P
 def test_edit_copies_from_key_frames_and_encodes_other_cuts(b_frames: int, tmp_path: Path) -> None:
     source = tmp_path / "source"
     out = tmp_path / "out"
-    write_dataset(source, Spec("v3.0", lengths=(12, 8, 8), gop=4, b_frames=b_frames, per_video_file=3))
+    write_dataset(
+        source, Spec("v3.0", lengths=(12, 8, 8), gop=4, b_frames=b_frames, per_video_file=3)
+    )
     ranges = {"0": [[0, 4], [5, 9]], "1": [[0, 8]], "2": [[4, 7]]}
     (tmp_path / "keep.json").write_text(json.dumps(ranges))
     written = edit(source, out, keep_ranges=str(tmp_path / "keep.json"))[""]
@@ -137,7 +170,9 @@ def test_edit_copies_from_key_frames_and_encodes_other_cuts(b_frames: int, tmp_p
     for number, (before, start, stop) in enumerate([(0, 0, 4), (0, 5, 9), (1, 0, 8), (2, 4, 7)]):
         now = episode(out, number)
         own = episode(source, before)
-        assert [identity(image) for image in now[CAMERA]] == [(0, before, f) for f in range(start, stop)]
+        assert [identity(image) for image in now[CAMERA]] == [
+            (0, before, f) for f in range(start, stop)
+        ]
         equal += np.array_equal(now[CAMERA], own[CAMERA][start:stop])
         now[CAMERA] = own[CAMERA][start:stop]
         assert_equal_frames(now, own, slice(start, stop))
@@ -148,7 +183,9 @@ def test_edit_copies_from_key_frames_and_encodes_other_cuts(b_frames: int, tmp_p
 def test_edit_renames_drops_and_casts_features(v30: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rename = ("observation.images.top=observation.images.front", "action=action.joint")
-    edit(v30, out, rename=rename, drop_features=("next.reward",), cast=("observation.state=float64",))
+    edit(
+        v30, out, rename=rename, drop_features=("next.reward",), cast=("observation.state=float64",)
+    )
     now = episode(out, 1)
     before = episode(v30, 1)
     assert now.keys() == before.keys() - {"next.reward", "action", CAMERA} | {
@@ -212,7 +249,9 @@ def test_edit_refuses_by_name_and_leaves_nothing(
 )
 def test_cast_values_refuses_what_a_dtype_cannot_hold(value: float, dtype: str, kept: bool) -> None:
     if kept:
-        assert cast_values(np.array([0, value]), dtype, "key", "set")[1] == np.dtype(dtype).type(value)
+        assert cast_values(np.array([0, value]), dtype, "key", "set")[1] == np.dtype(dtype).type(
+            value
+        )
         return
     with pytest.raises(DatasetError, match=re.escape(repr(value))):
         cast_values(np.array([0, value]), dtype, "key", "set")
@@ -225,19 +264,27 @@ def test_edit_refuses_a_cast_that_changes_values(tmp_path: Path) -> None:
     assert now.dtype == np.float32
     assert np.array_equal(now, before)
     [path] = (tmp_path / "source/data/chunk-000").glob("*.parquet")
-    edit_json(tmp_path / "source/meta/info.json", lambda info: info["features"]["next.reward"].update(dtype="int64"))
+    edit_json(
+        tmp_path / "source/meta/info.json",
+        lambda info: info["features"]["next.reward"].update(dtype="int64"),
+    )
     edit_column(path, "next.reward", lambda _: [0, 1, 2**24 + 1], pa.int64())
     with pytest.raises(DatasetError, match="16777217"):
         edit(tmp_path / "source", tmp_path / "cast", cast=("next.reward=float32",))
 
 
-def test_edit_refuses_to_merge_sets_that_differ_and_names_the_difference(v30: Path, tmp_path: Path) -> None:
+def test_edit_refuses_to_merge_sets_that_differ_and_names_the_difference(
+    v30: Path, tmp_path: Path
+) -> None:
     changes: dict[str, tuple[Spec, Any]] = {
         "fps": (Spec("v3.0", fps=20), None),
         "'action' has shape": (Spec("v3.0", action_dim=3), None),
         "next.done": (Spec("v3.0", rich=True), None),
         "robot type": (Spec("v3.0"), lambda info: info.update(robot_type="other_arm")),
-        "named 'z'": (Spec("v3.0"), lambda info: info["features"]["observation.state"].update(names=["a", "b", "z"])),
+        "named 'z'": (
+            Spec("v3.0"),
+            lambda info: info["features"]["observation.state"].update(names=["a", "b", "z"]),
+        ),
         "float64": (Spec("v3.0"), lambda info: info["features"]["action"].update(dtype="float64")),
     }
     for number, (named, (spec, change)) in enumerate(changes.items()):
@@ -248,7 +295,8 @@ def test_edit_refuses_to_merge_sets_that_differ_and_names_the_difference(v30: Pa
         with pytest.raises(DatasetError) as caught:
             edit(v30, other, tmp_path / "out")
         assert named in caught.value.what
-        assert caught.value.where == str(v30 if named == "next.done" else other)  # the set that lacks it
+        # the set that lacks it
+        assert caught.value.where == str(v30 if named == "next.done" else other)
 
 
 def test_edit_reads_a_set_over_http(v30: Path, tmp_path: Path) -> None:
@@ -288,7 +336,10 @@ def test_edit_is_never_in_place_and_overwrites_nothing(v30: Path, tmp_path: Path
     for out in (tmp_path / "taken", tmp_path / "file", tmp_path / "link", v30, v30 / "inside"):
         with pytest.raises((DatasetError, AssertionError)):
             edit(v30, out)
-    assert [path.read_text() for path in (tmp_path / "taken/notes.txt", tmp_path / "file")] == ["mine", "mine"]
+    assert [path.read_text() for path in (tmp_path / "taken/notes.txt", tmp_path / "file")] == [
+        "mine",
+        "mine",
+    ]
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
     assert (tmp_path / "link").is_symlink()
     assert not list((tmp_path / "empty").iterdir())
@@ -309,7 +360,9 @@ def test_edit_fills_an_empty_folder_and_spares_one_that_is_filled_meanwhile(
     monkeypatch.setattr("understudy_tools.edit.write_set.write_provenance", fill)
     with pytest.raises((DatasetError, FileExistsError)):
         edit(v30, tmp_path / "late")
-    assert [(path.name, path.read_text()) for path in (tmp_path / "late").iterdir()] == [("notes.txt", "mine")]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "late").iterdir()] == [
+        ("notes.txt", "mine")
+    ]
 
 
 def test_edit_changes_tasks_and_numbers_those_in_use(v30: Path, tmp_path: Path) -> None:
@@ -318,7 +371,9 @@ def test_edit_changes_tasks_and_numbers_those_in_use(v30: Path, tmp_path: Path) 
     before = [episode(v30, number)["task"] for number in (1, 2)]
     wanted = [[text.replace("push the blue block", "push it") for text in own] for own in before]
     assert [episode(tmp_path / "out", number)["task"] for number in (0, 1)] == wanted
-    assert sorted(Catalog.open(tmp_path / "out").tasks) == sorted({text for own in wanted for text in own})
+    assert sorted(Catalog.open(tmp_path / "out").tasks) == sorted(
+        {text for own in wanted for text in own}
+    )
     edit(v30, tmp_path / "one", task="do it")
     assert set(episode(tmp_path / "one", 1)["task"]) == {"do it"}
 
@@ -326,19 +381,29 @@ def test_edit_changes_tasks_and_numbers_those_in_use(v30: Path, tmp_path: Path) 
 def test_edit_numbers_tasks_by_the_lists_of_the_sources(tmp_path: Path) -> None:
     write_dataset(tmp_path / "source", Spec("v3.0", lengths=(2,) * 6, cameras=()))
     edit(tmp_path / "source", tmp_path / "out", episodes=("2-5",))
-    assert episode(tmp_path / "out", 0)["task"] == ["wait"] * 2  # the first to appear, and the last of the list
+    # the first to appear, and the last of the list
+    assert episode(tmp_path / "out", 0)["task"] == ["wait"] * 2
     assert Catalog.open(tmp_path / "out").tasks == Catalog.open(tmp_path / "source").tasks
 
 
 def test_edit_attaches_metadata_and_selects_by_it(v30: Path, tmp_path: Path) -> None:
-    lines = ["episode_index,success,quality,operator", "0,true,4,ann", "1,false,5,bo", "2,true,,ann"]
+    lines = [
+        "episode_index,success,quality,operator",
+        "0,true,4,ann",
+        "1,false,5,bo",
+        "2,true,,ann",
+    ]
     (tmp_path / "meta.csv").write_text("\n".join(lines) + "\n")
     edit(v30, tmp_path / "rated", metadata=str(tmp_path / "meta.csv"))
     metadata = Catalog.open(tmp_path / "rated").episode_metadata()
     assert metadata["success"] == {0: True, 1: False, 2: True}
     assert metadata["quality"] == {0: 4, 1: 5}
     assert metadata["recording_folderpath"][1] == "gs://lab/day-1"  # of the source
-    for where, kept in (("success", [0, 2]), ("quality >= 3 and success", [0]), ('operator == "bo"', [1])):
+    for where, kept in (
+        ("success", [0, 2]),
+        ("quality >= 3 and success", [0]),
+        ('operator == "bo"', [1]),
+    ):
         out = tmp_path / f"kept{kept[-1]}{len(kept)}"
         edit(tmp_path / "rated", out, where=where)
         origin = json.loads((out / "meta/edit.json").read_text())
@@ -358,7 +423,9 @@ def test_edit_leaves_out_the_bad_episodes_of_a_check(v30: Path, tmp_path: Path) 
 
 
 def test_edit_writes_subtasks_as_a_text_column(v30: Path, tmp_path: Path) -> None:
-    steps = {"0": [{"start": 0.2, "end": 0.5, "subtask": "reach"}, {"start": 0.8, "subtask": "lift"}]}
+    steps = {
+        "0": [{"start": 0.2, "end": 0.5, "subtask": "reach"}, {"start": 0.8, "subtask": "lift"}]
+    }
     (tmp_path / "steps.json").write_text(json.dumps(steps))
     edit(v30, tmp_path / "out", subtasks=str(tmp_path / "steps.json"), drop_n_first_frames=1)
     own = ["", *["reach"] * 3, *[""] * 3, *["lift"] * 4]
@@ -384,7 +451,9 @@ def test_edit_refuses_a_size_that_the_encoder_cannot_write(v30: Path, tmp_path: 
 
 def test_small_hevc_is_encoded_as_h264_where_it_cannot_be_copied(tmp_path: Path) -> None:
     feature = {"dtype": "video", "shape": (48, 64, 3)}
-    with EpisodeWriter(tmp_path / "small", fps=10, features={CAMERA: feature}, codec="libx264") as writer:
+    with EpisodeWriter(
+        tmp_path / "small", fps=10, features={CAMERA: feature}, codec="libx264"
+    ) as writer:
         for image in moving_pictures(20):
             writer.add_frame({CAMERA: image}, task="x")
         writer.save_episode()
@@ -395,7 +464,8 @@ def test_small_hevc_is_encoded_as_h264_where_it_cannot_be_copied(tmp_path: Path)
 
 
 def test_transcoded_cameras_record_the_settings_of_the_encoder(v30: Path, tmp_path: Path) -> None:
-    edit(v30, tmp_path / "out", codec="libx264", gop=50, crf=30)  # episodes have fewer frames than a GOP
+    # episodes have fewer frames than a GOP
+    edit(v30, tmp_path / "out", codec="libx264", gop=50, crf=30)
     info = json.loads((tmp_path / "out/meta/info.json").read_text())["features"][CAMERA]["info"]
     assert (info["video.codec"], info["video.g"], info["video.crf"]) == ("h264", 50, 30)
 
@@ -406,7 +476,11 @@ def test_edit_transcodes_to_size_codec_and_key_frames(v30: Path, tmp_path: Path)
     assert written.videos[CAMERA].quality.images == 8 * 3
     assert written.videos[CAMERA].quality.psnr > 30
     info = json.loads((tmp_path / "out/meta/info.json").read_text())["features"][CAMERA]
-    assert (info["shape"], info["info"]["video.codec"], info["info"]["video.g"]) == ([32, 32, 3], "h264", 3)
+    assert (info["shape"], info["info"]["video.codec"], info["info"]["video.g"]) == (
+        [32, 32, 3],
+        "h264",
+        3,
+    )
     video = open_video(next((tmp_path / "out/videos").rglob("*.mp4")))
     assert (video.codec, video.height, video.gop, video.count) == ("h264", 32, 3, 29)
     now = episode(tmp_path / "out", 2)
@@ -425,7 +499,10 @@ def test_edit_declares_the_pixel_format_of_copied_video(tmp_path: Path) -> None:
         stream.width = 64
         stream.height = 64
         stream.pix_fmt = "yuv444p"
-        frames = [av.VideoFrame.from_ndarray(np.full((64, 64, 3), i, np.uint8), format="rgb24") for i in range(4)]
+        frames = [
+            av.VideoFrame.from_ndarray(np.full((64, 64, 3), i, np.uint8), format="rgb24")
+            for i in range(4)
+        ]
         container.mux([packet for frame in [*frames, None] for packet in stream.encode(frame)])
     assert edit(tmp_path / "source", tmp_path / "out")[""].videos[CAMERA].copied == 1
     info = json.loads((tmp_path / "out/meta/info.json").read_text())["features"][CAMERA]["info"]

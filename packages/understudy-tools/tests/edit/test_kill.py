@@ -52,8 +52,18 @@ def test_sigterm_leaves_nothing_and_exits_with_143(
     temporary = tempfile.mkdtemp()
     monkeypatch.setenv("TMPDIR", temporary)
     write_dataset(tmp_path / "source", Spec("v3.0", lengths=(90,) * 4, gop=30))
-    words = ["edit", str(tmp_path / "source"), str(tmp_path / "out"), "--codec", "libx264", "--workers", str(workers)]
-    command = subprocess.Popen([sys.executable, "-m", "understudy_kit", *words], stdout=subprocess.DEVNULL)
+    words = [
+        "edit",
+        str(tmp_path / "source"),
+        str(tmp_path / "out"),
+        "--codec",
+        "libx264",
+        "--workers",
+        str(workers),
+    ]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "understudy_kit", *words], stdout=subprocess.DEVNULL
+    )
     while command.poll() is None and not list(tmp_path.glob(".out-*/new/.parts")):
         time.sleep(0.01)
     command.terminate()
@@ -89,7 +99,9 @@ def test_one_of_two_edits_of_an_output_wins(tmp_path: Path, wait: float) -> None
     start = context.Barrier(2)
     answers = context.SimpleQueue()
     both = [
-        context.Process(target=edit_in_a_process, args=(tmp_path / "source", out, wait, start, answers))
+        context.Process(
+            target=edit_in_a_process, args=(tmp_path / "source", out, wait, start, answers)
+        )
         for _ in range(2)
     ]
     for process in both:
@@ -115,11 +127,17 @@ def test_create_folder_beside_a_writer_of_a_longer_name(tmp_path: Path) -> None:
         (one / "file").write_text("2")
         (other / "file").write_text("1")
     assert (tmp_path / "out/file").read_text() == "1"
-    with create_folder(tmp_path / "new"), pytest.raises(BeingWritten), create_folder(tmp_path / "new"):
+    with (
+        create_folder(tmp_path / "new"),
+        pytest.raises(BeingWritten),
+        create_folder(tmp_path / "new"),
+    ):
         raise AssertionError("the block must not run")
 
 
-def test_edit_interrupt_ends_the_encoding_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edit_interrupt_ends_the_encoding_of_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     added = []
 
     class Slow(VideoEncoder):

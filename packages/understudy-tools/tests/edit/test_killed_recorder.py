@@ -1,4 +1,6 @@
-"""A dataset whose recorder was killed: named by `publish` and `push` before anything is written, and by `check`."""
+"""A dataset whose recorder was killed: named by `publish` and `push` before anything is written,
+and by `check`.
+"""
 
 import re
 import shutil
@@ -12,7 +14,13 @@ from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import warned
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.testing.datasets import Spec, edit_column, episode_pictures, write_dataset, write_video
+from understudy_data.testing.datasets import (
+    Spec,
+    edit_column,
+    episode_pictures,
+    write_dataset,
+    write_video,
+)
 from understudy_data.testing.killed_recorder import cut, gap, packed_cut, v2
 from understudy_kit.cli.main import main
 from understudy_tools.check.examine import check_dataset
@@ -33,7 +41,10 @@ def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault
     root = tmp_path / "arm"
     out = tmp_path / "out"
     fault(root)
-    sound = write_dataset(tmp_path / "other", Spec(lengths=(6, 6), foreign=False)) and tmp_path / "other"
+    sound = (
+        write_dataset(tmp_path / "other", Spec(lengths=(6, 6), foreign=False))
+        and tmp_path / "other"
+    )
     assert main(["publish", str(sound), str(root), str(out)]) == 2
     assert not out.exists()
     with pytest.raises(ConfigError):
@@ -54,7 +65,9 @@ def test_killed_recorder_is_named_by_readers(tmp_path: Path, fault: Any) -> None
         assert main(["select", str(root), "some", "--exclude-episodes", "0"]) == 0
 
 
-def test_sound_and_partial_datasets_are_read_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_sound_and_partial_datasets_are_read_without_a_word(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     EpisodeArrays(v2(tmp_path / "whole"))
     part = v2(tmp_path / "part", keep={0, 1, 4, 5})
     for path in [*part.rglob("episode_000002.*"), *part.rglob("episode_000003.*")]:
@@ -72,7 +85,9 @@ def test_removed_lines_of_meta_are_not_called_a_kill(tmp_path: Path) -> None:
     with pytest.raises(DatasetError) as error:
         publish([str(tmp_path / "arm")], tmp_path / "out")
     assert "2-3" in error.value.what
-    assert not re.search(r"recorder was killed(?!, of files of two recordings, or after lines)", error.value.what)
+    assert not re.search(
+        r"recorder was killed(?!, of files of two recordings, or after lines)", error.value.what
+    )
 
 
 def exchanged(root: Path) -> None:
@@ -109,14 +124,18 @@ def test_contradicting_rows_and_videos_are_not_pushed(tmp_path: Path, fault: Any
 def test_killed_recorder_file_without_a_footer_is_cut(tmp_path: Path) -> None:
     cut(tmp_path / "arm")
     finding = next(
-        f for f in check_dataset(tmp_path / "arm").findings if f.rule == "files.orphan" and not f.place.camera
+        f
+        for f in check_dataset(tmp_path / "arm").findings
+        if f.rule == "files.orphan" and not f.place.camera
     )
     assert "cut" in finding.message
     assert "remove the file" not in finding.fix
 
 
 @pytest.mark.parametrize("kind", ["part", "orphan"])
-def test_sound_part_and_foreign_file_are_published_with_a_warning(tmp_path: Path, kind: str) -> None:
+def test_sound_part_and_foreign_file_are_published_with_a_warning(
+    tmp_path: Path, kind: str
+) -> None:
     root = tmp_path / "arm"
     v2(root, keep={0, 1, 4, 5} if kind == "part" else set(range(6)))
     if kind == "part":
@@ -129,7 +148,9 @@ def test_sound_part_and_foreign_file_are_published_with_a_warning(tmp_path: Path
         assert main(["publish", str(root), str(tmp_path / "out")]) == 0
 
 
-def test_part_with_ids_far_apart_is_published_without_a_list_of_the_ids_between(tmp_path: Path) -> None:
+def test_part_with_ids_far_apart_is_published_without_a_list_of_the_ids_between(
+    tmp_path: Path,
+) -> None:
     """Ids may be times in milliseconds: a list of all that are absent would take terabytes."""
     root = v2(tmp_path / "arm", keep={0, 1})
     for path in (*root.rglob("episode_00000[1-5].*"),):
@@ -140,7 +161,9 @@ def test_part_with_ids_far_apart_is_published_without_a_list_of_the_ids_between(
     (root / "videos" / chunk / CAMERA).mkdir(parents=True)
     for path in root.rglob(f"episode_{FAR}.*"):
         path.rename(str(path).replace("chunk-000", chunk))
-    edit_column(root / f"data/{chunk}/episode_{FAR}.parquet", "episode_index", lambda ids: ids * 0 + FAR)
+    edit_column(
+        root / f"data/{chunk}/episode_{FAR}.parquet", "episode_index", lambda ids: ids * 0 + FAR
+    )
     lines = root / "meta/episodes.jsonl"
     lines.write_text(lines.read_text().replace('"episode_index": 1', f'"episode_index": {FAR}'))
     with pytest.warns(UserWarning, match=f"1-{FAR - 1}"):
@@ -170,7 +193,11 @@ def test_check_says_that_meta_alone_is_wrong(tmp_path: Path) -> None:
     edit_column(root / "data/chunk-000/episode_000000.parquet", "index", lambda values: values)
     table = pq.read_table(root / "data/chunk-000/episode_000000.parquet")
     pq.write_table(table.slice(0, 5), root / "data/chunk-000/episode_000000.parquet")
-    first = next(f for f in check_dataset(root).findings if f.rule == "rows.count" and f.place.episodes == (0,))
+    first = next(
+        f
+        for f in check_dataset(root).findings
+        if f.rule == "rows.count" and f.place.episodes == (0,)
+    )
     assert "only meta/" not in first.message
 
 

@@ -1,4 +1,6 @@
-"""Language columns in edited datasets: kept to the bit, with times that count from the first frame of a cut."""
+"""Language columns in edited datasets: kept to the bit, with times that count from the first frame
+of a cut.
+"""
 
 import json
 from pathlib import Path
@@ -28,9 +30,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(root, Spec("v3.0", lengths=(12, 8), cameras=(), foreign=False))
     for path in root.glob("data/**/*.parquet"):
         table = pq.read_table(path)
-        pq.write_table(table.append_column("language_persistent", pa.array([RECORDS] * len(table))), path)
+        pq.write_table(
+            table.append_column("language_persistent", pa.array([RECORDS] * len(table))), path
+        )
     entry = {"dtype": "language", "shape": [1], "names": None}
-    edit_json(root / "meta/info.json", lambda info: info["features"].update(language_persistent=entry))
+    edit_json(
+        root / "meta/info.json", lambda info: info["features"].update(language_persistent=entry)
+    )
     return root
 
 
@@ -52,7 +58,9 @@ def test_language_records_of_whole_episodes_stay_to_the_bit(source: Path, tmp_pa
 
 
 @pytest.mark.parametrize("style", ["subtask", "plan"])
-def test_language_records_of_a_cut_give_the_same_texts(style: str, source: Path, tmp_path: Path) -> None:
+def test_language_records_of_a_cut_give_the_same_texts(
+    style: str, source: Path, tmp_path: Path
+) -> None:
     (tmp_path / "times.json").write_text(json.dumps({"0": [[4, 6], [6, 12]]}))
     segment(source, tmp_path / "out", times=str(tmp_path / "times.json"), unit="frames")
     whole = responses(source, 0, style)
@@ -63,6 +71,10 @@ def test_language_records_of_a_cut_give_the_same_texts(style: str, source: Path,
 
 def test_segment_by_a_language_column(source: Path, tmp_path: Path) -> None:
     segment(source, tmp_path / "out", by="language_persistent:subtask", task_from_text=True)
-    assert [set(episode(tmp_path / "out", number)["task"]) for number in range(3)] == [{"reach"}, {"grasp"}, {"lift"}]
+    assert [set(episode(tmp_path / "out", number)["task"]) for number in range(3)] == [
+        {"reach"},
+        {"grasp"},
+        {"lift"},
+    ]
     edit(source, tmp_path / "column", subtasks_from="language_persistent:subtask")
     assert episode(tmp_path / "column", 1)["subtask"] == responses(source, 1, "subtask")

@@ -21,12 +21,16 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 def made(root: Path, version: str, cameras: tuple[str, ...] = (CAMERA,)) -> Truth:
     packed = {"per_data_file": 4, "per_video_file": 2} if version == "v3.0" else {}
-    spec = Spec(version=version, lengths=LENGTHS, chunks_size=1000, foreign=False, cameras=cameras, **packed)  # type: ignore[arg-type]
+    spec = Spec(
+        version=version, lengths=LENGTHS, chunks_size=1000, foreign=False, cameras=cameras, **packed
+    )  # type: ignore[arg-type]
     return write_dataset(root, spec)
 
 
 def record(root: Path, change: Change, times: bool = False) -> None:
-    """Change the recorded lengths, int64 (4,); with `times` also what a writer computes from them."""
+    """Change the recorded lengths, int64 (4,); with `times` also what a writer computes from
+    them.
+    """
     lines = root / "meta/episodes.jsonl"
     if lines.exists():
         entries = [json.loads(line) for line in lines.read_text().splitlines()]
@@ -38,7 +42,8 @@ def record(root: Path, change: Change, times: bool = False) -> None:
     starts = np.cumsum(wrong) - wrong
     columns = {"length": wrong}
     if times:
-        seconds = np.concatenate([starts[:2], starts[2:] - starts[2]]) / 10  # two episodes in a video
+        # two episodes in a video
+        seconds = np.concatenate([starts[:2], starts[2:] - starts[2]]) / 10
         columns |= {"dataset_from_index": starts, "dataset_to_index": starts + wrong}
         columns |= {f"videos/{CAMERA}/from_timestamp": seconds}
     for path in (root / "meta/episodes").rglob("*.parquet"):
@@ -114,7 +119,9 @@ def drop_row(root: Path, row: int) -> None:
 @pytest.mark.parametrize("row", [2, 4])
 @pytest.mark.parametrize("cameras", [(CAMERA,), ()])
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_rows_that_were_lost_are_no_lengths(tmp_path: Path, version: str, cameras: tuple[str, ...], row: int) -> None:
+def test_rows_that_were_lost_are_no_lengths(
+    tmp_path: Path, version: str, cameras: tuple[str, ...], row: int
+) -> None:
     """A row amid the episode leaves a gap in the columns; the last one, a frame of the video."""
     root = tmp_path / "data"
     truth = made(root, version, cameras)
@@ -149,7 +156,12 @@ def test_renamed_data_files_have_no_length_of_their_rows(tmp_path: Path) -> None
     (files / "episode_000009.parquet").rename(files / "episode_000002.parquet")
     record(root, lambda lengths: lengths + np.array([1, 0, 0, 0]))
     assert take(root, tmp_path / "out") == 2
-    assert main(["edit", str(root), str(tmp_path / "two"), "--lengths", "rows", "--pairing", "columns"]) == 2
+    assert (
+        main(
+            ["edit", str(root), str(tmp_path / "two"), "--lengths", "rows", "--pairing", "columns"]
+        )
+        == 2
+    )
     with pytest.warns(UserWarning, match="length"):
         assert take(root, tmp_path / "rest", "--skip-bad") == 1
     assert Catalog.open(tmp_path / "rest").num_episodes == 2

@@ -1,4 +1,6 @@
-"""Several writers, one dataset: every reader has the earlier version or the new one, whatever is killed."""
+"""Several writers, one dataset: every reader has the earlier version or the new one, whatever is
+killed.
+"""
 
 import os
 import shutil
@@ -40,14 +42,19 @@ def content(root: Path) -> list[tuple[Any, ...]]:
             *(int(item[key]) for key in ("episode_index", "frame_index", "index")),
             item["task"],
             item["observation.state"].tolist(),
-            *(round(float(item[f"observation.images.{camera}"].mean()) / 4) for camera in ("top", "wrist")),
+            *(
+                round(float(item[f"observation.images.{camera}"].mean()) / 4)
+                for camera in ("top", "wrist")
+            ),
         )
         for item in data.__getitems__(range(len(data)))
     ]
 
 
 def expected(parts: list[tuple[int, range]]) -> list[tuple[int, str, list[float]]]:
-    """Episode, task and state of every frame, of (writer, its episodes) in the order of publication."""
+    """Episode, task and state of every frame, of (writer, its episodes) in the order of
+    publication.
+    """
     episodes = [episode for _, of in parts for episode in of]
     return [
         (number, recording.task(episode), recording.state(episode, frame).tolist())
@@ -57,7 +64,9 @@ def expected(parts: list[tuple[int, range]]) -> list[tuple[int, str, list[float]
 
 
 def whole(root: Path) -> int:
-    """Episodes of a sound version: files and tables, with no row of another version, as a reader of all files sees."""
+    """Episodes of a sound version: files and tables, with no row of another version, as a reader of
+    all files sees.
+    """
     catalog = Catalog.open(root)
     assert catalog.report() == []
     tables = [pq.read_table(path) for path in sorted(root.glob("data/*/*.parquet"))]
@@ -79,7 +88,9 @@ SECOND = [(0, range(3, 4)), (1, range(2, 4))]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`one` has the first publication of two writers, which have recorded more since; `two` has both."""
+    """`one` has the first publication of two writers, which have recorded more since; `two` has
+    both.
+    """
     root = tmp_path_factory.mktemp("published")
     writers = [record(root / name, of) for name, (_, of) in zip(NAMES, FIRST)]
     publish([str(path) for path in writers], root / "one/out")
@@ -94,23 +105,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_publications_append_and_keep_every_earlier_file(folder: Path) -> None:
     before = folder / "one/out"
     after = folder / "two/out"
-    assert [(e, task, state) for e, _, _, task, state, *_ in content(after)] == expected([*FIRST, *SECOND])
+    assert [(e, task, state) for e, _, _, task, state, *_ in content(after)] == expected(
+        [*FIRST, *SECOND]
+    )
     assert content(after)[: len(content(before))] == content(before)
     assert (whole(before), whole(after)) == (5, 8)
     for path in before.rglob("*"):
         if path.is_file() and ("chunk-" in str(path)):
             assert (after / path.relative_to(before)).read_bytes() == path.read_bytes()
     writers = Catalog.open(after).episode_metadata()["writer"]
-    assert [writers[episode] for episode in range(8)] == [NAMES[n] for n, of in [*FIRST, *SECOND] for _ in of]
+    assert [writers[episode] for episode in range(8)] == [
+        NAMES[n] for n, of in [*FIRST, *SECOND] for _ in of
+    ]
     assert Catalog.open(f"{after}#early").episodes is not None
     stats = Catalog.open(after).stats
     rows = [state for *_, state, _, _ in content(after)]
     assert stats["observation.state"]["count"].tolist() == [len(rows)]
-    assert stats["observation.state"]["mean"].tolist() == pytest.approx([sum(axis) / len(rows) for axis in zip(*rows)])
+    assert stats["observation.state"]["mean"].tolist() == pytest.approx(
+        [sum(axis) / len(rows) for axis in zip(*rows)]
+    )
     assert stats["episode_index"]["max"].tolist() == [7]
 
 
-def test_an_edited_copy_has_the_quantiles_that_a_publication_lacks(folder: Path, tmp_path: Path) -> None:
+def test_an_edited_copy_has_the_quantiles_that_a_publication_lacks(
+    folder: Path, tmp_path: Path
+) -> None:
     assert main(["edit", str(folder / "two/out"), str(tmp_path / "copy")]) == 0
     roots = folder / "two/out", tmp_path / "copy"
     before, after = (Catalog.open(root).stats["observation.state"] for root in roots)
@@ -118,7 +137,9 @@ def test_an_edited_copy_has_the_quantiles_that_a_publication_lacks(folder: Path,
     assert after["mean"].tolist() == pytest.approx(before["mean"].tolist())
 
 
-def test_a_push_has_the_views(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_has_the_views(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("huggingface_hub", reason="needs the extra hub")
     monkeypatch.chdir(tmp_path)
     with serve_hub(monkeypatch, tmp_path / "cache"):
@@ -153,17 +174,24 @@ def test_a_camera_that_a_writer_lacks_is_refused_with_a_way_that_works(
     monkeypatch.setattr(recording, "FEATURES", features)
     with recording.open_writer(tmp_path / "arm-3") as writer:
         image = np.zeros((32, 32, 3), np.uint8)
-        writer.add_frame({"observation.images.top": image, "observation.state": recording.state(0, 0)}, task="t")
+        writer.add_frame(
+            {"observation.images.top": image, "observation.state": recording.state(0, 0)}, task="t"
+        )
         writer.save_episode()
     writers = [str(tmp_path / "arm-3"), str(folder / "arm-1")]
     with refused("observation.images.wrist", where="arm-3", fix="edit"):
         publish(writers, tmp_path / "out")
     words = ["--drop-features", "observation.images.wrist"]
     assert main(["edit", writers[1], str(tmp_path / "copies/arm-1"), *words]) == 0
-    assert publish([writers[0], str(tmp_path / "copies/arm-1")], tmp_path / "out") == {"arm-3": 1, "arm-1": 4}
+    assert publish([writers[0], str(tmp_path / "copies/arm-1")], tmp_path / "out") == {
+        "arm-3": 1,
+        "arm-1": 4,
+    }
 
 
-def test_without_new_episodes_nothing_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_new_episodes_nothing_changes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     link = os.readlink(folder / "two/out")
     assert main(["publish", *(str(folder / name) for name in NAMES), str(folder / "two/out")]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{name}: 0 new episodes" for name in NAMES]
@@ -195,7 +223,8 @@ def test_changed_writers_and_foreign_folders_are_refused(folder: Path, tmp_path:
     with refused("published", where="arm-1", fix="folder"):
         publish([str(folder / "arm-2")], tmp_path / "arm-1")
     with refused("writer", where="out", fix="alone"):
-        publish([str(folder / "arm-2"), str(out)], out)  # as from * in a folder with writers and publication
+        # as from * in a folder with writers and publication
+        publish([str(folder / "arm-2"), str(out)], out)
     assert whole(out) == 8
 
 
@@ -258,7 +287,8 @@ def test_kill_of_a_first_publication_is_no_dataset_that_was_moved(
         publish(writers, tmp_path / "p/out")
     copies = sorted((tmp_path / "killed").iterdir())
     unpublished = [copy for copy in copies if not os.path.lexists(copy / "out")]
-    for copy in copies[len(unpublished) :]:  # killed after it: the dataset was published, and can be moved
+    # killed after it: the dataset was published, and can be moved
+    for copy in copies[len(unpublished) :]:
         os.unlink(copy / "out")
         assert module._in_use(copy / "out", copy / ".out.versions"), copy
     late = [copy for copy in unpublished if (copy / ".out.versions/000001").exists()]
@@ -266,11 +296,14 @@ def test_kill_of_a_first_publication_is_no_dataset_that_was_moved(
     for copy in unpublished:
         assert not module._in_use(copy / "out", copy / ".out.versions")
     with monkeypatch.context() as patch:
-        _Snapshots(late[-1], tmp_path / "again", patch)  # whose remains the next publication removes
+        # whose remains the next publication removes
+        _Snapshots(late[-1], tmp_path / "again", patch)
         publish(writers, late[-1] / "out")
     assert whole(late[-1] / "out") == 8
     for copy in (tmp_path / "again").iterdir():
-        assert os.path.lexists(copy / "out") or not module._in_use(copy / "out", copy / ".out.versions")
+        assert os.path.lexists(copy / "out") or not module._in_use(
+            copy / "out", copy / ".out.versions"
+        )
 
 
 def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
@@ -284,7 +317,9 @@ def test_open_readers_go_on(folder: Path, tmp_path: Path) -> None:
         for data in (here, there):
             states = [data[i]["observation.state"].tolist() for i in range(len(data))]
             assert states == [state for *_, state, _, _ in before]
-            assert all(data[i]["observation.images.top"].shape == (3, 32, 32) for i in range(len(data)))
+            assert all(
+                data[i]["observation.images.top"].shape == (3, 32, 32) for i in range(len(data))
+            )
         assert first == [0, 0]
 
 
@@ -313,13 +348,19 @@ def test_every_file_but_views_is_found_without_following_linked_folders(folder: 
     """As `hf upload` finds them."""
     catalog = Catalog.open(folder / "two/out")
     found = {Path(top, name) for top, _, names in os.walk(folder / "two/out") for name in names}
-    used = {folder / "two/out" / catalog.video_path(key, row) for row in range(8) for key in catalog.camera_keys}
+    used = {
+        folder / "two/out" / catalog.video_path(key, row)
+        for row in range(8)
+        for key in catalog.camera_keys
+    }
     assert used <= found
     assert {folder / "two/out" / catalog.data_path(row) for row in range(8)} <= found
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_dataset_that_was_renamed_keeps_its_files(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_dataset_that_was_renamed_keeps_its_files(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
     shutil.copytree(folder / name, tmp_path / "p", symlinks=True)
     os.rename(tmp_path / "p/out", tmp_path / "p/older")
     with refused("gone", where="out", fix="older"):
@@ -353,7 +394,10 @@ def test_a_dataset_that_was_moved_after_a_kill_keeps_its_files(
 
 def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
-    calls = [threading.Thread(target=publish, args=([str(folder / name)], tmp_path / "p/out")) for name in NAMES]
+    calls = [
+        threading.Thread(target=publish, args=([str(folder / name)], tmp_path / "p/out"))
+        for name in NAMES
+    ]
     for call in calls:
         call.start()
     for call in calls:
@@ -364,7 +408,9 @@ def test_publications_wait_for_each_other(folder: Path, tmp_path: Path) -> None:
 def test_files_that_a_recorder_joins_meanwhile_are_not_published(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later episode has the file of an earlier one then, so that rows and images could be of two episodes."""
+    """A later episode has the file of an earlier one then, so that rows and images could be of two
+    episodes.
+    """
     shutil.copytree(folder / "one", tmp_path / "p", symlinks=True)
     writer = recording.open_writer(tmp_path / "arm-3")
     recording.record(writer, range(2))
@@ -385,7 +431,9 @@ def test_files_that_a_recorder_joins_meanwhile_are_not_published(
 
 
 def test_files_of_others_in_the_store_stay_and_stop_nothing(tmp_path: Path) -> None:
-    """What a file browser or NFS leaves there, and folders of a user: nothing that a publication did not make."""
+    """What a file browser or NFS leaves there, and folders of a user: nothing that a publication
+    did not make.
+    """
     arm = record(tmp_path / "arm-1", range(1))
     out = tmp_path / "all"
     publish([str(arm)], out)
@@ -401,7 +449,9 @@ def test_files_of_others_in_the_store_stay_and_stop_nothing(tmp_path: Path) -> N
         assert sum(publish([str(arm)], out).values()) == 1
     left = {path for path in there if path.parts[0] != "000001"}
     assert left <= {path.relative_to(store) for path in store.rglob("*")}
-    numbers = sorted(path.name for path in store.iterdir() if path.name.isdigit() and len(path.name) == 6)
+    numbers = sorted(
+        path.name for path in store.iterdir() if path.name.isdigit() and len(path.name) == 6
+    )
     assert numbers == [f"{number:06d}" for number in range(2, 2 + module.KEPT)]
     assert whole(out) == 1 + module.KEPT
 
@@ -431,7 +481,9 @@ def test_an_output_inside_a_writer_is_refused(
 
 
 def test_an_output_beside_a_writer_is_written(tmp_path: Path) -> None:
-    """The nearest sound outputs: a name that begins like the writer's, and a folder of the writer's parent."""
+    """The nearest sound outputs: a name that begins like the writer's, and a folder of the writer's
+    parent.
+    """
     arm = record(tmp_path / "arm-1", range(1))
     for out in (tmp_path / "arm-10", tmp_path / "sub/arm-1"):
         out.parent.mkdir(exist_ok=True)
@@ -440,10 +492,13 @@ def test_an_output_beside_a_writer_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "out", ["all/sub", "all/meta/deep/sub", "link/sub", ".all.versions/000001/sub", ".all.versions/sub"]
+    "out",
+    ["all/sub", "all/meta/deep/sub", "link/sub", ".all.versions/000001/sub", ".all.versions/sub"],
 )
 def test_an_output_inside_a_publication_is_refused(tmp_path: Path, out: str) -> None:
-    """The next version of the publication would take its place, and rows that are written meanwhile would be lost."""
+    """The next version of the publication would take its place, and rows that are written meanwhile
+    would be lost.
+    """
     arm = record(tmp_path / "arm-1", range(1))
     assert main(["publish", str(arm), str(tmp_path / "all")]) == 0
     (tmp_path / "link").symlink_to("all")

@@ -1,4 +1,6 @@
-"""Edits of real recordings: v2.0 and v2.1 to v3.0 to the bit, cheaper decoding, and LeRobot's own reader."""
+"""Edits of real recordings: v2.0 and v2.1 to v3.0 to the bit, cheaper decoding, and LeRobot's own
+reader.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,9 @@ def test_real_set_of_224_pixels_keeps_its_images(real_data: Path, tmp_path: Path
 
 
 def test_lerobot_reads_an_edited_set(real_data: Path, tmp_path: Path) -> None:
-    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="LeRobot is not installed")
+    lerobot = pytest.importorskip(
+        "lerobot.datasets.lerobot_dataset", reason="LeRobot is not installed"
+    )
     from understudy_data.datasets.dataset import EpisodeDataset  # LeRobot brings torch
 
     out = tmp_path / "out"

@@ -1,4 +1,6 @@
-"""Videos whose containers say how they are shown, in copies and encodings; containers without a plain MP4 index."""
+"""Videos whose containers say how they are shown, in copies and encodings; containers without a
+plain MP4 index.
+"""
 
 import json
 from collections.abc import Callable
@@ -11,7 +13,12 @@ import pytest
 
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_data.testing.videos import QUARTER_TURNS, insert_in_entry, moving_pictures, set_matrix
+from understudy_data.testing.videos import (
+    QUARTER_TURNS,
+    insert_in_entry,
+    moving_pictures,
+    set_matrix,
+)
 from understudy_data.video.reader import open_video
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.cli.edit import describe, format_summary
@@ -60,7 +67,9 @@ def test_edit_copies_turned_videos_with_their_matrix(turned: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("settings", [{"gop": 2}, {"size": "32x48"}, {"drop_n_first_frames": 1}])
-def test_edit_encodes_turned_videos_upright(turned: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_edit_encodes_turned_videos_upright(
+    turned: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     out = tmp_path / "out"
     edit(turned, out, **settings)
     assert {open_video(path).shown.turns for path in _videos(out)} == {0}
@@ -74,7 +83,9 @@ def test_edit_encodes_turned_videos_upright(turned: Path, tmp_path: Path, settin
         assert EpisodeArrays(out)[0][CAMERA].shape == (3, 48, 32)
 
 
-@pytest.mark.parametrize("box", [b"\0\0\0\x10pasp\0\0\0\x04\0\0\0\x03", b"\0\0\0\x13colrnclx\0\x01\0\x01\0\x01\0"])
+@pytest.mark.parametrize(
+    "box", [b"\0\0\0\x10pasp\0\0\0\x04\0\0\0\x03", b"\0\0\0\x13colrnclx\0\x01\0\x01\0\x01\0"]
+)
 def test_edit_joins_no_videos_that_are_shown_differently(tmp_path: Path, box: bytes) -> None:
     root = tmp_path / "source"
     out = tmp_path / "out"

@@ -1,4 +1,6 @@
-"""`edit --skip-bad`: bad episodes are left out and named, and the output is that of an edit without them."""
+"""`edit --skip-bad`: bad episodes are left out and named, and the output is that of an edit without
+them.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A sound set, and the same one with faults in the episodes 1 to 4 of 6."""
     root = tmp_path_factory.mktemp("bad")
     for name in ("sound", "bad"):
-        write_dataset(root / name, Spec("v2.1", lengths=(12, 9, 14, 7, 11, 8), cameras=(TOP,), gop=4))
+        write_dataset(
+            root / name, Spec("v2.1", lengths=(12, 9, 14, 7, 11, 8), cameras=(TOP,), gop=4)
+        )
     files = {path.name: path for path in (root / "bad").rglob("episode_*")}
     cut = files["episode_000001.mp4"]
     damaged = files["episode_000004.mp4"]
@@ -57,13 +61,17 @@ def test_output_is_that_of_an_edit_without_the_bad_episodes(
     sources: dict[str, Path], tmp_path: Path, settings: dict[str, Any], kept: bool
 ) -> None:
     with Workers(folder=tmp_path / "work" if kept else None) as workers:
-        written = edit(sources["bad"], tmp_path / "out", workers=workers, skip_bad=True, **settings)[""]
+        written = edit(
+            sources["bad"], tmp_path / "out", workers=workers, skip_bad=True, **settings
+        )[""]
     assert [bad["episode"] for bad in written.skipped] == [1, 2, 3, 4]
     edit(sources["bad"], tmp_path / "chosen", exclude_episodes=("1-4",), **settings)
     assert without_origin(tmp_path / "out") == without_origin(tmp_path / "chosen")
     origin = json.loads((tmp_path / "out/meta/edit.json").read_text())
     assert origin["skipped"] == written.skipped
-    assert origin["sources"] == json.loads((tmp_path / "chosen/meta/edit.json").read_text())["sources"]
+    assert (
+        origin["sources"] == json.loads((tmp_path / "chosen/meta/edit.json").read_text())["sources"]
+    )
     assert [entry[1] for entry in origin["episodes"]] == [0, 5]
 
 
@@ -74,7 +82,9 @@ def test_an_episode_that_ends_its_processes_is_left_out(
     room = write_set if deadly is DeadlyRowFiles else videos
     monkeypatch.setattr(room, deadly.__base__.__name__, deadly)
     with Workers(1, apart=True, folder=tmp_path / "work") as workers:
-        written = edit(sources["sound"], tmp_path / "out", workers=workers, skip_bad=True, **ENCODED)[""]
+        written = edit(
+            sources["sound"], tmp_path / "out", workers=workers, skip_bad=True, **ENCODED
+        )[""]
     assert [bad["episode"] for bad in written.skipped] == [3]
     edit(sources["sound"], tmp_path / "chosen", exclude_episodes=("3",), **ENCODED)
     assert without_origin(tmp_path / "out") == without_origin(tmp_path / "chosen")
@@ -100,7 +110,9 @@ def test_an_output_of_bad_episodes_alone_is_refused_with_their_ids(
     with refused(named):
         edit(sources["bad"], tmp_path / "out", episodes=(episodes,), skip_bad=True)
     with refused("val", named):
-        edit(sources["bad"], tmp_path / "out", split=("train=0,5", f"val={episodes}"), skip_bad=True)
+        edit(
+            sources["bad"], tmp_path / "out", split=("train=0,5", f"val={episodes}"), skip_bad=True
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,6 @@
-"""Edits by several processes: the bytes of one process, kills of processes and of the command, poisoned episodes."""
+"""Edits by several processes: the bytes of one process, kills of processes and of the command,
+poisoned episodes.
+"""
 
 import json
 import os
@@ -36,13 +38,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("workers") / "source"
     cameras = ("observation.images.top", "observation.images.wrist")
     lengths = (30, 41, 22, 50, 9)
-    write_dataset(root, Spec("v3.0", lengths=lengths, cameras=cameras, gop=4, images=("observation.still",)))
+    write_dataset(
+        root, Spec("v3.0", lengths=lengths, cameras=cameras, gop=4, images=("observation.still",))
+    )
     return root
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of one episode and files of two, as in a dataset that is thousands of times as large."""
+    """Parts of one episode and files of two, as in a dataset that is thousands of times as
+    large.
+    """
     monkeypatch.setattr(videos, "PART_IMAGES", 1)
     monkeypatch.setattr(write_set, "PART_ROWS", 1)
     monkeypatch.setattr(write_set, "DATA_MB", 0.05)
@@ -61,7 +67,9 @@ def test_output_is_equal_for_any_number_of_processes(
     assert content(tmp_path / "three") == one
 
 
-def test_output_does_not_depend_on_the_cut(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_does_not_depend_on_the_cut(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     edit(source, tmp_path / "whole", **ENCODED)
     monkeypatch.setattr(videos, "PART_IMAGES", 1)
     monkeypatch.setattr(write_set, "PART_ROWS", 1)
@@ -88,7 +96,11 @@ def test_quantiles_of_large_outputs_are_those_of_added_rows(
     source: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "sample_stride", lambda count: sample_stride(count, 64))
-    edit(source, tmp_path / "out", drop_features=("observation.images.top", "observation.images.wrist"))
+    edit(
+        source,
+        tmp_path / "out",
+        drop_features=("observation.images.top", "observation.images.wrist"),
+    )
     whole = RunningStatistics((2,), keep=64)
     for number in range(5):
         whole.add(episode(tmp_path / "out", number)["action"])
@@ -116,7 +128,10 @@ if __name__ == "__main__":
     videos.PART_IMAGES, write_set.PART_ROWS = 1, 1
     source, out, work, count = sys.argv[1:]
     with Workers(int(count), folder=work) as workers:
-        edit(Path(source), Path(out), workers=workers, codec="libx264", gop=3, cameras=("observation.images.top",))
+        edit(
+            Path(source), Path(out), workers=workers, codec="libx264", gop=3,
+            cameras=("observation.images.top",),
+        )
 """
 
 
@@ -124,7 +139,8 @@ if __name__ == "__main__":
 def test_kills_of_processes_and_of_the_command_change_nothing(
     source: Path, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # the driver needs `support`
+    # the driver needs `support`
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     edit(source, tmp_path / "whole", **ENCODED)
     whole = content(tmp_path / "whole")
     script = tmp_path / "driver.py"
@@ -135,7 +151,14 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
     while done < kills:
         out = tmp_path / f"out-{rounds}"
         work = tmp_path / f"work-{rounds}"
-        command = [sys.executable, str(script), str(source), str(out), str(work), str(draw.choice((1, 2, 3)))]
+        command = [
+            sys.executable,
+            str(script),
+            str(source),
+            str(out),
+            str(work),
+            str(draw.choice((1, 2, 3))),
+        ]
         while not out.exists():
             driver = subprocess.Popen(command, stderr=subprocess.PIPE)
             parts = len(list(work.glob("*.part")))
@@ -152,17 +175,26 @@ def test_kills_of_processes_and_of_the_command_change_nothing(
             errors = driver.stderr.read().decode()
             driver.wait(120)
             # A part that three of the kills hit is named; the same command continues.
-            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, errors
+            assert driver.returncode in (0, -signal.SIGKILL) or "it ended 3 processes" in errors, (
+                errors
+            )
         assert content(out) == whole
-        assert driver.returncode or not work.exists()  # a kill between the rename and its end leaves the finished parts
+        # a kill between the rename and its end leaves the finished parts
+        assert driver.returncode or not work.exists()
         rounds += 1
     assert processes_of(script) == []
 
 
 def test_edits_start_without_torch() -> None:
     """Its import costs a second, in the command and for its processes."""
-    modules = [f"understudy_tools.edit.{path.stem}" for path in Path(write_set.__file__).parent.glob("[!_]*.py")]
-    code = f"import sys, understudy_tools.cli.edit, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    modules = [
+        f"understudy_tools.edit.{path.stem}"
+        for path in Path(write_set.__file__).parent.glob("[!_]*.py")
+    ]
+    code = (
+        f"import sys, understudy_tools.cli.edit, {', '.join(modules)}; sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -182,15 +214,21 @@ def test_a_dataset_in_a_bucket_is_edited_and_checked_as_a_local_one(
     with s3_bucket("set") as options:
         import fsspec
 
-        fsspec.filesystem("s3", **options.storage_options).put(f"{source}/", "set/source/", recursive=True)
-        remote = Catalog.open("s3://set/source", RemoteOptions(options.storage_options, str(tmp_path / "cache")))
+        fsspec.filesystem("s3", **options.storage_options).put(
+            f"{source}/", "set/source/", recursive=True
+        )
+        remote = Catalog.open(
+            "s3://set/source", RemoteOptions(options.storage_options, str(tmp_path / "cache"))
+        )
         out = tmp_path / "out"
         plans = make_plans(EditConfig(("s3://set/source", str(out)), **ENCODED), [remote], out)
         with Workers(2, folder=tmp_path / "work") as workers:
             write_outputs(plans, out, ["edit"], workers)
         with Workers(2, folder=tmp_path / "check") as workers:
             report = check_dataset(remote, "all", workers=workers)
-        assert not [path for path in (tmp_path / "check").iterdir() if SECRET.encode() in path.read_bytes()]
+        assert not [
+            path for path in (tmp_path / "check").iterdir() if SECRET.encode() in path.read_bytes()
+        ]
     edit(source, tmp_path / "local", **ENCODED)
     there = content(out)
     here = content(tmp_path / "local")

@@ -26,7 +26,9 @@ ROWS = 7
 VIDEO = np.stack([pixels(row) for row in range(ROWS)])
 
 
-def run(out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any) -> dict[str, np.ndarray]:
+def run(
+    out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, np.ndarray]:
     """Import into `out`; returns its columns, images decoded."""
     file = ""
     if mapping is not None:
@@ -52,9 +54,13 @@ def robomimic(path: Path, libero: bool = False, episodes: int = 12) -> None:
         keys = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object": 5}
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
-        data.attrs["env_args"] = json.dumps({"env_name": "Lift", "env_kwargs": {"control_freq": 20}})
+        data.attrs["env_args"] = json.dumps(
+            {"env_name": "Lift", "env_kwargs": {"control_freq": 20}}
+        )
         if libero:
-            data.attrs["problem_info"] = json.dumps({"language_instruction": ["open the ", "drawer"]})
+            data.attrs["problem_info"] = json.dumps(
+                {"language_instruction": ["open the ", "drawer"]}
+            )
         for number in range(episodes):
             demo = data.create_group(f"demo_{number}")
             demo["actions"] = numbers(7) + number
@@ -63,13 +69,17 @@ def robomimic(path: Path, libero: bool = False, episodes: int = 12) -> None:
             demo[f"obs/agentview_{'rgb' if libero else 'image'}"] = VIDEO
 
 
-def test_import_reads_robomimic_without_a_mapping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_reads_robomimic_without_a_mapping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     robomimic(tmp_path / "a b.hdf5")
     (tmp_path / "a b.hdf5").chmod(0o400)
     found = run(tmp_path / "out", tmp_path / "a b.hdf5", task="lift")
     assert Catalog.open(tmp_path / "out").fps == 20
     actions = found["action"].reshape(12, ROWS, 7)  # demo_10 is after demo_9
-    np.testing.assert_array_equal(actions, np.stack([(numbers(7) + i).astype(np.float32) for i in range(12)]))
+    np.testing.assert_array_equal(
+        actions, np.stack([(numbers(7) + i).astype(np.float32) for i in range(12)])
+    )
     state = np.hstack([numbers(3, 1), numbers(4, 1), numbers(2, 1)]).astype(np.float32)
     np.testing.assert_array_equal(found["observation.state"][:ROWS], state)
     np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
@@ -78,14 +88,25 @@ def test_import_reads_robomimic_without_a_mapping(tmp_path: Path, capsys: pytest
     capsys.readouterr()
     import_(ImportConfig((str(tmp_path / "a b.hdf5"),), propose=True))
     (tmp_path / "map.yaml").write_text(capsys.readouterr().out)
-    import_(ImportConfig((str(tmp_path / "a b.hdf5"), str(tmp_path / "again")), str(tmp_path / "map.yaml"), task="t"))
-    assert Catalog.open(tmp_path / "again").features.keys() == Catalog.open(tmp_path / "out").features.keys()
+    import_(
+        ImportConfig(
+            (str(tmp_path / "a b.hdf5"), str(tmp_path / "again")),
+            str(tmp_path / "map.yaml"),
+            task="t",
+        )
+    )
+    assert (
+        Catalog.open(tmp_path / "again").features.keys()
+        == Catalog.open(tmp_path / "out").features.keys()
+    )
 
 
 def test_import_reads_libero_with_its_task(tmp_path: Path) -> None:
     robomimic(tmp_path / "a.hdf5", libero=True, episodes=2)
     found = run(tmp_path / "out", tmp_path / "a.hdf5")
-    assert pq.read_table(tmp_path / "out/meta/tasks.parquet").column("task").to_pylist() == ["open the drawer"]
+    assert pq.read_table(tmp_path / "out/meta/tasks.parquet").column("task").to_pylist() == [
+        "open the drawer"
+    ]
     assert found["observation.state"].shape == (2 * ROWS, 8)
     np.testing.assert_array_equal(found["observation.images.agentview"][:ROWS], VIDEO)
 
@@ -102,10 +123,16 @@ def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
             encoded = [io.BytesIO() for _ in VIDEO]
             for buffer, image in zip(encoded, VIDEO[::-1] if number else VIDEO):
                 Image.fromarray(image).save(buffer, "JPEG", quality=90)
-            expected = expected if number else np.stack([np.asarray(Image.open(buffer)) for buffer in encoded])
+            expected = (
+                expected
+                if number
+                else np.stack([np.asarray(Image.open(buffer)) for buffer in encoded])
+            )
             lines = [np.frombuffer(buffer.getvalue(), np.uint8) for buffer in encoded]
             if stored == "text":
-                file["observations/images/cam_high"] = np.array([buffer.getvalue() for buffer in encoded])
+                file["observations/images/cam_high"] = np.array(
+                    [buffer.getvalue() for buffer in encoded]
+                )
             elif stored == "padded":
                 width = max(map(len, lines)) + 9 + number  # differs between files
                 lines = np.stack([np.pad(line, (0, width - len(line))) for line in lines])
@@ -118,7 +145,13 @@ def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
     with pytest.raises(RecordingError) as caught:
         run(tmp_path / "out", tmp_path / "episode_0.hdf5", task="fold")
     assert caught.value.kind == "rate"  # no file states it
-    found = run(tmp_path / "out", tmp_path / "episode_0.hdf5", tmp_path / "episode_1.hdf5", fps=50, task="fold")
+    found = run(
+        tmp_path / "out",
+        tmp_path / "episode_0.hdf5",
+        tmp_path / "episode_1.hdf5",
+        fps=50,
+        task="fold",
+    )
     np.testing.assert_array_equal(found["observation.images.cam_high"][:ROWS], expected)
     np.testing.assert_array_equal(found["action"][ROWS:], numbers(14).astype(np.float32))
 
@@ -127,10 +160,16 @@ def test_import_reads_aloha(tmp_path: Path, stored: str) -> None:
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_import_reads_a_replay_buffer(tmp_path: Path, kind: str, version: int) -> None:
     path = tmp_path / ("a.zarr" if kind == "folder" else "a.zarr.zip")
-    store = zarr.storage.LocalStore(path) if kind == "folder" else zarr.storage.ZipStore(path, mode="w")
+    store = (
+        zarr.storage.LocalStore(path) if kind == "folder" else zarr.storage.ZipStore(path, mode="w")
+    )
     group = zarr.open_group(store, mode="w", zarr_format=version)
     group.create_array("data/camera0_rgb", data=VIDEO, chunks=(1, *VIDEO.shape[1:]))
-    for key, width in {"robot0_eef_pos": 3, "robot0_eef_rot_axis_angle": 3, "robot0_gripper_width": 1}.items():
+    for key, width in {
+        "robot0_eef_pos": 3,
+        "robot0_eef_rot_axis_angle": 3,
+        "robot0_gripper_width": 1,
+    }.items():
         group.create_array(f"data/{key}", data=numbers(width))
     group.create_array("meta/episode_ends", data=np.array([3, ROWS]))
     store.close()
@@ -147,7 +186,11 @@ def test_import_resamples_rows_by_their_clock(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["t"], file["pose"], file["video"] = clock, numbers(2), VIDEO
     features = {"action": {"stream": "pose", "resample": "linear"}, "observation.images.a": "video"}
-    found = run(tmp_path / "out", tmp_path / "a.h5", mapping={"features": features, "time": "t", "fps": 5, "task": "t"})
+    found = run(
+        tmp_path / "out",
+        tmp_path / "a.h5",
+        mapping={"features": features, "time": "t", "fps": 5, "task": "t"},
+    )
     times = 1000 + np.array([0.0, 0.2, 0.4])
     expected = np.stack([np.interp(times, clock, column) for column in numbers(2).T], 1)
     np.testing.assert_allclose(found["action"], expected, rtol=1e-5)
@@ -170,7 +213,10 @@ def test_import_refuses_files_of_two_rates(tmp_path: Path) -> None:
     for fps in (None, 10):
         with pytest.raises(RecordingError) as caught:
             run(tmp_path / "out", tmp_path / "a.hdf5", tmp_path / "b.hdf5", task="lift", fps=fps)
-        assert (caught.value.kind, str(caught.value.where)) == ("rate", f"{tmp_path / 'b.hdf5'}, demo_0")
+        assert (caught.value.kind, str(caught.value.where)) == (
+            "rate",
+            f"{tmp_path / 'b.hdf5'}, demo_0",
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -180,7 +226,10 @@ def test_import_refuses_a_first_episode_without_streams_of_later_ones(tmp_path: 
         del file["data/demo_0/obs/agentview_image"]
     with pytest.raises(RecordingError) as caught:
         run(tmp_path / "out", tmp_path / "a.hdf5", task="lift")
-    assert (caught.value.kind, str(caught.value.where)) == ("missing", f"{tmp_path / 'a.hdf5'}, demo_0")
+    assert (caught.value.kind, str(caught.value.where)) == (
+        "missing",
+        f"{tmp_path / 'a.hdf5'}, demo_0",
+    )
     columns = run(tmp_path / "out", tmp_path / "a.hdf5", task="lift", skip_bad=True)
     assert len(columns["observation.images.agentview"]) == ROWS
 
@@ -188,13 +237,19 @@ def test_import_refuses_a_first_episode_without_streams_of_later_ones(tmp_path: 
 def test_import_refuses_to_interpolate_whole_numbers(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["count"] = np.arange(ROWS)
-    mapping = {"features": {"observation.state": {"stream": "count", "resample": "linear"}}, "fps": 5, "task": "t"}
+    mapping = {
+        "features": {"observation.state": {"stream": "count", "resample": "linear"}},
+        "fps": 5,
+        "task": "t",
+    }
     with pytest.raises(RecordingError) as caught:
         run(tmp_path / "out", tmp_path / "a.h5", mapping=mapping)
     assert (caught.value.kind, caught.value.stream) == ("value", "count")
 
 
-def test_import_proposes_the_keys_of_an_unknown_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_proposes_the_keys_of_an_unknown_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["arm/q"], file["cam"] = numbers(7), VIDEO
     import_(ImportConfig((str(tmp_path / "a.h5"),), propose=True))
@@ -208,7 +263,9 @@ def test_import_proposes_the_keys_of_an_unknown_layout(tmp_path: Path, capsys: p
     assert len(lines) < 12
 
 
-@pytest.mark.parametrize("fault", ["length", "cut", "key", "nan", "float", "facts", "layout", "lerobot", "rlds"])
+@pytest.mark.parametrize(
+    "fault", ["length", "cut", "key", "nan", "float", "facts", "layout", "lerobot", "rlds"]
+)
 def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
     path = tmp_path / "a.hdf5"
     robomimic(path, episodes=2)
@@ -241,7 +298,9 @@ def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
     if fault in ("layout", "lerobot", "rlds"):
         path = tmp_path / "folder"
         path.mkdir()
-        (path / "a.tfrecord-00000-of-00001" if fault == "rlds" else path / "notes.txt").write_text("")
+        (path / "a.tfrecord-00000-of-00001" if fault == "rlds" else path / "notes.txt").write_text(
+            ""
+        )
         if fault == "lerobot":
             (path / "meta").mkdir()
             (path / "meta/info.json").write_text("{}")
@@ -249,9 +308,12 @@ def test_import_names_a_fault_of_a_file(tmp_path: Path, fault: str) -> None:
         run(tmp_path / "out", path, mapping=mapping, task="" if mapping else "lift")
     error = caught.value
     assert error.kind == kind.get(fault, "layout")
-    assert error.stream == {"length": "actions", "key": "obs/robot0_eef_quat", "nan": "actions", "float": "obs/v"}.get(
-        fault, ""
-    )
+    assert error.stream == {
+        "length": "actions",
+        "key": "obs/robot0_eef_quat",
+        "nan": "actions",
+        "float": "obs/v",
+    }.get(fault, "")
     assert str(error.where).startswith(str(path))
     assert {"lerobot": "edit", "rlds": "TensorFlow"}.get(fault, "") in error.fix
     assert not (tmp_path / "out").exists()
@@ -272,7 +334,9 @@ def test_import_skips_files_that_cannot_be_read(tmp_path: Path) -> None:
     found = run(tmp_path / "out", tmp_path / "in", task="lift", skip_bad=True)
     assert found["action"][::ROWS, 0].tolist() == [9, 10]
     skipped = json.loads((tmp_path / "out/meta/import.json").read_text())["skipped"]
-    assert [(fault["kind"], fault["where"]) for fault in skipped] == [("unreadable", str(tmp_path / "in/ep_1.hdf5"))]
+    assert [(fault["kind"], fault["where"]) for fault in skipped] == [
+        ("unreadable", str(tmp_path / "in/ep_1.hdf5"))
+    ]
 
 
 def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
@@ -289,7 +353,9 @@ def test_import_states_the_episodes_of_a_skipped_recording_that_stay(
     assert skipped["episodes_kept"] == 1
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32", "mask", "bool", "bool of one channel", "bytes", "first black"])
+@pytest.mark.parametrize(
+    "kind", ["float64", "float32", "mask", "bool", "bool of one channel", "bytes", "first black"]
+)
 def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, kind: str) -> None:
     masks = (VIDEO > 90) * 1.0
     black = np.zeros(VIDEO.shape)
@@ -307,16 +373,22 @@ def test_import_scales_images_of_0_to_1_by_their_first_episode(tmp_path: Path, k
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["v"] = images
     mapping = {"features": {"observation.images.a": "v"}, "fps": 5, "task": "t"}
-    found = run(tmp_path / "out", tmp_path / "0.h5", tmp_path / "1.h5", mapping=mapping)["observation.images.a"]
+    found = run(tmp_path / "out", tmp_path / "0.h5", tmp_path / "1.h5", mapping=mapping)[
+        "observation.images.a"
+    ]
     scale = 1 if kind == "bytes" else 255
-    wanted = np.broadcast_to(np.rint(np.concatenate(stored) * float(scale)).astype(np.uint8), found.shape)
+    wanted = np.broadcast_to(
+        np.rint(np.concatenate(stored) * float(scale)).astype(np.uint8), found.shape
+    )
     np.testing.assert_array_equal(found, wanted)
     content = json.loads((tmp_path / "out/meta/import.json").read_text())
     assert content["scaled"] == ([] if scale == 1 else ["observation.images.a"])
 
 
 @pytest.mark.parametrize("later", [1.5, -0.25, np.nan, 200.0])
-def test_import_refuses_images_beyond_the_scale_of_the_first_episode(tmp_path: Path, later: float) -> None:
+def test_import_refuses_images_beyond_the_scale_of_the_first_episode(
+    tmp_path: Path, later: float
+) -> None:
     images = VIDEO / 255.0
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
@@ -334,8 +406,13 @@ def test_import_refuses_images_beyond_the_scale_of_the_first_episode(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["metres", "zeros", "whole numbers", "after bools"])
 def test_import_refuses_one_channel_of_floats_which_may_be_depth(tmp_path: Path, kind: str) -> None:
-    depth = VIDEO[..., :1] / {"metres": 256.0, "after bools": 256.0, "zeros": np.inf, "whole numbers": 1.0}[kind]
-    for number, images in enumerate([VIDEO[..., :1] > 90, depth] if kind == "after bools" else [depth]):
+    depth = (
+        VIDEO[..., :1]
+        / {"metres": 256.0, "after bools": 256.0, "zeros": np.inf, "whole numbers": 1.0}[kind]
+    )
+    for number, images in enumerate(
+        [VIDEO[..., :1] > 90, depth] if kind == "after bools" else [depth]
+    ):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["v"] = images
     sources = sorted(tmp_path.glob("*.h5"))

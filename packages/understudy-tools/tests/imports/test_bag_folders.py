@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,18 @@ MAPPING: dict[str, Any] = {
 }
 
 
-def run(folder: Path, source: Path, mapping: dict[str, Any] = MAPPING, **settings: Any) -> np.ndarray:
+def run(
+    folder: Path, source: Path, mapping: dict[str, Any] = MAPPING, **settings: Any
+) -> np.ndarray:
     (folder / "map.json").write_text(json.dumps(mapping))
     out = folder / f"out {len(list(folder.glob('out *')))}"
-    import_(ImportConfig((str(source), str(out)), str(folder / "map.json"), storage="image", **settings))
+    import_(
+        ImportConfig((str(source), str(out)), str(folder / "map.json"), storage="image", **settings)
+    )
     table = pq.read_table(out / "data/chunk-000/file-000.parquet").to_pydict()
-    return np.stack([np.array(table[key]).ravel() for key in MAPPING["features"] if key in table], 1)
+    return np.stack(
+        [np.array(table[key]).ravel() for key in MAPPING["features"] if key in table], 1
+    )
 
 
 def findings(folder: Path) -> list[dict[str, Any]]:
@@ -78,9 +85,9 @@ def bag(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def listed(bag: Path) -> list[str]:
-    names: list[str] = yaml.safe_load((bag / "metadata.yaml").read_text())["rosbag2_bagfile_information"][
-        "relative_file_paths"
-    ]
+    names: list[str] = yaml.safe_load((bag / "metadata.yaml").read_text())[
+        "rosbag2_bagfile_information"
+    ]["relative_file_paths"]
     return names
 
 
@@ -100,7 +107,9 @@ def test_import_reads_a_bag_of_several_files(tmp_path: Path, bag: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["reversed", "last first", "twice", "with the folder", "dot"])
-def test_import_reads_files_that_are_listed_in_another_way(tmp_path: Path, bag: Path, way: str) -> None:
+def test_import_reads_files_that_are_listed_in_another_way(
+    tmp_path: Path, bag: Path, way: str
+) -> None:
     names = listed(bag)
     change(
         bag,
@@ -144,11 +153,19 @@ def test_import_reads_no_file_outside_of_a_bags_folder(tmp_path: Path, bag: Path
         (bag / "metadata.yaml").rename(tmp_path / "private/metadata.yaml")
         (bag / "metadata.yaml").symlink_to(tmp_path / "private/metadata.yaml")
     else:
-        change(bag, relative_file_paths=[*names[:2], str(private) if way == "absolute" else f"../private/{names[2]}"])
+        change(
+            bag,
+            relative_file_paths=[
+                *names[:2],
+                str(private) if way == "absolute" else f"../private/{names[2]}",
+            ],
+        )
     assert fault(lambda: run(tmp_path, bag)).kind == "link"
 
 
-def test_import_names_a_copy_and_a_clock_that_was_set_back_between_files(tmp_path: Path, bag: Path) -> None:
+def test_import_names_a_copy_and_a_clock_that_was_set_back_between_files(
+    tmp_path: Path, bag: Path
+) -> None:
     names = listed(bag)
     copied = names[2].replace("10", "11")
     shutil.copy(bag / names[1], bag / copied)
@@ -188,7 +205,9 @@ def test_import_reads_compressed_bags_and_bounds_them(
         for name in names:
             base = sqlite3.connect(bag / name)
             for number, data in base.execute("SELECT id, data FROM messages").fetchall():
-                base.execute("UPDATE messages SET data = ? WHERE id = ?", (zstd.compress(data), number))
+                base.execute(
+                    "UPDATE messages SET data = ? WHERE id = ?", (zstd.compress(data), number)
+                )
             base.commit()
             base.close()
         change(bag, compression_mode=mode, compression_format="zstd")
@@ -231,7 +250,9 @@ def test_import_names_the_stream_with_a_message_of_another_time(
         odd(topic, time, "pick" if topic == "/say" else 5)  # type: ignore[operator]
         bag.start = EPOCH
         fill(bag, 0, 30)
-    mapping = {**MAPPING, "task": "", "task_from": "/say"} if topic == "/say" and not time else MAPPING
+    mapping = (
+        {**MAPPING, "task": "", "task_from": "/say"} if topic == "/say" and not time else MAPPING
+    )
     if (topic, time) == ("/s", 4e9):  # a gap before it, within the frames
         error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping))
         assert (error.kind, error.stream, error.time) == ("time", topic, time)
@@ -247,18 +268,22 @@ def test_import_names_the_stream_with_a_message_of_another_time(
 
 
 @pytest.mark.parametrize("gaps", ["error", "hold"])
-def test_import_names_a_message_of_another_time_in_a_recording_of_one_stream(tmp_path: Path, gaps: str) -> None:
+def test_import_names_a_message_of_another_time_in_a_recording_of_one_stream(
+    tmp_path: Path, gaps: str
+) -> None:
     alone = {**MAPPING, "features": {"observation.state": MAPPING["features"]["observation.state"]}}
     for name, time in (("early", 0.0), ("late", 4e9)):
         with Bag(tmp_path / name, start=0) as bag:
             bag.number("/s", time, 5)
             bag.start = EPOCH
             fill(bag, 0, 30)
-        error = fault(lambda name=name: run(tmp_path, tmp_path / name, alone, gaps=gaps))  # type: ignore[misc]
+        error = fault(partial(run, tmp_path, tmp_path / name, alone, gaps=gaps))
         assert (error.kind, error.stream, error.time) == ("time", "/s", time)
 
 
-def test_propose_prints_no_rate_of_a_bag_of_nanoseconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_propose_prints_no_rate_of_a_bag_of_nanoseconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Bag(tmp_path / "bag") as bag:
         for i in range(5):
             bag.number("/s", i * 1e-9, i)
@@ -283,14 +308,22 @@ def test_import_bounds_chunks_of_ros_1(tmp_path: Path, kind: str) -> None:
             for i in range(30):
                 message = store.types["std_msgs/msg/Float64"](i if topic == "/s" else -i)
                 time = EPOCH + i * SECOND // 10 + (topic == "/a") * SECOND // 100
-                writer.write(connection, time, store.serialize_ros1(message, "std_msgs/msg/Float64"))
+                writer.write(
+                    connection, time, store.serialize_ros1(message, "std_msgs/msg/Float64")
+                )
     np.testing.assert_array_equal(run(tmp_path, tmp_path / "a.bag"), expected())
     if kind == "none":
         return
     raw = (tmp_path / "a.bag").read_bytes()
-    place = raw.index(b"size=", raw.index(b"compression=")) if b"size=" in raw[raw.index(b"compression=") :] else -1
+    place = (
+        raw.index(b"size=", raw.index(b"compression="))
+        if b"size=" in raw[raw.index(b"compression=") :]
+        else -1
+    )
     place = raw.index(b"size=") if place < 0 else place
-    (tmp_path / "a.bag").write_bytes(raw[: place + 5] + (100).to_bytes(4, "little") + raw[place + 9 :])
+    (tmp_path / "a.bag").write_bytes(
+        raw[: place + 5] + (100).to_bytes(4, "little") + raw[place + 9 :]
+    )
     error = fault(lambda: run(tmp_path, tmp_path / "a.bag"))
     assert (error.kind, "100" in error.what) == ("size", True)
 
@@ -305,14 +338,20 @@ def test_import_of_a_bag_with_odd_characters_in_its_path(tmp_path: Path, bag: Pa
 def test_import_names_a_message_later_than_any_clock(tmp_path: Path, kind: str) -> None:
     never = (1 << 64) - 1
     content = mcap.schema(1, "std_msgs/msg/Float64", "float64 data")
-    content += b"".join(mcap.channel(number, 1, topic) for number, topic in ((1, "/s"), (2, "/a"), (3, "/odd")))
+    content += b"".join(
+        mcap.channel(number, 1, topic) for number, topic in ((1, "/s"), (2, "/a"), (3, "/odd"))
+    )
     for i in range(30):
         for number, value, late in ((1, i, 0), (2, -i, 10**7)):
-            content += mcap.message(number, mcap.START + i * 10**8 + late, mcap.HEAD + struct.pack("<d", value))
+            content += mcap.message(
+                number, mcap.START + i * 10**8 + late, mcap.HEAD + struct.pack("<d", value)
+            )
     odd = mcap.message(3, never, mcap.HEAD + bytes(8))
     indexed = mcap.index(3, [(never, 0)]) * (kind == "chunk with an index")
     content += odd if kind == "loose" else mcap.chunk(odd, never, never) + indexed
-    np.testing.assert_array_equal(run(tmp_path, mcap.write(tmp_path / "a.mcap", content)), expected())
+    np.testing.assert_array_equal(
+        run(tmp_path, mcap.write(tmp_path / "a.mcap", content)), expected()
+    )
     assert [(of["kind"], of["stream"]) for of in findings(tmp_path)] == [("time", "/odd")]
 
 
@@ -327,9 +366,15 @@ def test_import_bounds_messages_of_sqlite(tmp_path: Path, way: str) -> None:
     columns = "id INTEGER, topic_id INTEGER, timestamp INTEGER"
     source = "SELECT id, topic_id, timestamp FROM old"
     if way == "view":
-        base.execute("CREATE VIEW messages AS SELECT id, topic_id, timestamp, zeroblob(900000000) AS data FROM old")
+        base.execute(
+            "CREATE VIEW messages AS SELECT id, topic_id, timestamp, zeroblob(900000000) AS data "
+            "FROM old"
+        )
     elif way == "generated":
-        base.execute(f"CREATE TABLE messages ({columns}, data BLOB GENERATED ALWAYS AS (zeroblob(900000000)))")
+        base.execute(
+            f"CREATE TABLE messages ({columns}, data BLOB GENERATED ALWAYS AS "
+            "(zeroblob(900000000)))"
+        )
         base.execute(f"INSERT INTO messages {source}")
     else:
         base.execute(f"CREATE TABLE messages ({columns}, data BLOB)")

@@ -5,6 +5,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,14 @@ def mapped(**changes: Any) -> dict[str, Any]:
 
 
 def fill(bag: Bag, frames: int = 20, skipped: range = range(0)) -> None:
-    """Write streams at 20, 10 and 10 per second, begun at different times; the sequence of joints alternates."""
+    """Write streams at 20, 10 and 10 per second, begun at different times; the sequence of joints
+    alternates.
+    """
     for i in range(2 * frames):
         positions = {"shoulder": i / 10, "elbow": -(i**2) / 10, "wrist": 99.0}
-        bag.joints("/joints", i / 20 + 0.003, positions if i % 2 else dict(reversed(positions.items())))
+        bag.joints(
+            "/joints", i / 20 + 0.003, positions if i % 2 else dict(reversed(positions.items()))
+        )
     for i in set(range(frames)) - set(skipped):
         bag.compressed("/cam", i / 10 + 0.01, pixels(i))
     for i in range(frames):
@@ -89,13 +94,21 @@ def test_import_gives_the_values_of_a_bag(tmp_path: Path, storage: str) -> None:
     times = 0.02 + np.arange(20) / 10  # the last stream begins at 0.02 s; the camera ends at 1.91 s
     times = times[times <= 1.91]
     assert found["episode_index"].tolist() == [0] * len(times) + [1] * len(times)
-    assert found["source.time_ns"][: len(times)].tolist() == [EPOCH + round(time * SECOND) for time in times.tolist()]
+    assert found["source.time_ns"][: len(times)].tolist() == [
+        EPOCH + round(time * SECOND) for time in times.tolist()
+    ]
     clock = np.arange(40) / 20 + 0.003
-    expected = [np.interp(times, clock, np.arange(40) / 10), np.interp(times, clock, -(np.arange(40) ** 2) / 10)]
-    np.testing.assert_allclose(found["observation.state"][: len(times)], np.stack(expected, 1), rtol=1e-6, atol=1e-6)
+    expected = [
+        np.interp(times, clock, np.arange(40) / 10),
+        np.interp(times, clock, -(np.arange(40) ** 2) / 10),
+    ]
+    np.testing.assert_allclose(
+        found["observation.state"][: len(times)], np.stack(expected, 1), rtol=1e-6, atol=1e-6
+    )
     number = np.arange(len(times))
     np.testing.assert_array_equal(
-        found["action"][: len(times)], np.stack([number, number + 0.5, np.float32(number / 20)], 1).astype(np.float32)
+        found["action"][: len(times)],
+        np.stack([number, number + 0.5, np.float32(number / 20)], 1).astype(np.float32),
     )
     for frame, image in enumerate(images(out, "observation.images.front")[: len(times)]):
         np.testing.assert_array_equal(image, pixels(frame))
@@ -103,7 +116,11 @@ def test_import_gives_the_values_of_a_bag(tmp_path: Path, storage: str) -> None:
     info = Catalog.open(out).features
     assert info["observation.state"].names == JOINTS
     assert info["action"].names is None
-    assert info["source.age_ns"].names == ["observation.images.front", "observation.state", "action"]
+    assert info["source.age_ns"].names == [
+        "observation.images.front",
+        "observation.state",
+        "action",
+    ]
 
 
 def test_import_keeps_the_raw_streams_as_sensors_that_undo_the_frames(tmp_path: Path) -> None:
@@ -115,10 +132,14 @@ def test_import_keeps_the_raw_streams_as_sensors_that_undo_the_frames(tmp_path: 
     assert len(raw["timestamp"]) == 38  # of 40: up to the one after the last frame, at 1.82 s
     values = {round(time * SECOND): value for time, value in zip(raw["timestamp"], raw["value"])}
     start = int(found["source.time_ns"][0])
-    for time, ages, state in zip(found["source.time_ns"], found["source.age_ns"], found["observation.state"]):
+    for time, ages, state in zip(
+        found["source.time_ns"], found["source.age_ns"], found["observation.state"]
+    ):
         past = int(time - ages[1]) - start
         share = int(ages[1]) / (SECOND // 20)
-        value = np.array(values[past]) * (1 - share) + share * np.array(values.get(past + SECOND // 20, values[past]))
+        value = np.array(values[past]) * (1 - share) + share * np.array(
+            values.get(past + SECOND // 20, values[past])
+        )
         np.testing.assert_allclose(state, value, rtol=1e-6, atol=1e-6)
     data = EpisodeArrays(out, delta_timestamps={"raw.observation.state": [-0.05, 0.0]})
     sample = data.sample(episode=0, frame=3)
@@ -140,13 +161,17 @@ def test_import_keeps_the_raw_streams_as_sensors_that_undo_the_frames(tmp_path: 
     ],
 )
 @pytest.mark.parametrize("pad", [0, 5])
-def test_import_reads_raw_images_as_rgb(tmp_path: Path, encoding: str, array: np.ndarray, pad: int) -> None:
+def test_import_reads_raw_images_as_rgb(
+    tmp_path: Path, encoding: str, array: np.ndarray, pad: int
+) -> None:
     with Bag(tmp_path / "bag") as bag:
         for i in range(3):
             bag.image("/cam", i / 10, np.ascontiguousarray(array), encoding, pad)
     mapping = mapped(features={"observation.images.front": "/cam"})
     expected = np.repeat(array, 3, 2) if encoding == "mono8" else pixels(3)
-    for image in images(run(tmp_path, tmp_path / "bag", mapping=mapping), "observation.images.front"):
+    for image in images(
+        run(tmp_path, tmp_path / "bag", mapping=mapping), "observation.images.front"
+    ):
         np.testing.assert_array_equal(image, expected)
 
 
@@ -156,7 +181,11 @@ def test_import_refuses_other_images(tmp_path: Path, encoding: str) -> None:
         for i in range(3):
             bag.image("/cam", i / 10, np.zeros((16, 16), np.uint16), encoding)
     error = fault(
-        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"observation.images.front": "/cam"}))
+        lambda: run(
+            tmp_path,
+            tmp_path / "bag",
+            mapping=mapped(features={"observation.images.front": "/cam"}),
+        )
     )
     assert (error.kind, error.stream, error.where) == ("image", "/cam", str(tmp_path / "bag"))
     assert encoding in error.what
@@ -182,7 +211,11 @@ def test_import_names_gaps(tmp_path: Path) -> None:
     with Bag(tmp_path / "bag") as bag:
         fill(bag, skipped=range(8, 13))
     error = fault(lambda: run(tmp_path, tmp_path / "bag"))
-    assert (error.kind, error.stream, error.time) == ("gap", "/cam", pytest.approx(EPOCH / SECOND + 0.71))
+    assert (error.kind, error.stream, error.time) == (
+        "gap",
+        "/cam",
+        pytest.approx(EPOCH / SECOND + 0.71),
+    )
     out = run(tmp_path, tmp_path / "bag", gaps="cut")
     found = rows(out)
     assert np.bincount(found["episode_index"]).tolist() == [7, 7]
@@ -196,7 +229,12 @@ def test_import_names_gaps(tmp_path: Path) -> None:
     assert len(found["index"]) == 19
     assert found["source.age_ns"][:, 0].max() == 510_000_000
     (tmp_path / "out").rename(tmp_path / "held")
-    patient = mapped(features={**MAPPING["features"], "observation.images.front": {"stream": "/cam", "max_age": 1}})
+    patient = mapped(
+        features={
+            **MAPPING["features"],
+            "observation.images.front": {"stream": "/cam", "max_age": 1},
+        }
+    )
     assert len(rows(run(tmp_path, tmp_path / "bag", mapping=patient))["index"]) == 19
 
 
@@ -208,7 +246,11 @@ def test_import_names_a_clock_that_goes_back(tmp_path: Path) -> None:
     finding = account(out)["recordings"][0]["findings"][0]
     assert (finding["kind"], finding["stream"]) == ("reset", "/joints")
     error = fault(lambda: run_again(tmp_path, mapped(clock="header")))
-    assert (error.kind, error.stream, error.time) == ("reset", "/joints", pytest.approx(EPOCH / SECOND + 1.953))
+    assert (error.kind, error.stream, error.time) == (
+        "reset",
+        "/joints",
+        pytest.approx(EPOCH / SECOND + 1.953),
+    )
 
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
@@ -219,17 +261,25 @@ def test_import_names_a_recorder_that_was_set_back(tmp_path: Path, storage: str)
             bag.image("/cam", time, noise)
             bag.image("/cam", time + 0.05, noise)
     error = fault(
-        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"observation.images.front": "/cam"}))
+        lambda: run(
+            tmp_path,
+            tmp_path / "bag",
+            mapping=mapped(features={"observation.images.front": "/cam"}),
+        )
     )
     assert (error.kind, error.time) == ("reset", pytest.approx(EPOCH / SECOND + 10.35))
 
 
-def test_import_names_two_clocks_and_reports_offsets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_names_two_clocks_and_reports_offsets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Bag(tmp_path / "bag") as bag:
         for i in range(30):
             bag.joints("/left", i / 10, {"a": i}, stamp=i / 10 - 0.04)
             bag.joints("/right", i / 10, {"b": i}, start=0)
-    features = {"observation.state": [{"stream": name, "field": "position"} for name in ("/left", "/right")]}
+    features = {
+        "observation.state": [{"stream": name, "field": "position"} for name in ("/left", "/right")]
+    }
     out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features))
     facts = account(out)["recordings"][0]
     assert facts["streams"]["/left"]["offset"][1] == pytest.approx(0.04)
@@ -237,7 +287,9 @@ def test_import_names_two_clocks_and_reports_offsets(tmp_path: Path, capsys: pyt
     assert [finding["kind"] for finding in facts["findings"]] == ["clocks"]
     assert "/left: recorded 0.040 to 0.040 s after its stamp" in capsys.readouterr().out
     (tmp_path / "out").rename(tmp_path / "log")
-    error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, clock="header")))
+    error = fault(
+        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, clock="header"))
+    )
     assert (error.kind, error.stream) == ("clocks", "/right")
 
 
@@ -257,7 +309,9 @@ def test_import_uses_header_stamps_that_arrive_late(tmp_path: Path) -> None:
     }
     out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features))
     found = rows(out)
-    np.testing.assert_allclose(found["observation.state"].ravel(), np.arange(30)[: len(found["index"])] / 10, atol=1e-6)
+    np.testing.assert_allclose(
+        found["observation.state"].ravel(), np.arange(30)[: len(found["index"])] / 10, atol=1e-6
+    )
     for frame, image in enumerate(images(out, "observation.images.front")):
         np.testing.assert_array_equal(image, pixels(frame))
     assert found["source.age_ns"].max() == 0
@@ -268,16 +322,26 @@ def test_import_takes_the_last_of_equal_times(tmp_path: Path) -> None:
         for i in range(10):
             bag.number("/a", i / 10, i)
             bag.number("/a", i / 10, i + 0.5)
-    out = run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": {"stream": "/a", "field": "data"}}))
+    out = run(
+        tmp_path,
+        tmp_path / "bag",
+        mapping=mapped(features={"action": {"stream": "/a", "field": "data"}}),
+    )
     assert rows(out)["action"].ravel().tolist() == [i + 0.5 for i in range(10)]
     assert pq.read_table(out / "sensors/raw.action.parquet").num_rows == 10
-    assert [finding["kind"] for finding in account(out)["recordings"][0]["findings"]] == ["duplicates"]
+    assert [finding["kind"] for finding in account(out)["recordings"][0]["findings"]] == [
+        "duplicates"
+    ]
 
 
 def test_import_names_joints_that_are_not_there(tmp_path: Path) -> None:
     with Bag(tmp_path / "bag") as bag:
         fill(bag)
-    wrong = mapped(features={"action": {"stream": "/joints", "field": "position", "joints": ["shoulder", "hand"]}})
+    wrong = mapped(
+        features={
+            "action": {"stream": "/joints", "field": "position", "joints": ["shoulder", "hand"]}
+        }
+    )
     error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=wrong))
     assert (error.kind, error.stream) == ("names", "/joints")
     assert "hand" in error.what
@@ -288,7 +352,11 @@ def test_import_names_joints_that_are_not_there(tmp_path: Path) -> None:
         bag.compressed("/cam", 2.1, pixels(0))
         bag.command("/cmd", 2.1, [[7.0], [1.0, 1.5]], 0)
     error = fault(lambda: run(tmp_path, tmp_path / "later"))
-    assert (error.kind, error.stream, error.time) == ("names", "/joints", pytest.approx(EPOCH / SECOND + 1.955))
+    assert (error.kind, error.stream, error.time) == (
+        "names",
+        "/joints",
+        pytest.approx(EPOCH / SECOND + 1.955),
+    )
 
 
 def test_import_names_fields_that_are_not_there(tmp_path: Path) -> None:
@@ -296,7 +364,7 @@ def test_import_names_fields_that_are_not_there(tmp_path: Path) -> None:
         fill(bag)
     for field in ("points.5.values", "handle", "points"):
         wrong = mapped(features={"action": {"stream": "/cmd", "field": field}})
-        error = fault(lambda wrong=wrong: run(tmp_path, tmp_path / "bag", mapping=wrong))  # type: ignore[misc]
+        error = fault(partial(run, tmp_path, tmp_path / "bag", mapping=wrong))
         assert (error.kind, error.stream) == ("value", "/cmd")
 
 
@@ -317,7 +385,9 @@ def test_import_names_a_changed_sample(tmp_path: Path, fault_of: str) -> None:
             bag.compressed("/cam", i / 10 + 0.01, pixels(i))
             bag.command("/cmd", i / 10 + 0.002, [[7.0], [1.0, 1.5]], 0)
             bag.joints("/joints", i / 10 + 0.01, {"shoulder": 1, "elbow": 1})
-    mapping = mapped(features={key: MAPPING["features"][key] for key in MAPPING["features"]}, fps=100)
+    mapping = mapped(
+        features={key: MAPPING["features"][key] for key in MAPPING["features"]}, fps=100
+    )
     error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapping))
     kind = {"nan": "value", "size": "shape", "length": "shape", "jpeg": "image"}[fault_of]
     assert (error.kind, error.stream) == (kind, "/cmd" if fault_of in ("nan", "length") else "/cam")
@@ -353,7 +423,11 @@ def test_import_bounds_episodes_by_a_stream(tmp_path: Path) -> None:
     idle = mapped(episodes={"stream": "/mark", "idle": ["start", "stop"]})
     error = fault(lambda: run_again(tmp_path, idle))
     assert (error.kind, error.stream) == ("empty", "/mark")
-    assert [finding for finding in account(out)["recordings"][0]["findings"] if finding["kind"] == "task"] == []
+    assert [
+        finding
+        for finding in account(out)["recordings"][0]["findings"]
+        if finding["kind"] == "task"
+    ] == []
 
 
 def test_import_names_a_task_text_that_comes_after_its_episode_began(tmp_path: Path) -> None:
@@ -365,8 +439,14 @@ def test_import_names_a_task_text_that_comes_after_its_episode_began(tmp_path: P
         for time, text in [(0.1, "pick"), (2.25, "place"), (2.75, "place")]:
             bag.text("/say", time, text)
     mapping = mapped(episodes={"stream": "/mark"}, task_from={"stream": "/say", "field": "data"})
-    findings = account(run(tmp_path, tmp_path / "bag", mapping=mapping))["recordings"][0]["findings"]
-    late = [(of["stream"], of["time"], "place" in of["message"]) for of in findings if of["kind"] == "task"]
+    findings = account(run(tmp_path, tmp_path / "bag", mapping=mapping))["recordings"][0][
+        "findings"
+    ]
+    late = [
+        (of["stream"], of["time"], "place" in of["message"])
+        for of in findings
+        if of["kind"] == "task"
+    ]
     assert late == [("/say", pytest.approx(EPOCH / SECOND + 2.3), True)]
 
 
@@ -380,7 +460,7 @@ def test_import_refuses_to_interpolate_whole_numbers_and_texts(tmp_path: Path) -
     say = {"stream": "/say", "field": "data", "resample": "linear"}
     image = {**features, "observation.images.front": {"stream": "/cam", "resample": "linear"}}
     for mapping, stream in ((mapped(task_from=say), "/say"), (mapped(features=image), "/cam")):
-        error = fault(lambda mapping=mapping: run(tmp_path, tmp_path / "bag", mapping=mapping))  # type: ignore[misc]
+        error = fault(partial(run, tmp_path, tmp_path / "bag", mapping=mapping))
         assert (error.kind, error.stream) == ("value", stream)
 
 
@@ -408,17 +488,25 @@ def test_import_holds_a_stream_that_is_sent_at_changes(tmp_path: Path) -> None:
             bag.number("/a", i / 10, i)
         bag.number("/grip", 0.05, 1)
         bag.number("/grip", 2.0, 0)
-    features = {"action": {"stream": "/a", "field": "data"}, "grip": {"stream": "/grip", "field": "data"}}
+    features = {
+        "action": {"stream": "/a", "field": "data"},
+        "grip": {"stream": "/grip", "field": "data"},
+    }
     found = rows(run(tmp_path, tmp_path / "bag", mapping=mapped(features=features)))
     assert len(found["grip"]) == 20  # the episode ends with the stream that ends first
-    kinds = {finding["kind"]: finding["stream"] for finding in account(tmp_path / "out")["recordings"][0]["findings"]}
+    kinds = {
+        finding["kind"]: finding["stream"]
+        for finding in account(tmp_path / "out")["recordings"][0]["findings"]
+    }
     assert kinds == {"trimmed": "/grip"}
     (tmp_path / "x").mkdir()
     (tmp_path / "x/map.yaml").write_text(
         "fps: 10\ntask: t\nfeatures:\n  action: {stream: /a, field: data}\n"
         "  grip: {stream: /grip, field: data, max_age: .inf}\n"
     )
-    import_(ImportConfig((str(tmp_path / "bag"), str(tmp_path / "x/out")), str(tmp_path / "x/map.yaml")))
+    import_(
+        ImportConfig((str(tmp_path / "bag"), str(tmp_path / "x/out")), str(tmp_path / "x/map.yaml"))
+    )
     grip = rows(tmp_path / "x/out")["grip"].ravel().tolist()
     assert grip == [1.0] * 20 + [0.0] * 29
 
@@ -434,7 +522,10 @@ def test_import_refuses_a_task_that_nothing_states_and_huge_texts(tmp_path: Path
     error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapping))
     assert (error.kind, error.stream) == ("task", "/say")
     assert len(str(error)) < 500
-    assert rows(run(tmp_path, tmp_path / "bag", mapping=mapping, task="stated"))["task_index"].max() == 0
+    assert (
+        rows(run(tmp_path, tmp_path / "bag", mapping=mapping, task="stated"))["task_index"].max()
+        == 0
+    )
 
 
 def test_import_reads_a_bare_mcap_of_another_writer(tmp_path: Path) -> None:
@@ -445,7 +536,9 @@ def test_import_reads_a_bare_mcap_of_another_writer(tmp_path: Path) -> None:
         kind = writer.register_msgdef("lab/msg/Grip", "float64[] values\nfloat32 force")
         for i in range(20):
             time = EPOCH + i * SECOND // 10
-            writer.write_message("/grip", kind, {"values": [i, 2.0 * i], "force": i / 4}, time, time)
+            writer.write_message(
+                "/grip", kind, {"values": [i, 2.0 * i], "force": i / 4}, time, time
+            )
         writer.finish()
     features = {"action": {"stream": "/grip", "field": ["values", "force"]}}
     found = rows(run(tmp_path, tmp_path / "a.mcap", mapping=mapped(features=features)))
@@ -462,15 +555,23 @@ def test_import_reads_ros_1(tmp_path: Path) -> None:
         connection = writer.add_connection("/joints", "sensor_msgs/msg/JointState", typestore=store)
         kind, header, clock = (
             store.types[name]
-            for name in ("sensor_msgs/msg/JointState", "std_msgs/msg/Header", "builtin_interfaces/msg/Time")
+            for name in (
+                "sensor_msgs/msg/JointState",
+                "std_msgs/msg/Header",
+                "builtin_interfaces/msg/Time",
+            )
         )
         for i in range(10):
             time = EPOCH + i * SECOND // 10
             stamp = header(i, clock(time // SECOND - 5, time % SECOND), "")
             message = kind(stamp, ["a"], np.array([float(i)]), np.zeros(0), np.zeros(0))
-            writer.write(connection, time, store.serialize_ros1(message, "sensor_msgs/msg/JointState"))
+            writer.write(
+                connection, time, store.serialize_ros1(message, "sensor_msgs/msg/JointState")
+            )
     out = run(
-        tmp_path, tmp_path / "a.bag", mapping=mapped(features={"action": {"stream": "/joints", "field": "position"}})
+        tmp_path,
+        tmp_path / "a.bag",
+        mapping=mapped(features={"action": {"stream": "/joints", "field": "position"}}),
     )
     assert rows(out)["action"].ravel().tolist() == list(range(10))
     assert account(out)["recordings"][0]["streams"]["/joints"]["offset"][1] == pytest.approx(5)
@@ -497,7 +598,11 @@ def test_import_refuses_a_bag_that_has_lost_its_metadata(tmp_path: Path) -> None
             fill(bag)
     (tmp_path / "bags/two/metadata.yaml").unlink()
     error = fault(lambda: run(tmp_path, tmp_path / "bags"))
-    assert (error.kind, error.where, error.fix.count("reindex")) == ("layout", tmp_path / "bags/two", 1)
+    assert (error.kind, error.where, error.fix.count("reindex")) == (
+        "layout",
+        tmp_path / "bags/two",
+        1,
+    )
     run(tmp_path, tmp_path / "bags", skip_bad=True)
     assert account(tmp_path / "out")["recordings"][0]["source"] == str(tmp_path / "bags/one")
 
@@ -511,7 +616,10 @@ def test_import_names_a_first_episode_of_number_zero_that_it_leaves_out(tmp_path
         marked = mapped(episodes={"stream": "/episode", "field": "data", "idle": idle})
         (tmp_path / str(idle)).mkdir()
         of = account(run(tmp_path / str(idle), tmp_path / "bag", mapping=marked))["recordings"][0]
-        assert (len(of["episodes"]), [finding["kind"] for finding in of["findings"]]) == (episodes, findings)
+        assert (len(of["episodes"]), [finding["kind"] for finding in of["findings"]]) == (
+            episodes,
+            findings,
+        )
 
 
 def test_import_exchanges_the_colors_of_encoded_images(tmp_path: Path) -> None:
@@ -539,7 +647,9 @@ def test_import_takes_a_stamp_that_was_never_set_as_none(tmp_path: Path) -> None
         for i in range(20):
             bag.joints("/a", i / 10, {"a": i}, stamp=0, start=0)
             bag.joints("/b", i / 10, {"b": i}, stamp=i / 10 - 0.02)
-    features = {"observation.state": [{"stream": name, "field": "position"} for name in ("/a", "/b")]}
+    features = {
+        "observation.state": [{"stream": name, "field": "position"} for name in ("/a", "/b")]
+    }
     out = run(tmp_path, tmp_path / "bag", mapping=mapped(features=features, clock="header"))
     facts = account(out)["recordings"][0]
     assert "offset" not in facts["streams"]["/a"]
@@ -552,10 +662,16 @@ def test_import_refuses_an_image_beside_numbers_and_repeated_names(tmp_path: Pat
         fill(bag)
     state = MAPPING["features"]["observation.state"]
     error = fault(
-        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": [state, {"stream": "/cam"}]}))
+        lambda: run(
+            tmp_path,
+            tmp_path / "bag",
+            mapping=mapped(features={"action": [state, {"stream": "/cam"}]}),
+        )
     )
     assert (error.kind, error.stream) == ("image", "/cam")
-    error = fault(lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": [state, state]})))
+    error = fault(
+        lambda: run(tmp_path, tmp_path / "bag", mapping=mapped(features={"action": [state, state]}))
+    )
     assert error.kind == "names"
 
 
@@ -564,7 +680,9 @@ def test_import_of_bags_with_clocks_of_two_eras(tmp_path: Path) -> None:
         with Bag(tmp_path / name, start=start) as bag:
             fill(bag)
     found = rows(run(tmp_path, tmp_path / "a", tmp_path / "b"))
-    first, second = (found["source.time_ns"][found["episode_index"] == episode] for episode in (0, 1))
+    first, second = (
+        found["source.time_ns"][found["episode_index"] == episode] for episode in (0, 1)
+    )
     assert first[0] == 20_000_000
     assert (second - first).tolist() == [EPOCH] * len(first)
     np.testing.assert_array_equal(*np.split(found["observation.state"], 2))
@@ -572,7 +690,9 @@ def test_import_of_bags_with_clocks_of_two_eras(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) -> None:
-    """Irregular times, some equal: each value is that of a search over all samples, by the rule of the page."""
+    """Irregular times, some equal: each value is that of a search over all samples, by the rule of
+    the page.
+    """
     rng = np.random.default_rng(seed)
     clocks = {
         name: np.sort(rng.integers(0, 3 * SECOND, count) // 1_000_000 * 1_000_000)
@@ -616,7 +736,9 @@ def test_import_agrees_with_a_search_of_each_frame(tmp_path: Path, seed: int) ->
 
 
 def test_import_refuses_a_bag_whose_last_messages_are_in_a_journal(tmp_path: Path) -> None:
-    """As the recorder of ROS 2 leaves it when it is killed: a reader of the .db3 alone would miss them."""
+    """As the recorder of ROS 2 leaves it when it is killed: a reader of the .db3 alone would miss
+    them.
+    """
     with Bag(tmp_path / "bag", "sqlite3") as bag:
         fill(bag)
     (tmp_path / "killed").mkdir()

@@ -31,7 +31,8 @@ from understudy_kit.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 MAPPING = (
-    "fps: 10\ntask: pick\nfeatures:\n  observation.images.a: /cam/image_raw\n  action: {stream: /a, field: data}\n"
+    "fps: 10\ntask: pick\nfeatures:\n  observation.images.a: /cam/image_raw\n"
+    "  action: {stream: /a, field: data}\n"
 )
 
 
@@ -58,7 +59,11 @@ def words(folder: Path, *more: str) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     return {name: data for name, data in files.items() if name != "meta/import.json"}
 
 
@@ -68,7 +73,9 @@ def test_import_killed_at_any_change_leaves_nothing_that_looks_finished(folder: 
     (folder / "out").rename(folder / "whole")
     ends = []
     for change in (0, 2, 5, 9, 14, 20, 27, 35, 44):
-        process = subprocess.run([sys.executable, "-c", KILLED, str(change), *words(folder)], capture_output=True)
+        process = subprocess.run(
+            [sys.executable, "-c", KILLED, str(change), *words(folder)], capture_output=True
+        )
         ends.append(process.returncode)
         assert process.returncode in (0, -signal.SIGKILL), process.stderr.decode()
         if process.returncode == 0:
@@ -84,7 +91,9 @@ def test_import_killed_at_any_change_leaves_nothing_that_looks_finished(folder: 
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_import_refuses_outputs_that_exist_or_lie_in_a_source(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_refuses_outputs_that_exist_or_lie_in_a_source(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "out").mkdir()
     (folder / "out/mine").write_text("mine")
     before = content(folder)
@@ -97,7 +106,9 @@ def test_import_refuses_outputs_that_exist_or_lie_in_a_source(folder: Path, caps
     assert content(folder) == before
 
 
-def test_import_writes_video_that_decodes_to_the_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_writes_video_that_decodes_to_the_images(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words(folder, "--codec", "libx264", "--crf", "10", "--json")) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["counts"], facts["unused_streams"]) == ({"episodes": 2, "frames": 24}, ["/other"])
@@ -105,12 +116,15 @@ def test_import_writes_video_that_decodes_to_the_images(folder: Path, capsys: py
     for frame in range(12):
         sample = data.sample(episode=1, frame=frame)
         image = sample["observation.images.a"].transpose(1, 2, 0).astype(int)
-        assert np.abs(image - pixels(frame)).mean() < 4  # also neither mirrored nor with exchanged colors
+        # also neither mirrored nor with exchanged colors
+        assert np.abs(image - pixels(frame)).mean() < 4
         assert sample["action"].item() == frame
 
 
 def test_lerobot_reads_an_import(folder: Path) -> None:
-    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs the extra `lerobot`")
+    lerobot = pytest.importorskip(
+        "lerobot.datasets.lerobot_dataset", reason="needs the extra `lerobot`"
+    )
     assert main(words(folder, "--storage", "image")) == 0
     data = lerobot.LeRobotDataset("me/imported", root=folder / "out")
     assert (data.num_episodes, data.num_frames, data.meta.fps) == (2, 24, 10)
@@ -123,16 +137,23 @@ def test_lerobot_reads_an_import(folder: Path) -> None:
         assert sample["task"] == "pick"
 
 
-def test_import_proposes_a_mapping_that_it_reads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_proposes_a_mapping_that_it_reads(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["import", str(folder / "bag 0"), "--propose"]) == 0
     text = capsys.readouterr().out
     assert "/other" in text
     (folder / "map.yaml").write_text(text)
     assert main(words(folder, "--task", "pick")) == 0
-    assert "observation.images.cam" in json.loads((folder / "out/meta/info.json").read_text())["features"]
+    assert (
+        "observation.images.cam"
+        in json.loads((folder / "out/meta/info.json").read_text())["features"]
+    )
 
 
-def test_import_lists_all_errors_of_a_mapping(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_lists_all_errors_of_a_mapping(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "map.yaml").write_text("fps: 0\nclock: wall\nfeaturs: {}\n")
     assert main(words(folder)) == 2
     message = capsys.readouterr().err
@@ -157,15 +178,25 @@ before = start_peak()
 assert main(sys.argv[1:]) == 0
 print((peak_bytes() - before) / 1e6)
 """
-    arguments = ["import", str(tmp_path / "bag"), str(tmp_path / "out"), "--mapping", str(tmp_path / "map.yaml")]
+    arguments = [
+        "import",
+        str(tmp_path / "bag"),
+        str(tmp_path / "out"),
+        "--mapping",
+        str(tmp_path / "map.yaml"),
+    ]
     arguments += ["--codec", "libx264"]
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    grown = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+    grown = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment
+    )
     assert grown.returncode == 0, grown.stderr
     assert float(grown.stdout.splitlines()[-1]) < 110
 
 
-def test_import_beside_another_one_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_beside_another_one_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with create_folder(folder / "out") as other:
         (other / "mine").write_text("first")
         assert main(words(folder)) == 2

@@ -1,4 +1,6 @@
-"""MCAP files whose optional parts are absent, whose unused parts cannot be read, and whose bytes are damaged."""
+"""MCAP files whose optional parts are absent, whose unused parts cannot be read, and whose bytes
+are damaged.
+"""
 
 import json
 import struct
@@ -20,14 +22,20 @@ from understudy_tools.testing import mcap_files as mcap
 
 COUNT = 40
 VEC = "float64[2] v"
-HUGE = f"A[1000] a\n{'=' * 80}\nMSG: lab/A\nB[1000] b\n{'=' * 80}\nMSG: lab/B\nC[1000] c\n{'=' * 80}\nMSG: lab/C\n"
+HUGE = (
+    f"A[1000] a\n{'=' * 80}\nMSG: lab/A\nB[1000] b\n{'=' * 80}\nMSG: lab/B\nC[1000] c\n"
+    f"{'=' * 80}\nMSG: lab/C\n"
+)
 SCHEMA = mcap.schema(1, "lab/msg/Vec", VEC)
 STATISTICS = struct.pack("<QHIIIIQQI", 80, 1, 2, 0, 0, 10, 0, 0, 0)
 DEFINED = SCHEMA + mcap.channel(1, 1, "/s") + mcap.channel(2, 1, "/a")
 MAPPING: dict[str, Any] = {
     "fps": 10,
     "task": "t",
-    "features": {"observation.state": {"stream": "/s", "field": "v"}, "action": {"stream": "/a", "field": "v"}},
+    "features": {
+        "observation.state": {"stream": "/s", "field": "v"},
+        "action": {"stream": "/a", "field": "v"},
+    },
 }
 
 
@@ -90,21 +98,32 @@ def expected(tmp_path: Path) -> np.ndarray:
 
 SHAPES = {
     "no summary": (DEFINED + LOOSE, b""),
-    "a summary of channels alone": (DEFINED + LOOSE, mcap.channel(1, 1, "/s") + mcap.channel(2, 1, "/a")),
+    "a summary of channels alone": (
+        DEFINED + LOOSE,
+        mcap.channel(1, 1, "/s") + mcap.channel(2, 1, "/a"),
+    ),
     "a summary without channels": (DEFINED + chunks("zstd", True), SCHEMA),
-    "a summary with one of two channels": (chunks("lz4", True, DEFINED), SCHEMA + mcap.channel(2, 1, "/a")),
+    "a summary with one of two channels": (
+        chunks("lz4", True, DEFINED),
+        SCHEMA + mcap.channel(2, 1, "/a"),
+    ),
     "chunks with channels inside": (chunks("zstd", True, DEFINED), b""),
     "chunks without indexes": (chunks("", False, DEFINED), b""),
     "chunks without indexes, with a summary": (chunks("lz4", False), DEFINED),
     "a statistic alone": (chunks("", True, DEFINED), mcap.record(11, STATISTICS)),
-    "unknown records": (mcap.record(0x85, b"x") + DEFINED + LOOSE + mcap.record(0x90, b""), mcap.record(0x86, b"y")),
+    "unknown records": (
+        mcap.record(0x85, b"x") + DEFINED + LOOSE + mcap.record(0x90, b""),
+        mcap.record(0x86, b"y"),
+    ),
     "a metadata record": (DEFINED + mcap.record(12, mcap.text("a") + mcap.text(b"")) + LOOSE, b""),
     "another profile": (DEFINED + LOOSE, DEFINED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_import_reads_mcap_without_its_optional_parts(tmp_path: Path, expected: np.ndarray, shape: str) -> None:
+def test_import_reads_mcap_without_its_optional_parts(
+    tmp_path: Path, expected: np.ndarray, shape: str
+) -> None:
     data, summary = SHAPES[shape]
     profile = "" if shape == "another profile" else "ros2"
     path = mcap.write(tmp_path / "a.mcap", data, summary, profile=profile)
@@ -150,7 +169,13 @@ def odd_topics() -> Iterable[tuple[str, str, str, str, str]]:
     yield "ros1", "std_msgs/String", "ros1", "ros1msg", "string data"
     yield "no schema", "", "json", "", ""
     yield "text", "lab/msg/Odd", "cdr", "ros2msg", "this is <no> definition"
-    yield "service", "lab/srv/Add_Event", "cdr", "ros2msg", "service_msgs/ServiceEventInfo info\nAdd_Request[<=1] r"
+    yield (
+        "service",
+        "lab/srv/Add_Event",
+        "cdr",
+        "ros2msg",
+        "service_msgs/ServiceEventInfo info\nAdd_Request[<=1] r",
+    )
     yield "missing type", "lab/msg/Odd", "cdr", "ros2msg", "lab/Nowhere x"
     yield "idl", "lab/msg/Odd", "cdr", "ros2idl", "module {"
     yield "array of a missing type", "lab/msg/Odd", "cdr", "ros2msg", "lab/Nowhere[] x"
@@ -167,7 +192,9 @@ def test_import_needs_readable_types_of_used_topics_only(
         7, 7 if form else 0, "/odd", messages
     )
     path = mcap.write(
-        tmp_path / "a.mcap", DEFINED + defined + mcap.message(7, mcap.START, b"{}") + LOOSE, DEFINED + defined
+        tmp_path / "a.mcap",
+        DEFINED + defined + mcap.message(7, mcap.START, b"{}") + LOOSE,
+        DEFINED + defined,
     )
     np.testing.assert_array_equal(run(tmp_path, path), expected)
     capsys.readouterr()
@@ -197,18 +224,30 @@ EIGHTY = "=" * 80
         f"\ufefflab/Inner[2] v\n{EIGHTY}\n{INNER}\0",
     ],
 )
-def test_import_reads_definitions_of_other_writers(tmp_path: Path, expected: np.ndarray, definition: str) -> None:
-    defined = mcap.schema(1, "lab/msg/Vec", definition) + mcap.channel(1, 1, "/s") + mcap.channel(2, 1, "/a")
+def test_import_reads_definitions_of_other_writers(
+    tmp_path: Path, expected: np.ndarray, definition: str
+) -> None:
+    defined = (
+        mcap.schema(1, "lab/msg/Vec", definition)
+        + mcap.channel(1, 1, "/s")
+        + mcap.channel(2, 1, "/a")
+    )
     path = mcap.write(tmp_path / "a.mcap", defined + LOOSE)
     fields = ["v.0.x", "v.1.x"]
-    features = {key: {"stream": of["stream"], "field": fields} for key, of in MAPPING["features"].items()}
+    features = {
+        key: {"stream": of["stream"], "field": fields} for key, of in MAPPING["features"].items()
+    }
     np.testing.assert_array_equal(run(tmp_path, path, {**MAPPING, "features": features}), expected)
 
 
 def test_import_keeps_definitions_of_topics_apart(tmp_path: Path, expected: np.ndarray) -> None:
     """Two recorders in one file have another definition of a type below theirs."""
-    wide = mcap.schema(9, "lab/msg/Wide", f"lab/Inner w\n{EIGHTY}\nMSG: lab/Inner\nfloat64 y\nfloat64 x")
-    defined = mcap.schema(1, "lab/msg/Vec", f"lab/Inner[2] v\n{EIGHTY}\n{INNER}") + mcap.channel(1, 1, "/s")
+    wide = mcap.schema(
+        9, "lab/msg/Wide", f"lab/Inner w\n{EIGHTY}\nMSG: lab/Inner\nfloat64 y\nfloat64 x"
+    )
+    defined = mcap.schema(1, "lab/msg/Vec", f"lab/Inner[2] v\n{EIGHTY}\n{INNER}") + mcap.channel(
+        1, 1, "/s"
+    )
     defined += mcap.channel(2, 1, "/a") + wide + mcap.channel(9, 9, "/w")
     wides = b"".join(mcap.message(9, mcap.START + k * 10**8, vector(5, k)) for k in range(COUNT))
     path = mcap.write(tmp_path / "a.mcap", defined + LOOSE + wides)
@@ -221,9 +260,17 @@ def test_import_keeps_definitions_of_topics_apart(tmp_path: Path, expected: np.n
     assert found[3].tolist() == pytest.approx([0.3, 1, 5, 3])
 
 
-@pytest.mark.parametrize("part", ["data", "data of chunks", "chunk", "chunk zstd", "summary", "attachment"])
+@pytest.mark.parametrize(
+    "part", ["data", "data of chunks", "chunk", "chunk zstd", "summary", "attachment"]
+)
 def test_import_uses_the_checksums_of_mcap(tmp_path: Path, expected: np.ndarray, part: str) -> None:
-    fields = struct.pack("<QQ", 0, 0) + mcap.text("notes") + mcap.text("text/plain") + struct.pack("<Q", 4) + b"note"
+    fields = (
+        struct.pack("<QQ", 0, 0)
+        + mcap.text("notes")
+        + mcap.text("text/plain")
+        + struct.pack("<Q", 4)
+        + b"note"
+    )
     attached = mcap.record(9, fields + struct.pack("<I", zlib.crc32(fields)))
     data = {
         "data": LOOSE,
@@ -232,12 +279,16 @@ def test_import_uses_the_checksums_of_mcap(tmp_path: Path, expected: np.ndarray,
         "chunk zstd": chunks("zstd", True),
     }
     content = DEFINED + data.get(part, LOOSE) + attached
-    path = mcap.write(tmp_path / "a.mcap", content, DEFINED, part.startswith("data"), part == "summary")
+    path = mcap.write(
+        tmp_path / "a.mcap", content, DEFINED, part.startswith("data"), part == "summary"
+    )
     np.testing.assert_array_equal(run(tmp_path, path), expected)
     assert findings(tmp_path) == []
     place = {
         "data": lambda raw: raw.find(vector(2.0)) + 10,
-        "data of chunks": lambda raw: raw.find(b"note\n") if b"note\n" in raw else raw.find(b"note") + 1,
+        "data of chunks": lambda raw: (
+            raw.find(b"note\n") if b"note\n" in raw else raw.find(b"note") + 1
+        ),
         "chunk": lambda raw: raw.find(vector(2.0)) + 10,
         "chunk zstd": lambda raw: raw.find(b"\x28\xb5\x2f\xfd") + 40,
         "summary": lambda raw: raw.rfind(b"Vec"),
@@ -259,7 +310,9 @@ def test_import_uses_the_checksums_of_mcap(tmp_path: Path, expected: np.ndarray,
 @pytest.mark.parametrize("cut", [0.3, 0.9, -1, -20, -60])
 @pytest.mark.parametrize("kind", ["loose", "zstd"])
 def test_import_names_a_cut_mcap(tmp_path: Path, kind: str, cut: float) -> None:
-    path = mcap.write(tmp_path / "a.mcap", DEFINED + (LOOSE if kind == "loose" else chunks("zstd", True)), DEFINED)
+    path = mcap.write(
+        tmp_path / "a.mcap", DEFINED + (LOOSE if kind == "loose" else chunks("zstd", True)), DEFINED
+    )
     raw = path.read_bytes()
     path.write_bytes(raw[: int(len(raw) * cut)] if cut > 0 else raw[: int(cut)])
     error = fault(lambda: run(tmp_path, path))
@@ -268,7 +321,9 @@ def test_import_names_a_cut_mcap(tmp_path: Path, kind: str, cut: float) -> None:
 
 
 @pytest.mark.parametrize("at", range(20))
-def test_import_of_a_damaged_mcap_is_an_error_or_right(tmp_path: Path, expected: np.ndarray, at: int) -> None:
+def test_import_of_a_damaged_mcap_is_an_error_or_right(
+    tmp_path: Path, expected: np.ndarray, at: int
+) -> None:
     """A byte anywhere, with all checksums: no other values, and no error of another kind."""
     path = mcap.write(tmp_path / "a.mcap", DEFINED + chunks("zstd", True), DEFINED, True, True)
     raw = bytearray(path.read_bytes())
@@ -294,7 +349,10 @@ def test_import_bounds_what_a_chunk_decodes_to(tmp_path: Path, kind: str, stated
     size = 64 if stated == "small" else (1 << 28) + 1
     content = DEFINED + mcap.chunk(big, mcap.START, mcap.START + 1, kind, size)
     path = mcap.write(tmp_path / "a.mcap", content)
-    for call in (lambda: run(tmp_path, path), lambda: import_(ImportConfig((str(path),), propose=True))):
+    for call in (
+        lambda: run(tmp_path, path),
+        lambda: import_(ImportConfig((str(path),), propose=True)),
+    ):
         error = fault(call)
         assert error.kind == "size"
         assert "268,435,456" in error.what if stated == "true" else "64" in error.what

@@ -24,7 +24,9 @@ OWN = np.zeros((ROWS, 3), np.uint8)
 PRIVATE = np.full((ROWS, 3), 77, np.uint8)
 
 
-def run(out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any) -> dict[str, np.ndarray]:
+def run(
+    out: Path, *sources: Path, mapping: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, np.ndarray]:
     file = ""
     if mapping is not None:
         file = str(out.with_suffix(".json"))
@@ -72,8 +74,21 @@ def virtual(group: Any, name: str, source: str, key: str) -> None:
 KEY = "robot0_eef_pos"
 
 
-WAYS = ["raw", "raw relative", "virtual", "virtual of raw", "virtual of a link", "virtual chain", "link"]
-WAYS += ["soft link to a link", "link to a group", "soft link through a group", "link in a group of a soft link"]
+WAYS = [
+    "raw",
+    "raw relative",
+    "virtual",
+    "virtual of raw",
+    "virtual of a link",
+    "virtual chain",
+    "link",
+]
+WAYS += [
+    "soft link to a link",
+    "link to a group",
+    "soft link through a group",
+    "link in a group of a soft link",
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +103,9 @@ def test_import_refuses_hdf5_arrays_of_other_files(
 
     def fill(file: Any, obs: Any) -> None:
         def raw(group: Any, name: str, target: str) -> None:
-            group.create_dataset(name, shape=OWN.shape, dtype="u1", external=[(target, 0, OWN.nbytes)])
+            group.create_dataset(
+                name, shape=OWN.shape, dtype="u1", external=[(target, 0, OWN.nbytes)]
+            )
 
         if way == "raw":
             raw(obs, KEY, text)
@@ -131,11 +148,14 @@ def test_import_refuses_hdf5_arrays_of_other_files(
     if way != "link to a group":  # which has no key of the layout
         assert fault(lambda: run(tmp_path / "out", path)).kind == "link"
     without = {"features": {"action": "actions"}, "fps": 20}
-    assert len(run(tmp_path / "out", path, mapping=without)["action"]) == ROWS  # which needs none of it
+    # which needs none of it
+    assert len(run(tmp_path / "out", path, mapping=without)["action"]) == ROWS
 
 
 @pytest.mark.parametrize("place", ["data", "data/demo_1", "data by a soft link", "circle"])
-def test_import_refuses_hdf5_groups_of_other_files(tmp_path: Path, private: Path, place: str) -> None:
+def test_import_refuses_hdf5_groups_of_other_files(
+    tmp_path: Path, private: Path, place: str
+) -> None:
     def fill(file: Any, obs: Any) -> None:
         obs[KEY] = OWN
         if place == "data/demo_1":
@@ -168,7 +188,9 @@ def test_import_reads_links_and_virtual_arrays_within_an_hdf5_file(tmp_path: Pat
         file["data/demo_1"] = h5py.SoftLink("/data/demo_0")
 
     found = run(tmp_path / "out", robomimic(tmp_path / "a.hdf5", fill))
-    np.testing.assert_array_equal(found["observation.state"], np.full((2 * ROWS, 6), 77, np.float32))
+    np.testing.assert_array_equal(
+        found["observation.state"], np.full((2 * ROWS, 6), 77, np.float32)
+    )
 
 
 def replay_buffer(path: Path, version: int = 2, state: np.ndarray = PRIVATE) -> Path:
@@ -183,8 +205,12 @@ ZARR = {"features": {"observation.state": "state", "action": "action"}, "fps": 1
 
 
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("part", ["chunk", "array", "metadata", "data", "meta", "below a link within"])
-def test_import_refuses_links_that_leave_a_zarr_folder(tmp_path: Path, version: int, part: str) -> None:
+@pytest.mark.parametrize(
+    "part", ["chunk", "array", "metadata", "data", "meta", "below a link within"]
+)
+def test_import_refuses_links_that_leave_a_zarr_folder(
+    tmp_path: Path, version: int, part: str
+) -> None:
     other = replay_buffer(tmp_path / "other.zarr", version)
     path = replay_buffer(tmp_path / "a.zarr", version, OWN)
     chunk = "data/state/0.0" if version == 2 else "data/state/c/0/0"
@@ -212,7 +238,9 @@ def test_import_refuses_links_that_leave_a_zarr_folder(tmp_path: Path, version: 
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_import_reads_names_of_consolidated_metadata_from_the_folder_only(tmp_path: Path, version: int) -> None:
+def test_import_reads_names_of_consolidated_metadata_from_the_folder_only(
+    tmp_path: Path, version: int
+) -> None:
     replay_buffer(tmp_path / "other.zarr", version)
     path = replay_buffer(tmp_path / "a.zarr", version, OWN)
     name = ".zmetadata" if version == 2 else "zarr.json"
@@ -224,7 +252,9 @@ def test_import_reads_names_of_consolidated_metadata_from_the_folder_only(tmp_pa
     assert not run(tmp_path / "out", path, mapping=ZARR)["observation.state"].any()
 
 
-def test_import_reads_links_within_a_zarr_folder_and_of_the_cache_of_the_hub(tmp_path: Path) -> None:
+def test_import_reads_links_within_a_zarr_folder_and_of_the_cache_of_the_hub(
+    tmp_path: Path,
+) -> None:
     path = replay_buffer(tmp_path / "a.zarr")
     (path / "data/state/0.0").rename(path / "data/state/first")
     (path / "data/state/0.0").symlink_to("first")
@@ -267,10 +297,15 @@ def test_import_reads_no_paths_of_zip_entries(tmp_path: Path) -> None:
                 file.writestr(link, str(tmp_path / "key"))
             elif entry.is_file():
                 file.write(entry, name)
-    assert fault(lambda: run(tmp_path / "out", tmp_path / "a.zarr.zip", mapping=ZARR)).kind in ("unreadable", "size")
+    assert fault(lambda: run(tmp_path / "out", tmp_path / "a.zarr.zip", mapping=ZARR)).kind in (
+        "unreadable",
+        "size",
+    )
 
 
-def test_import_refuses_entries_of_a_folder_that_lead_out_of_it(tmp_path: Path, private: Path) -> None:
+def test_import_refuses_entries_of_a_folder_that_lead_out_of_it(
+    tmp_path: Path, private: Path
+) -> None:
     folder = tmp_path / "demos"
     folder.mkdir()
     robomimic(folder / "ep_0.hdf5", lambda file, obs: obs.update({KEY: OWN}))
@@ -279,7 +314,8 @@ def test_import_refuses_entries_of_a_folder_that_lead_out_of_it(tmp_path: Path, 
     assert (error.kind, error.where) == ("link", folder / "ep_1.hdf5")
     assert not run(tmp_path / "out", folder, skip_bad=True)["observation.state"].any()
     mapping = {"features": {"observation.state": f"obs/{KEY}"}, "fps": 20}
-    named = run(tmp_path / "named", folder / "ep_1.hdf5", mapping=mapping)  # the link itself was given
+    # the link itself was given
+    named = run(tmp_path / "named", folder / "ep_1.hdf5", mapping=mapping)
     assert (named["observation.state"] == 77).all()
     (folder / "ep_1.hdf5").unlink()
     (folder / "ep_1.hdf5").symlink_to("ep_0.hdf5")

@@ -1,10 +1,13 @@
-"""Small files that declare or decode to much: each is refused by a named limit, before the memory is taken."""
+"""Small files that declare or decode to much: each is refused by a named limit, before the memory
+is taken.
+"""
 
 import io
 import json
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +80,18 @@ def test_import_bounds_what_chunks_of_zarr_2_decode_to(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("way", ["gzip", "zstd", "blosc", "shard", "filter"])
-def test_import_bounds_what_chunks_of_zarr_3_and_filters_decode_to(tmp_path: Path, way: str) -> None:
+def test_import_bounds_what_chunks_of_zarr_3_and_filters_decode_to(
+    tmp_path: Path, way: str
+) -> None:
     from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
     big = np.zeros(80 << 20, np.uint8)
-    options = {"gzip": GzipCodec(), "zstd": ZstdCodec(), "blosc": BloscCodec(), "shard": GzipCodec()}
+    options = {
+        "gzip": GzipCodec(),
+        "zstd": ZstdCodec(),
+        "blosc": BloscCodec(),
+        "shard": GzipCodec(),
+    }
     if way == "filter":
         path = replay_buffer(tmp_path / "a.zarr", filters=[codec("zlib")], compressors=None)
         bomb = bytes(codec("zlib").encode(big))
@@ -104,9 +114,21 @@ def test_import_bounds_what_chunks_of_zarr_3_and_filters_decode_to(tmp_path: Pat
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("what", ["rows", "chunk", "row", "stored"])
 def test_import_bounds_what_arrays_of_zarr_declare(tmp_path: Path, version: int, what: str) -> None:
-    group = zarr.open_group(zarr.storage.LocalStore(tmp_path / "a.zarr"), mode="w", zarr_format=version)
-    shape = {"rows": (10**10, 2), "chunk": (10**5, 10**5), "row": (ROWS, 10**5, 10**5), "stored": (ROWS, 2)}[what]
-    chunks = {"rows": (10**5, 2), "chunk": (10**5, 10**5), "row": (1, 100, 100), "stored": (ROWS, 2)}[what]
+    group = zarr.open_group(
+        zarr.storage.LocalStore(tmp_path / "a.zarr"), mode="w", zarr_format=version
+    )
+    shape = {
+        "rows": (10**10, 2),
+        "chunk": (10**5, 10**5),
+        "row": (ROWS, 10**5, 10**5),
+        "stored": (ROWS, 2),
+    }[what]
+    chunks = {
+        "rows": (10**5, 2),
+        "chunk": (10**5, 10**5),
+        "row": (1, 100, 100),
+        "stored": (ROWS, 2),
+    }[what]
     group.create_array("data/state", shape=shape, chunks=chunks, dtype="f8")
     group.create_array("meta/episode_ends", data=np.array([10**9 if what == "rows" else ROWS]))
     if what == "stored":
@@ -124,12 +146,15 @@ def test_import_uses_the_checksums_of_arrays(tmp_path: Path) -> None:
     path = replay_buffer(tmp_path / "a.zarr", 3, compressors=[Crc32cCodec()])
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("state", data=STATE, chunks=STATE.shape, fletcher32=True)
-    for source, chunk in ((path, path / "data/state/c/0/0"), (tmp_path / "a.h5", tmp_path / "a.h5")):
+    for source, chunk in (
+        (path, path / "data/state/c/0/0"),
+        (tmp_path / "a.h5", tmp_path / "a.h5"),
+    ):
         run(tmp_path / f"sound {source.suffix}", source, MAPPING)
         raw = bytearray(chunk.read_bytes())
         raw[raw.index(STATE[5:6].tobytes()) + 2] ^= 4
         chunk.write_bytes(raw)
-        error = fault(lambda source=source: run(tmp_path / "out", source, MAPPING))  # type: ignore[misc]
+        error = fault(partial(run, tmp_path / "out", source, MAPPING))
         assert (error.kind, error.stream) == ("unreadable", "state")
         assert "imagecodecs" not in error.fix
 
@@ -139,7 +164,9 @@ def test_import_gives_errors_of_zarr_their_own_remedies(tmp_path: Path) -> None:
     content = json.loads((path / "data/state/.zarray").read_text())
     remedies = set()
     for name in ("imagecodecs_jpegxl", "secret"):
-        (path / "data/state/.zarray").write_text(json.dumps({**content, "compressor": {"id": name}}))
+        (path / "data/state/.zarray").write_text(
+            json.dumps({**content, "compressor": {"id": name}})
+        )
         error = fault(lambda: run(tmp_path / "out", path, MAPPING))
         assert error.kind == "unreadable"
         assert ("imagecodecs" in error.fix) == ("imagecodecs" in name)
@@ -155,13 +182,17 @@ def hdf5(path: Path, **options: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("shape", [(10**10, 2), (3 * 10**6, 2), (10**6, 50), (ROWS, 10**5, 10**5), (ROWS, 10**8)])
+@pytest.mark.parametrize(
+    "shape", [(10**10, 2), (3 * 10**6, 2), (10**6, 50), (ROWS, 10**5, 10**5), (ROWS, 10**8)]
+)
 @pytest.mark.parametrize("chunked", [False, True])
-def test_import_bounds_rows_of_hdf5_that_are_not_stored(tmp_path: Path, shape: tuple[int, ...], chunked: bool) -> None:
+def test_import_bounds_rows_of_hdf5_that_are_not_stored(
+    tmp_path: Path, shape: tuple[int, ...], chunked: bool
+) -> None:
     chunks = tuple(min(length, 100) for length in shape) if chunked else None
     path = hdf5(tmp_path / "a.h5", shape=shape, dtype="f8", chunks=chunks)
     for mapping in (MAPPING, {**MAPPING, "time": "state"}):
-        error = fault(lambda mapping=mapping: run(tmp_path / "out", path, mapping))  # type: ignore[misc]
+        error = fault(partial(run, tmp_path / "out", path, mapping))
         assert (error.kind, error.stream) == ("size", "state")
 
 
@@ -186,14 +217,20 @@ def test_import_reads_compressed_hdf5_of_any_content(tmp_path: Path) -> None:
     images = np.stack([pixels(row) for row in range(ROWS)])
     for name, data in (("zeros", np.zeros_like(images)), ("images", images)):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            file.create_dataset("v", data=data, chunks=True, compression="gzip", compression_opts=9, shuffle=True)
+            file.create_dataset(
+                "v", data=data, chunks=True, compression="gzip", compression_opts=9, shuffle=True
+            )
         np.testing.assert_array_equal(run(tmp_path / name, tmp_path / f"{name}.h5", IMAGES), data)
 
 
 def test_import_looks_once_at_each_chunk_of_hdf5(tmp_path: Path) -> None:
-    """The library walks over all chunks to find one by its number: 20,000 chunks took more than a minute."""
+    """The library walks over all chunks to find one by its number: 20,000 chunks took more than a
+    minute.
+    """
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
-        values = file.create_dataset("state", (20_000, 3), np.float32, chunks=(1, 3), compression="gzip")
+        values = file.create_dataset(
+            "state", (20_000, 3), np.float32, chunks=(1, 3), compression="gzip"
+        )
         values[:] = np.arange(60_000, dtype=np.float32).reshape(-1, 3)
         begin = time.process_time()
         check_size(values)
@@ -212,7 +249,9 @@ def stored(folder: Path, holder: str, data: bytes) -> tuple[Path, dict[str, Any]
         with Bag(folder / "bag") as bag:
             image = bag.type("sensor_msgs/msg/CompressedImage")
             for i in range(2):
-                bag.add("/v", i / 10, image(bag.header(i / 10), "jpeg", np.frombuffer(data, np.uint8)))
+                bag.add(
+                    "/v", i / 10, image(bag.header(i / 10), "jpeg", np.frombuffer(data, np.uint8))
+                )
         return folder / "bag", {**IMAGES, "features": {"observation.images.a": "/v"}}
     rows = np.stack([np.frombuffer(data, np.uint8)] * 2)
     if holder == "hdf5":
@@ -226,8 +265,12 @@ def stored(folder: Path, holder: str, data: bytes) -> tuple[Path, dict[str, Any]
 
 
 @pytest.mark.parametrize("holder", ["bag", "hdf5", "zarr"])
-@pytest.mark.parametrize(("size", "kind"), [((6000, 6000), "PNG"), ((60_000, 600), "JPEG"), ((20_000, 20_000), "PNG")])
-def test_import_bounds_the_pixels_of_images(tmp_path: Path, holder: str, size: tuple[int, int], kind: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "kind"), [((6000, 6000), "PNG"), ((60_000, 600), "JPEG"), ((20_000, 20_000), "PNG")]
+)
+def test_import_bounds_the_pixels_of_images(
+    tmp_path: Path, holder: str, size: tuple[int, int], kind: str
+) -> None:
     data = encoded(size, kind, "1" if size[0] == 20_000 else "RGB")
     source, mapping = stored(tmp_path, holder, data)
     error = fault(lambda: run(tmp_path / "out", source, mapping))
@@ -237,7 +280,9 @@ def test_import_bounds_the_pixels_of_images(tmp_path: Path, holder: str, size: t
 
 @pytest.mark.parametrize("holder", ["bag", "hdf5", "zarr"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_import_turns_images_by_their_exif_orientation(tmp_path: Path, holder: str, orientation: int) -> None:
+def test_import_turns_images_by_their_exif_orientation(
+    tmp_path: Path, holder: str, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture = Image.fromarray(pixels(3)).resize((48, 32))
@@ -248,14 +293,21 @@ def test_import_turns_images_by_their_exif_orientation(tmp_path: Path, holder: s
     assert expected.shape[:2] == ((48, 32) if orientation > 4 else (32, 48))
     for image in run(tmp_path / "out", source, mapping):
         np.testing.assert_array_equal(image, expected)
-    column = pq.read_table(tmp_path / "out/data/chunk-000/file-000.parquet").column("observation.images.a").to_pylist()
+    column = (
+        pq.read_table(tmp_path / "out/data/chunk-000/file-000.parquet")
+        .column("observation.images.a")
+        .to_pylist()
+    )
     assert 0x0112 not in Image.open(io.BytesIO(column[0]["bytes"])).getexif()
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind"), [("CMYK", "JPEG"), ("I;16", "PNG"), ("F", "TIFF"), ("LA", "PNG"), ("1", "PNG")]
+    ("mode", "kind"),
+    [("CMYK", "JPEG"), ("I;16", "PNG"), ("F", "TIFF"), ("LA", "PNG"), ("1", "PNG")],
 )
-def test_import_gives_modes_of_images_their_own_remedies(tmp_path: Path, mode: str, kind: str) -> None:
+def test_import_gives_modes_of_images_their_own_remedies(
+    tmp_path: Path, mode: str, kind: str
+) -> None:
     source, mapping = stored(tmp_path, "hdf5", encoded((48, 32), kind, mode))
     if mode in ("LA", "1"):
         assert run(tmp_path / "out", source, mapping)[0].shape == (32, 48, 3)
@@ -306,7 +358,11 @@ def test_import_names_attributes_of_hdf5_that_are_not_as_expected(
     if kind == "task":  # a fact that is given counts
         import_(ImportConfig((str(path), str(tmp_path / "out")), task="t"))
     if kind == "rate":
-        run(tmp_path / "out", path, {**MAPPING, "features": {"observation.state": "states"}, "source_fps": 20})
+        run(
+            tmp_path / "out",
+            path,
+            {**MAPPING, "features": {"observation.state": "states"}, "source_fps": 20},
+        )
 
 
 def test_import_refuses_a_robomimic_file_without_observations(tmp_path: Path) -> None:
@@ -314,9 +370,17 @@ def test_import_refuses_a_robomimic_file_without_observations(tmp_path: Path) ->
     with h5py.File(path, "a") as file:
         del file["data/demo_0/obs"]
     error = fault(lambda: import_(ImportConfig((str(path), str(tmp_path / "out")), task="t")))
-    assert (error.kind, "states" in error.what, "dataset_states_to_obs" in error.fix) == ("layout", True, True)
+    assert (error.kind, "states" in error.what, "dataset_states_to_obs" in error.fix) == (
+        "layout",
+        True,
+        True,
+    )
     assert (
-        run(tmp_path / "out", path, {**MAPPING, "fps": 20, "features": {"observation.state": "states"}})
+        run(
+            tmp_path / "out",
+            path,
+            {**MAPPING, "fps": 20, "features": {"observation.state": "states"}},
+        )
         == STATE.tolist()
     )
 
@@ -324,12 +388,18 @@ def test_import_refuses_a_robomimic_file_without_observations(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["uint8", "later floats", "zeros"])
 def test_import_names_images_that_look_black(tmp_path: Path, kind: str) -> None:
     masks = np.stack([pixels(row) > 90 for row in range(ROWS)])
-    data = {"uint8": masks.astype(np.uint8), "zeros": masks.astype(np.uint8) * 0, "later floats": masks * 1.0}[kind]
+    data = {
+        "uint8": masks.astype(np.uint8),
+        "zeros": masks.astype(np.uint8) * 0,
+        "later floats": masks * 1.0,
+    }[kind]
     for number, rows in enumerate([np.stack([pixels(row) for row in range(ROWS)]), data]):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["v"] = rows if kind != "later floats" else rows * 1.0
     (tmp_path / "map.json").write_text(json.dumps(IMAGES))
     sources = [str(tmp_path / f"{number}.h5") for number in range(2)]
-    import_(ImportConfig((*sources, str(tmp_path / "out")), str(tmp_path / "map.json"), storage="image"))
+    import_(
+        ImportConfig((*sources, str(tmp_path / "out")), str(tmp_path / "map.json"), storage="image")
+    )
     content = json.loads((tmp_path / "out/meta/import.json").read_text())["recordings"]
     assert [[of["kind"] for of in part["findings"]] for part in content] == [[], ["image"]]

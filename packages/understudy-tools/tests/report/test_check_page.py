@@ -28,7 +28,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         (["error"] * 2 + ["warning"], "2 errors, 1 warning"),
     ],
 )
-def test_the_title_counts_errors_and_warnings(report: Report, severities: list[str], result: str) -> None:
+def test_the_title_counts_errors_and_warnings(
+    report: Report, severities: list[str], result: str
+) -> None:
     findings = tuple(Finding("values.unit", severity, "degrees") for severity in severities)
     page = check_page(replace(report, findings=findings), 0)
     assert re.findall(r"<h1>(.*?)</h1>", page) == [f"set: {result}"]

@@ -1,4 +1,6 @@
-"""One version of a dataset: what is replaced while it is open is refused, and what only grew is read."""
+"""One version of a dataset: what is replaced while it is open is refused, and what only grew is
+read.
+"""
 
 import json
 import os
@@ -22,7 +24,13 @@ from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
-from understudy_data.testing.datasets import Spec, edit_column, edit_json, replace_files, write_dataset
+from understudy_data.testing.datasets import (
+    Spec,
+    edit_column,
+    edit_json,
+    replace_files,
+    write_dataset,
+)
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_tools.testing.s3 import s3_bucket
 
@@ -31,7 +39,15 @@ Swap = Callable[[], None]
 
 
 def write_old(root: Path, version: str) -> None:
-    write_dataset(root, Spec(version=version, lengths=(4, 3, 5, 2), cameras=("observation.images.top",), foreign=False))
+    write_dataset(
+        root,
+        Spec(
+            version=version,
+            lengths=(4, 3, 5, 2),
+            cameras=("observation.images.top",),
+            foreign=False,
+        ),
+    )
 
 
 def replaced(old: Path, new: Path, telling: str) -> None:
@@ -49,7 +65,10 @@ def replaced(old: Path, new: Path, telling: str) -> None:
 
 
 CASES = [
-    *(("v3.0", name) for name in ("stats.json", "info.json", "episodes/chunk-000/file-000.parquet")),
+    *(
+        ("v3.0", name)
+        for name in ("stats.json", "info.json", "episodes/chunk-000/file-000.parquet")
+    ),
     *(("v2.1", name) for name in ("episodes_stats.jsonl", "episodes.jsonl", "info.json")),
     *(("v2.0", name) for name in ("stats.json", "episodes.jsonl", "info.json")),
 ]
@@ -67,25 +86,36 @@ def options(tmp_path: Path, **others: Any) -> RemoteOptions:
 
 
 def check_refused(data: EpisodeArrays, swap: Swap) -> None:
-    """A dataset, and a copy of it in another process, refuse the other version; the other one is read anew."""
+    """A dataset, and a copy of it in another process, refuse the other version; the other one is
+    read anew.
+    """
     copy = pickle.dumps(data)
     swap()
     for opened in (data, pickle.loads(copy)):
         with refused(where="", fix="start", kind=SourceError) as caught:
             opened[5]
         assert "meta/" in caught.value.what, caught.value
-    assert EpisodeArrays(Catalog.open(data.catalog.files._address, data.catalog.files.options))[5] is not None
+    assert (
+        EpisodeArrays(Catalog.open(data.catalog.files._address, data.catalog.files.options))[5]
+        is not None
+    )
 
 
-@pytest.mark.parametrize("dates", ["", "Fri, 03 Jan 2020 10:00:00 GMT"], ids=["no dates", "old dates"])
-def test_a_dataset_that_a_web_server_replaces_is_refused(both: tuple[Path, Path], tmp_path: Path, dates: str) -> None:
+@pytest.mark.parametrize(
+    "dates", ["", "Fri, 03 Jan 2020 10:00:00 GMT"], ids=["no dates", "old dates"]
+)
+def test_a_dataset_that_a_web_server_replaces_is_refused(
+    both: tuple[Path, Path], tmp_path: Path, dates: str
+) -> None:
     with RangeServer(folder(both[0], "/s")) as server:
         server.headers["Last-Modified"] = dates
         data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
         check_refused(data, lambda: setattr(server, "files", folder(both[1], "/s")))
 
 
-def test_a_dataset_of_any_file_system_that_is_replaced_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_dataset_of_any_file_system_that_is_replaced_is_refused(
+    both: tuple[Path, Path], tmp_path: Path
+) -> None:
     memory = fsspec.filesystem("memory")
 
     def upload(root: Path) -> None:
@@ -99,7 +129,9 @@ def test_a_dataset_of_any_file_system_that_is_replaced_is_refused(both: tuple[Pa
 
 
 @pytest.mark.parametrize("way", ["rename", "link"])
-def test_a_folder_that_is_replaced_is_refused(both: tuple[Path, Path], tmp_path: Path, way: str) -> None:
+def test_a_folder_that_is_replaced_is_refused(
+    both: tuple[Path, Path], tmp_path: Path, way: str
+) -> None:
     place = tmp_path / "d"
     if way == "link":
         place.symlink_to("old")
@@ -177,21 +209,27 @@ def test_a_recording_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
 
 def test_a_further_file_costs_one_conditional_request_at_most(tmp_path: Path) -> None:
     lengths = (3,) * 12
-    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=lengths, cameras=("observation.images.top",)))
+    write_dataset(
+        tmp_path / "d", Spec(version="v2.1", lengths=lengths, cameras=("observation.images.top",))
+    )
     with RangeServer(folder(tmp_path / "d", "/s")) as server:
         data = EpisodeArrays(Catalog.open(f"{server.url}/s", options(tmp_path)))
         opened = len(server.log)
         for index in range(len(data)):
             assert len(data[index])
         asked = [request for request in server.log[opened:] if request.path.startswith("/s/meta/")]
-        files = {request.path for request in server.log[opened:]} - {request.path for request in asked}
+        files = {request.path for request in server.log[opened:]} - {
+            request.path for request in asked
+        }
         marks = 3
         assert len(files) >= 20
         assert len(asked) <= len(files) + marks - 1
         assert {request.status for request in asked} == {304}
         count = len(server.log)
         assert all(len(data[index]) for index in range(len(data)))
-        assert not [request for request in server.log[count:] if request.path.startswith("/s/meta/")]
+        assert not [
+            request for request in server.log[count:] if request.path.startswith("/s/meta/")
+        ]
 
 
 def publish(*words: Path) -> None:
@@ -214,20 +252,25 @@ def writers(tmp_path: Path) -> list[Path]:
     return roots
 
 
-def test_a_publication_is_read_to_its_end_with_its_own_meta_files(writers: list[Path], tmp_path: Path) -> None:
+def test_a_publication_is_read_to_its_end_with_its_own_meta_files(
+    writers: list[Path], tmp_path: Path
+) -> None:
     publish(writers[0], tmp_path / "all")
     data = EpisodeArrays(tmp_path / "all")
     for count in (2, 3, 4):
         publish(*writers[:count], tmp_path / "all")
         if count == 2:
-            assert data.catalog.stats["action"]["max"].tolist() == [0, 0]  # not those of the new publication
+            # not those of the new publication
+            assert data.catalog.stats["action"]["max"].tolist() == [0, 0]
     copy = pickle.loads(pickle.dumps(data))
     assert [float(copy[index]["action"][0]) for index in range(4)] == [0] * 4
     assert data.catalog.files.version_read == "publication 000001"
     assert len(EpisodeArrays(tmp_path / "all")) == 16
 
 
-def test_an_address_names_one_publication(writers: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_names_one_publication(
+    writers: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(writers[0], tmp_path / "all")
     publish(*writers[:2], tmp_path / "all")
     publish(*writers[:3], tmp_path / "all")
@@ -256,9 +299,13 @@ def test_version_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("age", [0.0, 3600.0], ids=["new", "old time"])
 @pytest.mark.parametrize("pattern", ["data/**/*.parquet", "videos/**/*.mp4"])
-def test_files_that_are_replaced_alone_are_refused(tmp_path: Path, pattern: str, age: float) -> None:
+def test_files_that_are_replaced_alone_are_refused(
+    tmp_path: Path, pattern: str, age: float
+) -> None:
     """`meta/` stays as it was. A file that was read before is refused where it is read again."""
-    spec = Spec(version="v2.1", lengths=(4, 3, 5), cameras=("observation.images.top",), foreign=False)
+    spec = Spec(
+        version="v2.1", lengths=(4, 3, 5), cameras=("observation.images.top",), foreign=False
+    )
     write_dataset(tmp_path / "d", spec)
     data = EpisodeArrays(tmp_path / "d")
     assert len(data[0])

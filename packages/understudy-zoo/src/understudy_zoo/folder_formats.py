@@ -1,6 +1,7 @@
 """A policy as a folder of another tool. `FORMATS` of a policy's settings names the tools.
 
-The description of a folder needs no weights, so a policy that the tool cannot hold is refused before any is read.
+The description of a folder needs no weights, so a policy that the tool cannot hold is refused
+before any is read.
 """
 
 import os
@@ -25,8 +26,9 @@ from understudy_base.records import Record
 from understudy_data.checksums import write_checksums
 
 FOLDERS = "understudy.folders"
-"""Group of entry points: functions (config, normalization, metadata of the robot, number of its norm head, dtype) ->
-`ForeignFolder`."""
+"""Group of entry points: functions (config, normalization, metadata of the robot, number of its
+norm head, dtype) -> `ForeignFolder`.
+"""
 WEIGHTS = "model.safetensors"
 
 
@@ -84,9 +86,16 @@ class Robot(NamedTuple):
             if affine is not None:
                 width = read.dims[key][head]
                 maps[key] = RobotMap(
-                    *(array[head, :width].double().numpy() for array in (affine.offset, affine.spread)),
+                    *(
+                        array[head, :width].double().numpy()
+                        for array in (affine.offset, affine.spread)
+                    ),
                 )
-        delta = () if read.delta is None else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
+        delta = (
+            ()
+            if read.delta is None
+            else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
+        )
         return cls(maps, delta)
 
     def width(self, key: str) -> int:
@@ -113,7 +122,8 @@ def describe_folder(
         dtype: dtype of the stored weights, `fp32` or `bf16`.
 
     Raises:
-        ConfigError: this type of policy, or this one, has no equal there; or `head` names none of several.
+        ConfigError: this type of policy, or this one, has no equal there; or `head` names none of
+            several.
     """
     formats = policy_type(config.type).settings.FORMATS
     if tool not in formats:
@@ -124,16 +134,24 @@ def describe_folder(
     if head not in heads:
         if head or len(heads) > 1:
             shown = head or "none given"
-            raise ConfigError(f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}")
+            raise ConfigError(
+                f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}"
+            )
         head = heads[0]
     describe = load_entry_point(FOLDERS, formats[tool], f"the format {tool} of type {config.type}")
     folder: ForeignFolder = describe(
-        config, normalization, dict(metadata.get("heads", {}).get(head, {})), heads.index(head), dtype
+        config,
+        normalization,
+        dict(metadata.get("heads", {}).get(head, {})),
+        heads.index(head),
+        dtype,
     )
     return folder
 
 
-def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[str, Tensor]) -> None:
+def save_folder(
+    directory: str | Path, folder: ForeignFolder, weights: Mapping[str, Tensor]
+) -> None:
     """Write a new folder next to `directory`, flush it to the disk, then rename it.
 
     Args:
@@ -142,7 +160,8 @@ def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[s
         weights: the policy's state dict.
 
     Raises:
-        FileExistsError: `directory` exists; it is not changed. OSError: the folder cannot be written.
+        FileExistsError: `directory` exists; it is not changed. OSError: the folder cannot be
+            written.
     """
     target = Path(directory).resolve()
     check_absent(target)
@@ -172,11 +191,15 @@ def save_folder(directory: str | Path, folder: ForeignFolder, weights: Mapping[s
 def check_absent(directory: str | Path) -> None:
     """Raise FileExistsError if a file or folder exists at the path."""
     if os.path.lexists(directory):
-        raise FileExistsError(f"{directory} exists, and a folder of another tool is never replaced: name a new one")
+        raise FileExistsError(
+            f"{directory} exists, and a folder of another tool is never replaced: name a new one"
+        )
 
 
 def _umask(folder: Path) -> int:
-    """Return the permission bits that new files lack; the process's own value cannot be read without a change of it."""
+    """Return the permission bits that new files lack; the process's own value cannot be read
+    without a change of it.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode

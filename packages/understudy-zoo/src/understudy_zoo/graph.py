@@ -1,4 +1,5 @@
-"""Policies as functions of tensors, and their files for `torch.export` and ONNX, compared with the policy.
+"""Policies as functions of tensors, and their files for `torch.export` and ONNX, compared with the
+policy.
 
 A type of policy that can be a graph names an entry point of `GRAPHS` in `GRAPH` of its settings.
 """
@@ -29,7 +30,8 @@ class GraphInput:
     """One input of a graph.
 
     Attributes:
-        name: key of the observation; `task` are the tokens of the instruction, `noise` is standard normal.
+        name: key of the observation; `task` are the tokens of the instruction, `noise` is standard
+            normal.
         dtype: "uint8", "float32" or "int64".
         shape: without the batch dimension, which is the first and of any size.
     """
@@ -54,7 +56,9 @@ class PolicyGraph(nn.Module):
 
 
 GRAPHS = "understudy.graphs"
-"""Group of entry points: functions (policy, number of the norm head, sizes of cameras, steps) -> `PolicyGraph`."""
+"""Group of entry points: functions (policy, number of the norm head, sizes of cameras, steps) ->
+`PolicyGraph`.
+"""
 Format = Literal["torch_export", "onnx"]
 FILES: Mapping[Format, str] = {"torch_export": "policy.pt2", "onnx": "policy.onnx"}
 """File of each format."""
@@ -73,7 +77,9 @@ def check_type(kind: str) -> None:
         raise ConfigError(f"format: a policy of type {kind} has no graph; use --format understudy")
 
 
-def make_graph(robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps: int) -> PolicyGraph:
+def make_graph(
+    robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps: int
+) -> PolicyGraph:
     """Make the graph of a robot's policy.
 
     Args:
@@ -86,11 +92,15 @@ def make_graph(robot: RobotPolicy, cameras: Mapping[str, tuple[int, int]], steps
     """
     check_type(robot.config.type)
     name = policy_type(robot.config.type).settings.GRAPH
-    make: Callable[..., PolicyGraph] = load_entry_point(GRAPHS, name, f"the graph {name!r} of policies")
+    make: Callable[..., PolicyGraph] = load_entry_point(
+        GRAPHS, name, f"the graph {name!r} of policies"
+    )
     return make(robot.policy, robot.head, dict(cameras), steps).eval()
 
 
-def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Sequence[Tensor]], Tensor]:
+def write_graph(
+    graph: PolicyGraph, path: Path, kind: Format
+) -> Callable[[Sequence[Tensor]], Tensor]:
     """Write a graph to a file.
 
     Args:
@@ -99,7 +109,8 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
         kind: its format.
 
     Returns:
-        The function in the file, which has been read back: the inputs [B, ...] -> actions [B, T, A].
+        The function in the file, which has been read back: the inputs [B, ...] -> actions [B, T,
+            A].
 
     Raises:
         MissingExtraError: the format is onnx, and the extra `onnx` is not installed.
@@ -109,7 +120,9 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
     shapes = ({0: batch},) * len(example)
     if kind == "torch_export":
         with torch.no_grad():
-            program = torch.export.export(graph, tuple(example), dynamic_shapes=(shapes,), strict=False)
+            program = torch.export.export(
+                graph, tuple(example), dynamic_shapes=(shapes,), strict=False
+            )
         torch.export.save(program, path)
         module = torch.export.load(path).module()
         return lambda inputs: module(*inputs)
@@ -133,20 +146,26 @@ def write_graph(graph: PolicyGraph, path: Path, kind: Format) -> Callable[[Seque
     held = {tensor_input.name for tensor_input in session.get_inputs()}
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
-        values = {name: value.numpy() for name, value in zip(names, inputs, strict=True) if name in held}
+        values = {
+            name: value.numpy() for name, value in zip(names, inputs, strict=True) if name in held
+        }
         return torch.from_numpy(session.run([_OUTPUT], values)[0])
 
     return run
 
 
 def example_inputs(graph: PolicyGraph, rows: int, seed: int) -> list[Tensor]:
-    """Draw random inputs of a graph, [rows, ...] each: images, standard normal numbers, differing instructions."""
+    """Draw random inputs of a graph, [rows, ...] each: images, standard normal numbers, differing
+    instructions.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for graph_input in graph.inputs:
         shape = (rows, *graph_input.shape)
         if graph_input.name == TASK:
-            tensors.append(torch.cat([graph.prepare(f"move block {seed} {row}") for row in range(rows)]))
+            tensors.append(
+                torch.cat([graph.prepare(f"move block {seed} {row}") for row in range(rows)])
+            )
         elif graph_input.dtype == "uint8":
             tensors.append(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
         else:
@@ -166,37 +185,57 @@ def compare(
         steps: integration steps.
 
     Returns:
-        Largest absolute difference of an action by batch size, and the largest action, in the robot's units.
+        Largest absolute difference of an action by batch size, and the largest action, in the
+        robot's units.
 
     Raises:
-        ConfigError: a difference exceeds `TOLERANCE` of the largest action: the graph is not this policy.
+        ConfigError: a difference exceeds `TOLERANCE` of the largest action: the graph is not this
+            policy.
     """
     differences = {}
     largest = 0.0
     for rows in BATCH_SIZES:
         inputs = dict(
-            zip([graph_input.name for graph_input in graph.inputs], example_inputs(graph, rows, seed=rows), strict=True)
+            zip(
+                [graph_input.name for graph_input in graph.inputs],
+                example_inputs(graph, rows, seed=rows),
+                strict=True,
+            )
         )
-        noise = generate_draws(robot.policy.random_spec("act"), rows, torch.Generator().manual_seed(rows))["noise"]
+        noise = generate_draws(
+            robot.policy.random_spec("act"), rows, torch.Generator().manual_seed(rows)
+        )["noise"]
         inputs["noise"] = noise
         texts = [f"move block {rows} {row}" for row in range(rows)]
-        observation = {key: value for key, value in inputs.items() if key not in (TASK, "noise")} | {TASK: texts}
-        expected = robot.act(observation, steps=steps, generator=torch.Generator().manual_seed(rows))
+        observation = {
+            key: value for key, value in inputs.items() if key not in (TASK, "noise")
+        } | {TASK: texts}
+        expected = robot.act(
+            observation, steps=steps, generator=torch.Generator().manual_seed(rows)
+        )
         with torch.no_grad():
             actions = run(list(inputs.values())).numpy()
         if actions.shape != expected.shape or not np.isfinite(actions).all():
-            raise ConfigError(f"format: the graph gives {actions.shape}, the policy {expected.shape}: report this")
+            raise ConfigError(
+                f"format: the graph gives {actions.shape}, the policy {expected.shape}: report this"
+            )
         differences[rows] = float(np.abs(actions - expected).max())
         largest = max(largest, float(np.abs(expected).max()))
     if max(differences.values()) > TOLERANCE * largest:
         raise ConfigError(
-            f"format: the graph differs from the policy by {max(differences.values()):.3g}, at most "
-            f"{TOLERANCE * largest:.3g} is allowed; export with --format understudy, and report this"
+            f"format: the graph differs from the policy by {max(differences.values()):.3g}, at "
+            f"most {TOLERANCE * largest:.3g} is allowed; export with --format understudy, and "
+            "report this"
         )
-    return {"largest_difference": {str(rows): value for rows, value in differences.items()}, "largest_action": largest}
+    return {
+        "largest_difference": {str(rows): value for rows, value in differences.items()},
+        "largest_action": largest,
+    }
 
 
-def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Record, metadata: Record) -> str:
+def describe_graph(
+    graph: PolicyGraph, kind: Format, steps: int, parity: Record, metadata: Record
+) -> str:
     """Describe a written graph in JSON: its inputs, output and parity report.
 
     Args:
@@ -209,10 +248,14 @@ def describe_graph(graph: PolicyGraph, kind: Format, steps: int, parity: Record,
     content = {
         "format": kind,
         "file": FILES[kind],
-        "inputs": [asdict(graph_input) | {"shape": ["batch", *graph_input.shape]} for graph_input in graph.inputs],
+        "inputs": [
+            asdict(graph_input) | {"shape": ["batch", *graph_input.shape]}
+            for graph_input in graph.inputs
+        ],
         "output": {"name": _OUTPUT, "dtype": "float32"},
         "steps": steps,
-        "tokens": "UTF-8 bytes of the instruction, cut to the length, padded as in the row `padding`",
+        "tokens": "UTF-8 bytes of the instruction, cut to the length, padded as in the row "
+        "`padding`",
         "padding": graph.prepare("")[0].tolist(),
         "parity": dict(parity),
         **({PROMPT_METADATA: metadata[PROMPT_METADATA]} if PROMPT_METADATA in metadata else {}),

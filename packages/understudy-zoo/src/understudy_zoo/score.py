@@ -1,7 +1,7 @@
 """Values of all frames of a dataset by the value function of a run, and advantages by them.
 
-The frames are read in their stored sequence, in chunks that are the same on every machine and for any number of
-processes.
+The frames are read in their stored sequence, in chunks that are the same on every machine and for
+any number of processes.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,9 @@ class ValueFunction:
     dataset: EpisodeDataset
     """All frames, with the returns of the policy."""
     source: Record
-    """Keys and facts of the run's source that the dataset is read with, and `task_separator`, as JSON has them."""
+    """Keys and facts of the run's source that the dataset is read with, and `task_separator`, as
+    JSON has them.
+    """
     checksums: Mapping[str, str]
     """SHA-256 of the policy's files."""
 
@@ -62,7 +64,9 @@ class ValueFunction:
             batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
         )
         if config.state_dim:
-            batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, config.state_dim - batch[STATE].shape[-1]))
+            batch[STATE] = torch.nn.functional.pad(
+                batch[STATE], (0, config.state_dim - batch[STATE].shape[-1])
+            )
         batch[HEAD] = torch.full((len(frames),), self.head)
         return self.policy.preprocess(batch)
 
@@ -97,11 +101,15 @@ class ComputeValues:
         device = next(function.policy.parameters()).device
         batches = [slice(low, min(low + BATCH, stop)) for low in range(first, stop, BATCH)]
         values = np.empty(stop - first, np.float32)
-        reading = prefetch_chunks(lambda n: function.read(batches[n]), range(len(batches)), self.threads, _MEMORY)
+        reading = prefetch_chunks(
+            lambda n: function.read(batches[n]), range(len(batches)), self.threads, _MEMORY
+        )
         with torch.no_grad(), closing(reading):
             for number, batch in reading:
                 low = number * BATCH
-                values[low : low + BATCH] = function.policy.values(batch_to_device(batch, device)).cpu().numpy()
+                values[low : low + BATCH] = (
+                    function.policy.values(batch_to_device(batch, device)).cpu().numpy()
+                )
         return values
 
 
@@ -111,7 +119,9 @@ def compute_values(work: ComputeValues, frames: int, workers: Workers) -> np.nda
     Raises:
         DatasetError: a frame cannot be read.
     """
-    parts: list[Part] = [((first, min(first + PIECE, frames)),) for first in range(0, frames, PIECE)]
+    parts: list[Part] = [
+        ((first, min(first + PIECE, frames)),) for first in range(0, frames, PIECE)
+    ]
     values = list[np.ndarray]()
     with Progress(frames, "score", "frame") as bar:
         for _, result in workers.run(work, parts, lambda part: bar.update(part[0][1] - part[0][0])):
@@ -131,8 +141,10 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         device: device of the arithmetic.
 
     Raises:
-        ConfigError: there is no run, its policy is no value function, or no source or device of this name.
-        DatasetError: the dataset cannot be read, or has no outcomes or features that the policy needs.
+        ConfigError: there is no run, its policy is no value function, or no source or device of
+            this name.
+        DatasetError: the dataset cannot be read, or has no outcomes or features that the policy
+            needs.
     """
     torch_device(device)
     run = RunDir(root)
@@ -145,11 +157,15 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     if not policy.config.return_target:
         kind = policy.config.type
         raise ConfigError(
-            f"{root}: its policy is of type {kind}; train a value function: --policy.type value or value_pi05"
+            f"{root}: its policy is of type {kind}; train a value function: --policy.type value or "
+            "value_pi05"
         )
     sources = dict(zip(settings.data.names(), settings.data.mixed()))
     if (source and source not in sources) or (not source and len(sources) > 1):
-        raise ConfigError(f"source: {source!r}: name the one of the run whose robot recorded: {', '.join(sources)}")
+        raise ConfigError(
+            f"source: {source!r}: name the one of the run whose robot recorded: "
+            f"{', '.join(sources)}"
+        )
     name = source or next(iter(sources))
     names = ("robot_type", "control_mode", "action", "state", "cameras", "delta_action_dims")
     mapping = {setting: getattr(sources[name], setting) for setting in names}
@@ -161,11 +177,14 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     head = opened.head(name)
     if len(policy.norm_heads) > 1 and head not in policy.norm_heads:
         raise ConfigError(
-            f"source: {name}: its norm head {head} is none of the policy's: {', '.join(policy.norm_heads)}"
+            f"source: {name}: its norm head {head} is none of the policy's: "
+            f"{', '.join(policy.norm_heads)}"
         )
     dataset = split_source(name, opened, config, cameras, sizes).training
     checksums = {
-        path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")
+        path.name: file_sha256(path)
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".json", ".safetensors")
     }
     number = policy.norm_heads.index(head) if head in policy.norm_heads else 0
     read_as = {**mapping, "head": head, "task_separator": settings.augment.task_separator}
@@ -175,12 +194,13 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
 def n_step_advantages(
     values: np.ndarray, rewards: np.ndarray, is_terminal: bool, steps: int, discount: float
 ) -> np.ndarray:
-    """Compute the advantage of each frame over `steps` steps (Sutton & Barto 2018, "Reinforcement Learning", 7.1).
+    """Compute the advantage of each frame over `steps` steps (Sutton & Barto 2018, "Reinforcement
+    Learning", 7.1).
 
         A_t = sum over k = 0 to m - 1 of discount^k r_(t + k) + discount^m V(s_(t + m)) - V(s_t)
 
-    m is `steps`, or fewer at the end: a terminal end has the value 0 behind the last frame, and in an episode that was
-    cut the last frame's own value follows, so that its advantage is 0.
+    m is `steps`, or fewer at the end: a terminal end has the value 0 behind the last frame, and in
+    an episode that was cut the last frame's own value follows, so that its advantage is 0.
 
     Args:
         values: float (T,), V of each frame.

@@ -1,4 +1,6 @@
-"""LeRobot's ACT through our trainer: LeRobot's losses on the same batches, exact resume, folders both ways."""
+"""LeRobot's ACT through our trainer: LeRobot's losses on the same batches, exact resume, folders
+both ways.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +61,8 @@ def test_draws_and_the_generator_decide_the_losses() -> None:
         assert torch.equal(first[term], again[term])
         assert not torch.equal(first[term], masked[term])
     assert not torch.equal(first["l1"], other["l1"])
-    assert torch.equal(first["kl"], other["kl"])  # the divergence is of the distribution, not of what is drawn from it
+    # the divergence is of the distribution, not of what is drawn from it
+    assert torch.equal(first["kl"], other["kl"])
 
 
 def test_validation_and_action_use_no_latent_variable() -> None:
@@ -68,7 +71,8 @@ def test_validation_and_action_use_no_latent_variable() -> None:
     two = own.losses(batch(3), {})
     assert torch.equal(one["l1"].sum, two["l1"].sum)
     assert not one["kl"].sum.any()
-    assert not one["kl"].count.any()  # otherwise a verdict would compare l1 + kl in training with l1
+    # otherwise a verdict would compare l1 + kl in training with l1
+    assert not one["kl"].count.any()
     assert own.losses(batch(3), draws(own, 3))["kl"].count.tolist() == [1] * 3
     assert torch.equal(own.act(batch(2), {}), own.act(batch(2), {}))
 
@@ -77,7 +81,9 @@ def test_padded_actions_count_nothing() -> None:
     own = policy(dropout=0.0, use_vae=False)
     data = batch(3)
     wild = {**data, "action": torch.where(data["action_is_pad"][..., None], 1e6, data["action"])}
-    assert torch.equal(own.losses(data, draws(own, 3))["l1"].sum, own.losses(wild, draws(own, 3))["l1"].sum)
+    assert torch.equal(
+        own.losses(data, draws(own, 3))["l1"].sum, own.losses(wild, draws(own, 3))["l1"].sum
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +101,19 @@ def act_config(data: Path, out: Path, dropout: float = 0.1, **changes: Any) -> A
 def test_series_of_losses_is_that_of_lerobots_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same batches, first weights and latent noise; dropout 0. LeRobot's processor, policy, optimizer and step."""
+    """Same batches, first weights and latent noise; dropout 0. LeRobot's processor, policy,
+    optimizer and step.
+    """
     from lerobot.policies.act.modeling_act import ACTPolicy
 
     with monkeypatch.context() as patch:
         seen = Recorder(patch, LerobotAct, "latent")
         assert run.train(act_config(data, tmp_path / "run", dropout=0.0)) == run.DONE
-    export(ExportConfig(run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")))
+    export(
+        ExportConfig(
+            run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")
+        )
+    )
     theirs = ACTPolicy.from_pretrained(tmp_path / "theirs")  # a folder of ours loads in LeRobot
     trained = {name: value.clone() for name, value in theirs.state_dict().items()}
     theirs.load_state_dict(seen.weights)
@@ -134,16 +146,23 @@ def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path) -> None:
         "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
-    sizes = {name: value for name, value in SMALL.items() if name not in ("image_size", "pretrained_backbone_weights")}
+    sizes = {
+        name: value
+        for name, value in SMALL.items()
+        if name not in ("image_size", "pretrained_backbone_weights")
+    }
     theirs = ACTPolicy(
         ACTConfig(
-            input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4, device="cpu",
-            pretrained_backbone_weights=None, **sizes,
+            input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4,
+            device="cpu", pretrained_backbone_weights=None, **sizes,
         )
     ).eval()  # fmt: skip
     rng = np.random.default_rng(0)
     stats = {
-        key: {name: torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32)) for name in ("mean", "std")}
+        key: {
+            name: torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32))
+            for name in ("mean", "std")
+        }
         for key, shape in ((CAMERA, (3, 1, 1)), ("observation.state", (3,)), ("action", (2,)))
     }
     before, behind = make_act_pre_post_processors(theirs.config, stats)
@@ -155,5 +174,7 @@ def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path) -> None:
         wanted = behind(theirs.predict_action_chunk(before(images))).numpy()
     ours = us.load_policy(tmp_path / "theirs")
     assert ours.config.type == "lerobot-act"
-    found = ours.act({CAMERA: data[CAMERA], "observation.state": data["observation.state"], "task": data["task"]})
+    found = ours.act(
+        {CAMERA: data[CAMERA], "observation.state": data["observation.state"], "task": data["task"]}
+    )
     assert np.abs(found - wanted).max() < 1e-5

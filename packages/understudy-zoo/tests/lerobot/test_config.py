@@ -1,4 +1,6 @@
-"""Settings and folders of LeRobot's policies: rules, types of other packages, the files of the export."""
+"""Settings and folders of LeRobot's policies: rules, types of other packages, the files of the
+export.
+"""
 
 import json
 import sys
@@ -10,7 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_zoo.lerobot.settings import LerobotActSettings, LerobotDiffusionSettings, LerobotSmolvlaSettings
+from understudy_zoo.lerobot.settings import (
+    LerobotActSettings,
+    LerobotDiffusionSettings,
+    LerobotSmolvlaSettings,
+)
 
 pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
@@ -46,15 +52,18 @@ from understudy_zoo.testing.lerobot_policies import (
     ("kind", "small", "change"),
     [
         *((LerobotActSettings, SMALL, change) for change in (
-            {"dim_modell": 10}, {"dropout": "much"}, {"image_std": (1.0, 0.0, 1.0)}, {"image_size": (16, 64)},
-            {"vision_backbone": "vit"}, {"chunk_size": 3}, {"n_obs_steps": 2}, {"optimizer_lr": 0.1},
+            {"dim_modell": 10}, {"dropout": "much"}, {"image_std": (1.0, 0.0, 1.0)},
+            {"image_size": (16, 64)}, {"vision_backbone": "vit"},
+            {"chunk_size": 3}, {"n_obs_steps": 2}, {"optimizer_lr": 0.1},
         )),
         *((LerobotDiffusionSettings, SMALL_DIFFUSION, change) for change in (
             {"horizon": 10}, {"down_dims": 16}, {"crop_ratio": 0.0}, {"resize_shape": (0, 4)},
-            {"noise_scheduler_type": "none"}, {"pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1"},
+            {"noise_scheduler_type": "none"},
+            {"pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1"},
         )),
         *((LerobotSmolvlaSettings, SMALL_SMOLVLA, change) for change in (
-            {"max_state_dim": "wide"}, {"empty_cameras": 1}, {"resize_imgs_with_padding": (0, 4, 4)},
+            {"max_state_dim": "wide"}, {"empty_cameras": 1},
+            {"resize_imgs_with_padding": (0, 4, 4)},
         )),
     ],
 )  # fmt: skip
@@ -70,24 +79,34 @@ def test_vectors_wider_than_the_network_are_named() -> None:
 
 
 def test_a_run_may_start_from_smolvla_with_other_cameras_and_frozen_parts() -> None:
-    changed = {"cameras": (CAMERA, "observation.images.wrist"), "chunk": 7, "train_expert_only": False}
+    changed = {
+        "cameras": (CAMERA, "observation.images.wrist"),
+        "chunk": 7,
+        "train_expert_only": False,
+    }
     assert network_differences(smolvla_config("one"), smolvla_config("two", **changed)) == []
     different = network_differences(smolvla_config("one"), smolvla_config("one", max_action_dim=6))
     assert [line.partition(":")[0] for line in different] == ["config.max_action_dim"]
 
 
-def test_folder_of_the_vision_language_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_the_vision_language_model_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vlm").mkdir()
-    assert settings_of(LerobotSmolvlaSettings, vlm_model_name="vlm").resolved().config["vlm_model_name"] == str(
-        tmp_path / "vlm"
-    )
+    assert settings_of(LerobotSmolvlaSettings, vlm_model_name="vlm").resolved().config[
+        "vlm_model_name"
+    ] == str(tmp_path / "vlm")
     hub = LerobotSmolvlaSettings()
     assert hub.resolved() == hub
 
 
-@pytest.mark.parametrize("change", [{"empty_cameras": 1}, {"adapt_to_pi_aloha": True}, {"n_obs_steps": 2}])
-def test_variants_of_smolvla_that_ours_lacks_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"empty_cameras": 1}, {"adapt_to_pi_aloha": True}, {"n_obs_steps": 2}]
+)
+def test_variants_of_smolvla_that_ours_lacks_are_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     folder = describe_folder("lerobot", smolvla_config("vlm"), NORMALIZATION, {})
     save_folder(tmp_path / "smolvla", folder, {"a": torch.ones(1)})
     path = editable(tmp_path / "smolvla") / "config.json"
@@ -103,8 +122,12 @@ def test_chunk_is_the_horizon_from_the_present_on() -> None:
 
 
 @pytest.mark.parametrize("make", [config, diffusion_config, partial(smolvla_config, "vlm")])
-@pytest.mark.parametrize(("change", "field"), [({"compute": "bfloat16"}, "compute"), ({"cameras": ()}, "cameras")])
-def test_facts_that_the_network_cannot_take_are_named(make: Any, change: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "field"), [({"compute": "bfloat16"}, "compute"), ({"cameras": ()}, "cameras")]
+)
+def test_facts_that_the_network_cannot_take_are_named(
+    make: Any, change: dict[str, Any], field: str
+) -> None:
     with refused(field, kind=ValueError):
         make(**change)
     assert make().fact_problems() == []
@@ -115,7 +138,12 @@ def test_facts_that_the_network_cannot_take_are_named(make: Any, change: dict[st
     [
         ("act", config(dropout=0.0)),
         ("smolvla", smolvla_config("vlm", add_image_special_tokens=True, prefix_length=70)),
-        ("diffusion", diffusion_config(n_obs_steps=3, resize_shape=(64, 80), crop_ratio=0.5, num_inference_steps=4)),
+        (
+            "diffusion",
+            diffusion_config(
+                n_obs_steps=3, resize_shape=(64, 80), crop_ratio=0.5, num_inference_steps=4
+            ),
+        ),
     ],
 )
 def test_exported_folder_is_read_back(tmp_path: Path, kind: str, own: Any) -> None:
@@ -130,7 +158,9 @@ def test_exported_folder_is_read_back(tmp_path: Path, kind: str, own: Any) -> No
     assert saved.normalization["observation.state"]["spread"] == [[1.0, 2.0, 1.0]]
 
 
-def test_type_of_another_package_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_type_of_another_package_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = {"type": "act", "input_features": {}}
     assert stored_type(stored) == "lerobot-act"
     assert stored_type({"type": "act"}) == "act"  # not a folder of LeRobot
@@ -150,10 +180,16 @@ def test_type_of_another_package_takes_precedence(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_inputs_that_ours_lacks_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    save_folder(tmp_path / "act", describe_folder("lerobot", config(), NORMALIZATION, {}), {"a": torch.ones(1)})
+    save_folder(
+        tmp_path / "act",
+        describe_folder("lerobot", config(), NORMALIZATION, {}),
+        {"a": torch.ones(1)},
+    )
     path = editable(tmp_path / "act") / "config.json"
     stored = json.loads(path.read_text())
-    path.write_text(json.dumps({**stored, "input_features": {**stored["input_features"], **change}}))
+    path.write_text(
+        json.dumps({**stored, "input_features": {**stored["input_features"], **change}})
+    )
     with pytest.raises(ValueError, match="input_features"):
         policy_folder.load(tmp_path / "act")
 
@@ -169,7 +205,9 @@ def test_policies_without_an_equal_are_not_exported() -> None:
 def test_training_reads_the_actions_and_observations_before_the_present(tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(lengths=(9, 7, 11, 8), gop=4, foreign=False))
     config = run_config(
-        tmp_path / "set", tmp_path / "run", settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION, n_obs_steps=3)
+        tmp_path / "set",
+        tmp_path / "run",
+        settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION, n_obs_steps=3),
     )
     data = open_data(config)
     part = data.training[0]
@@ -199,7 +237,11 @@ def test_past_steps_are_times_at_a_frame_rate() -> None:
     own = diffusion_config(n_obs_steps=3)
     assert seen_times(own, 10) == ((-0.2, -0.1, 0.0),) * 2
     assert seen_times(own, None) == ((-2.0, -1.0, 0.0),) * 2
-    assert (step_rate(own, 10, 0.5), step_rate(own, None, None), step_rate(config(), None, 0.5)) == (10, 1.0, None)
+    assert (
+        step_rate(own, 10, 0.5),
+        step_rate(own, None, None),
+        step_rate(config(), None, 0.5),
+    ) == (10, 1.0, None)
     with refused("time", 0.5, kind=ValueError):
         step_rate(own, None, 0.5)
     assert seen_times(config(), 10) == ((), ())

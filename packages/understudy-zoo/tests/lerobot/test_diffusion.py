@@ -1,4 +1,6 @@
-"""LeRobot's Diffusion Policy through our trainer: LeRobot's losses and actions, its windows, folders both ways."""
+"""LeRobot's Diffusion Policy through our trainer: LeRobot's losses and actions, its windows,
+folders both ways.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +69,9 @@ def drawn(numbers: dict[str, torch.Tensor]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("change", [{}, {"do_mask_loss_for_padding": True}, {"prediction_type": "sample"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"do_mask_loss_for_padding": True}, {"prediction_type": "sample"}]
+)
 def test_loss_is_that_of_lerobot(change: dict[str, Any]) -> None:
     own = policy(**change)
     data = batch(3)
@@ -104,7 +108,9 @@ def test_draws_alone_decide_the_losses() -> None:
         other = {**numbers, name: values.flip(0)}
         assert not torch.equal(own.losses(data, other)["diffusion"].sum, whole), name
     # A sample's loss does not depend on the others.
-    one = own.losses({k: v[1:2] for k, v in data.items()}, {k: v[1:2] for k, v in numbers.items()})["diffusion"]
+    one = own.losses({k: v[1:2] for k, v in data.items()}, {k: v[1:2] for k, v in numbers.items()})[
+        "diffusion"
+    ]
     assert torch.allclose(one.sum, whole[1:2], rtol=1e-5)
 
 
@@ -116,7 +122,9 @@ def test_padding_counts_only_unmasked() -> None:
         numbers = {**draws(own, 3), "timestep": torch.zeros(3, 1, dtype=torch.int64)}
         counts = own.counts(data, numbers)["diffusion"]
         assert counts.tolist() == ([16, 14, 12] if masked else [16] * 3)
-        same = torch.equal(own.losses(data, numbers)["diffusion"].sum, own.losses(wild, numbers)["diffusion"].sum)
+        same = torch.equal(
+            own.losses(data, numbers)["diffusion"].sum, own.losses(wild, numbers)["diffusion"].sum
+        )
         assert not same  # the network sees copies, as in LeRobot
 
 
@@ -133,8 +141,12 @@ def test_crops_are_those_of_torchvision() -> None:
     places = torch.tensor([[0.0, 0.999], [0.5, 0.25]])
     found = cropped(images, (6, 7), places)
     for row, (top, left) in enumerate([(0, 5), (2, 1)]):
-        assert torch.equal(found[row], torchvision.transforms.functional.crop(images[row], top, left, 6, 7))
-    assert torch.equal(cropped(images, (6, 7), None), torchvision.transforms.CenterCrop((6, 7))(images))
+        assert torch.equal(
+            found[row], torchvision.transforms.functional.crop(images[row], top, left, 6, 7)
+        )
+    assert torch.equal(
+        cropped(images, (6, 7), None), torchvision.transforms.CenterCrop((6, 7))(images)
+    )
 
 
 def test_batch_statistics_stay() -> None:
@@ -155,21 +167,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(**changes: Any) -> LerobotDiffusionSettings:
-    return settings_of(LerobotDiffusionSettings, SMALL_DIFFUSION | {"image_size": (32, 32)}, **changes)
+    return settings_of(
+        LerobotDiffusionSettings, SMALL_DIFFUSION | {"image_size": (32, 32)}, **changes
+    )
 
 
-@pytest.mark.parametrize("change", [{}, {"n_obs_steps": 1, "crop_shape": (28, 24), "crop_is_random": False}])
+@pytest.mark.parametrize(
+    "change", [{}, {"n_obs_steps": 1, "crop_shape": (28, 24), "crop_is_random": False}]
+)
 def test_series_of_losses_is_that_of_lerobots_trainer(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    """Same batches, first weights, noise and diffusion steps. LeRobot's processor, policy, optimizer and step."""
+    """Same batches, first weights, noise and diffusion steps. LeRobot's processor, policy,
+    optimizer and step.
+    """
     from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 
     with monkeypatch.context() as patch:
         seen = Recorder(patch, LerobotDiffusion, "noise")
         assert run.train(run_config(data, tmp_path / "run", settings(**change))) == run.DONE
-    export(ExportConfig(run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")))
-    theirs = DiffusionPolicy.from_pretrained(tmp_path / "theirs")  # a folder of ours loads in LeRobot
+    export(
+        ExportConfig(
+            run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")
+        )
+    )
+    # a folder of ours loads in LeRobot
+    theirs = DiffusionPolicy.from_pretrained(tmp_path / "theirs")
     trained = {name: value.clone() for name, value in theirs.state_dict().items()}
     theirs.load_state_dict(seen.weights)
     if theirs.config.n_obs_steps == 1:  # LeRobot's dataset gives it a dimension of time
@@ -184,8 +207,12 @@ def test_series_of_losses_is_that_of_lerobots_trainer(
 
 
 @pytest.mark.long
-def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Actions and their padding, and states of each sample, as LeRobot's dataset gives them; images as ours."""
+def test_windows_are_those_of_lerobots_dataset(
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Actions and their padding, and states of each sample, as LeRobot's dataset gives them; images
+    as ours.
+    """
     from lerobot.datasets.factory import resolve_delta_timestamps
     from lerobot.datasets.lerobot_dataset import LeRobotDataset, LeRobotDatasetMetadata
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
@@ -194,14 +221,21 @@ def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.M
         seen = Recorder(patch, LerobotDiffusion, "noise")
         own = settings(n_obs_steps=3)
         assert run.train(run_config(data, tmp_path / "run", own)) == run.DONE
-    theirs = DiffusionConfig(n_obs_steps=3, horizon=8, n_action_steps=4, down_dims=(16, 32), device="cpu")
+    theirs = DiffusionConfig(
+        n_obs_steps=3, horizon=8, n_action_steps=4, down_dims=(16, 32), device="cpu"
+    )
     windows = resolve_delta_timestamps(theirs, LeRobotDatasetMetadata("local/set", root=data))
     recorded = LeRobotDataset("local/set", root=data, delta_timestamps=windows)
-    place = {(int(x["episode_index"]), int(x["frame_index"])): n for n, x in enumerate(recorded.hf_dataset)}
+    place = {
+        (int(x["episode_index"]), int(x["frame_index"])): n
+        for n, x in enumerate(recorded.hf_dataset)
+    }
     plain = us.EpisodeDataset(data)
     count = 0
     for each in seen.batches:
-        for row, key in enumerate(zip(each["episode_index"].tolist(), each["frame_index"].tolist())):
+        for row, key in enumerate(
+            zip(each["episode_index"].tolist(), each["frame_index"].tolist())
+        ):
             sample = recorded[place[key]]
             for name in ("action", "observation.state"):
                 assert torch.equal(each[name][row].float(), sample[name].float()), name
@@ -215,13 +249,19 @@ def test_windows_are_those_of_lerobots_dataset(data: Path, monkeypatch: pytest.M
 @pytest.mark.long
 @pytest.mark.parametrize("change", [{}, {"use_group_norm": False, "crop_shape": (28, 36)}])
 def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Through LeRobot's `select_action` for an episode's first steps, and back into a folder of LeRobot."""
+    """Through LeRobot's `select_action` for an episode's first steps, and back into a folder of
+    LeRobot.
+    """
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
     from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
     from lerobot.policies.diffusion.processor_diffusion import make_diffusion_pre_post_processors
 
-    sizes = {n: v for n, v in SMALL_DIFFUSION.items() if n != "image_size"} | {"noise_scheduler_type": "DDIM"} | change
+    sizes = (
+        {n: v for n, v in SMALL_DIFFUSION.items() if n != "image_size"}
+        | {"noise_scheduler_type": "DDIM"}
+        | change
+    )
     inputs = {
         CAMERA: PolicyFeature(FeatureType.VISUAL, (3, 32, 40)),
         "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
@@ -229,13 +269,20 @@ def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path, change: dict[str, 
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
     theirs = DiffusionPolicy(
         DiffusionConfig(
-            input_features=inputs, output_features=outputs, device="cpu", pretrained_backbone_weights=None, **sizes
+            input_features=inputs,
+            output_features=outputs,
+            device="cpu",
+            pretrained_backbone_weights=None,
+            **sizes,
         )
     ).eval()
     rng = np.random.default_rng(0)
     low = {"mean": 0.3, "std": 0.2, "min": -1.0, "max": 1.0}
     stats = {
-        key: {n: torch.from_numpy((v + rng.uniform(0, 0.1, shape)).astype(np.float32)) for n, v in low.items()}
+        key: {
+            n: torch.from_numpy((v + rng.uniform(0, 0.1, shape)).astype(np.float32))
+            for n, v in low.items()
+        }
         for key, shape in ((CAMERA, (3, 1, 1)), ("observation.state", (3,)), ("action", (2,)))
     }
     before, behind = make_diffusion_pre_post_processors(theirs.config, stats)
@@ -251,9 +298,15 @@ def test_folder_of_lerobot_acts_as_in_lerobot(tmp_path: Path, change: dict[str, 
         images = {CAMERA: seen[CAMERA][step][None].float() / 255}
         theirs._queues["action"].clear()
         with torch.no_grad():
-            observation = before({**images, "observation.state": seen["observation.state"][step][None]})
+            observation = before(
+                {**images, "observation.state": seen["observation.state"][step][None]}
+            )
             wanted = behind(theirs.select_action(observation, noise=noise)).numpy()[0]
-        now = {CAMERA: seen[CAMERA][step], "observation.state": seen["observation.state"][step], "task": ""}
+        now = {
+            CAMERA: seen[CAMERA][step],
+            "observation.state": seen["observation.state"][step],
+            "task": "",
+        }
         prepared = ours.prepare(now, draws={"noise": noise})
         found = ours.policy.act(prepared.batch, prepared.draws).numpy()[0, 0]
         ours.accept(prepared)

@@ -1,4 +1,6 @@
-"""LeRobot's SmolVLA through our trainer: LeRobot's losses, tokens and actions, frozen parts, folders both ways."""
+"""LeRobot's SmolVLA through our trainer: LeRobot's losses, tokens and actions, frozen parts,
+folders both ways.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +77,9 @@ def their_inputs(own: LerobotSmolvla, data: dict[str, Any]) -> dict[str, torch.T
     }
 
 
-@pytest.mark.parametrize("change", [{}, {"attention_mode": "self_attn", "add_image_special_tokens": True}])
+@pytest.mark.parametrize(
+    "change", [{}, {"attention_mode": "self_attn", "add_image_special_tokens": True}]
+)
 def test_loss_of_each_sample_is_that_of_lerobot(vlm: Path, change: dict[str, Any]) -> None:
     own = policy(vlm, **change)
     data = batch_of(3) | {"task": ["lift", "put it down", ""]}
@@ -133,7 +137,9 @@ def test_missing_camera_reaches_nothing(vlm: Path) -> None:
     assert one[1] != two[1]
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with refused("policy.config", "vlm_model_name", tmp_path / "none", kind=ConfigError):
         policy(tmp_path / "none")
@@ -149,7 +155,9 @@ def test_loader_resizes_as_the_network() -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 30, 50), np.uint8)
     out = np.empty((3, 32, 40), np.uint8)
     resize_image(image, out)
-    wanted = resize_with_pad(torch.from_numpy(image)[None].float() / 255, 32, 40, pad_value=0)[0] * 255
+    wanted = (
+        resize_with_pad(torch.from_numpy(image)[None].float() / 255, 32, 40, pad_value=0)[0] * 255
+    )
     assert np.abs(out - wanted.numpy()).max() <= 0.5 + 1e-4
 
 
@@ -164,17 +172,25 @@ def settings(vlm: Path, **changes: Any) -> LerobotSmolvlaSettings:
     return settings_of(LerobotSmolvlaSettings, SMALL_SMOLVLA, vlm_model_name=str(vlm), **changes)
 
 
-@pytest.mark.parametrize("change", [{}, {"train_expert_only": False, "freeze_vision_encoder": False}])
+@pytest.mark.parametrize(
+    "change", [{}, {"train_expert_only": False, "freeze_vision_encoder": False}]
+)
 def test_series_of_losses_is_that_of_lerobots_trainer(
     vlm: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    """Same batches, first weights, noise and flow times. LeRobot's processor, tokens, policy, optimizer and step."""
+    """Same batches, first weights, noise and flow times. LeRobot's processor, tokens, policy,
+    optimizer and step.
+    """
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
     with monkeypatch.context() as patch:
         seen = Recorder(patch, LerobotSmolvla, "flow noise")
         assert run.train(run_config(data, tmp_path / "run", settings(vlm, **change))) == run.DONE
-    export(ExportConfig(run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")))
+    export(
+        ExportConfig(
+            run=str(tmp_path / "run"), format="lerobot", output_dir=str(tmp_path / "theirs")
+        )
+    )
     theirs = SmolVLAPolicy.from_pretrained(tmp_path / "theirs")  # a folder of ours loads in LeRobot
     trained = {name: value.clone() for name, value in theirs.state_dict().items()}
     theirs.load_state_dict(seen.weights)
@@ -208,13 +224,16 @@ def test_folder_of_lerobot_acts_as_in_lerobot(vlm: Path, tmp_path: Path) -> None
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (2,))}
     theirs = SmolVLAPolicy(
         SmolVLAConfig(
-            input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4, device="cpu",
-            vlm_model_name=str(vlm), **sizes,
+            input_features=inputs, output_features=outputs, chunk_size=4, n_action_steps=4,
+            device="cpu", vlm_model_name=str(vlm), **sizes,
         )
     ).eval()  # fmt: skip
     rng = np.random.default_rng(0)
     stats = {
-        key: {name: torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32)) for name in ("mean", "std")}
+        key: {
+            name: torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32))
+            for name in ("mean", "std")
+        }
         for key, shape in (("observation.state", (3,)), ("action", (2,)))
     }
     before, behind = make_smolvla_pre_post_processors(theirs.config, stats)
@@ -222,13 +241,18 @@ def test_folder_of_lerobot_acts_as_in_lerobot(vlm: Path, tmp_path: Path) -> None
         part.save_pretrained(tmp_path / "theirs")
     data = batch_of(2) | {"task": ["lift", "put it down"]}
     noise = torch.randn(2, 4, 4)
-    observation = {CAMERA: data[CAMERA].float() / 255, "observation.state": data["observation.state"]}
+    observation = {
+        CAMERA: data[CAMERA].float() / 255,
+        "observation.state": data["observation.state"],
+    }
     with torch.no_grad():
         given = before({**observation, "task": data["task"]})
         wanted = behind(theirs.predict_action_chunk(given, noise=noise)).numpy()
     ours = us.load_policy(tmp_path / "theirs")
     assert ours.config.type == "lerobot-smolvla"
-    prepared = ours.prepare({key: data[key] for key in (CAMERA, "observation.state", "task")}, draws={"noise": noise})
+    prepared = ours.prepare(
+        {key: data[key] for key in (CAMERA, "observation.state", "task")}, draws={"noise": noise}
+    )
     tokens = ours.policy.preprocess(dict(prepared.batch))
     assert torch.equal(tokens[TOKENS], given["observation.language.tokens"])
     assert torch.equal(tokens[TOKENS_MASK], given["observation.language.attention_mask"])

@@ -1,4 +1,6 @@
-"""Settings that a run of `lerobot-smolvla` takes from the folder `policy.weights`, and refusals. Without LeRobot."""
+"""Settings that a run of `lerobot-smolvla` takes from the folder `policy.weights`, and refusals.
+Without LeRobot.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ from understudy_zoo.testing.lerobot_policies import MOVING, run_config, smolvla_
 def folder(tmp_path: Path) -> Path:
     """Folder of LeRobot with other settings than the defaults, and one tensor."""
     own = smolvla_config("vlm", chunk=6, train_expert_only=False, pad_language_to="max_length")
-    save_folder(tmp_path / "base", describe_folder("lerobot", own, MOVING, {}), {"a": torch.ones(1)})
+    save_folder(
+        tmp_path / "base", describe_folder("lerobot", own, MOVING, {}), {"a": torch.ones(1)}
+    )
     return tmp_path / "base"
 
 
@@ -40,13 +44,23 @@ def started(folder: Path, **settings: Any) -> LerobotSmolvlaSettings:
 
 
 def config_of(settings: LerobotSmolvlaSettings, **facts: Any) -> Any:
-    facts = {"action_dim": 3, "state_dim": 4, "cameras": ("observation.images.a",), "chunk": 4} | facts
+    facts = {
+        "action_dim": 3,
+        "state_dim": 4,
+        "cameras": ("observation.images.a",),
+        "chunk": 4,
+    } | facts
     return policy_type("lerobot-smolvla").make_config(settings, **facts)
 
 
 def test_settings_are_those_of_the_folder(folder: Path) -> None:
     found = started(folder)
-    wanted = {"max_state_dim": 5, "max_action_dim": 4, "num_vlm_layers": 2, "resize_imgs_with_padding": [32, 32]}
+    wanted = {
+        "max_state_dim": 5,
+        "max_action_dim": 4,
+        "num_vlm_layers": 2,
+        "resize_imgs_with_padding": [32, 32],
+    }
     wanted |= {"vlm_model_name": "vlm", "num_steps": 3, "pad_language_to": "max_length"}
     assert {name: found.config[name] for name in wanted} == wanted
     assert "train_expert_only" not in found.config  # a choice of the run
@@ -57,7 +71,9 @@ def test_settings_are_those_of_the_folder(folder: Path) -> None:
 
 
 def test_folder_of_understudy_is_read(tmp_path: Path) -> None:
-    policy_folder.save(tmp_path / "own", smolvla_config("vlm", chunk=6), MOVING, {"a": torch.ones(1)})
+    policy_folder.save(
+        tmp_path / "own", smolvla_config("vlm", chunk=6), MOVING, {"a": torch.ones(1)}
+    )
     found = started(tmp_path / "own")
     assert (found.config["max_state_dim"], found.stored_chunk()) == (5, 6)
     check_smolvla_start(config_of(found))
@@ -65,7 +81,9 @@ def test_folder_of_understudy_is_read(tmp_path: Path) -> None:
 
 def test_own_choices_are_kept(folder: Path) -> None:
     found = started(folder, num_steps=7, vlm_model_name="other", tokenizer_max_length=12)
-    assert [found.config[name] for name in ("num_steps", "vlm_model_name", "tokenizer_max_length")] == [7, "other", 12]
+    assert [
+        found.config[name] for name in ("num_steps", "vlm_model_name", "tokenizer_max_length")
+    ] == [7, "other", 12]
     check_smolvla_start(config_of(found))
 
 
@@ -76,15 +94,21 @@ def test_chunk_of_the_run_is_that_of_the_folder_unless_set(folder: Path, tmp_pat
         assert config.resolved().data.chunk_size == wanted
 
 
-def test_paths_mean_the_same_in_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_mean_the_same_in_another_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     assert LerobotSmolvlaSettings(weights="base").resolved().weights == str(folder)
     hub = LerobotSmolvlaSettings(weights="lerobot/smolvla_base")
     assert hub.resolved().started() == hub
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_action_dim", 7), ("attention_mode", "self_attn")])
-def test_settings_of_another_network_are_named_with_both_values(folder: Path, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_action_dim", 7), ("attention_mode", "self_attn")]
+)
+def test_settings_of_another_network_are_named_with_both_values(
+    folder: Path, name: str, value: Any
+) -> None:
     theirs = json.loads((folder / "config.json").read_text())[name]
     with refused("policy.config", name, value, theirs, folder / "config.json", kind=ConfigError):
         check_smolvla_start(config_of(started(folder, **{name: value})))
@@ -109,7 +133,9 @@ def test_fields_that_the_folder_lacks_have_lerobots_defaults(folder: Path) -> No
         ({"chunk_size": 0}, ("chunk_size", 0)),
     ],
 )
-def test_folders_that_ours_cannot_take_are_named(folder: Path, changes: dict[str, Any], names: tuple[Any, ...]) -> None:
+def test_folders_that_ours_cannot_take_are_named(
+    folder: Path, changes: dict[str, Any], names: tuple[Any, ...]
+) -> None:
     change(folder, **changes)
     with refused("policy.weights", folder / "config.json", *names, kind=ConfigError):
         started(folder)

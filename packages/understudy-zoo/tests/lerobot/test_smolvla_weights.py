@@ -1,4 +1,6 @@
-"""A run of `lerobot-smolvla` from LeRobot's own folder, on a robot of other widths: `policy.weights`."""
+"""A run of `lerobot-smolvla` from LeRobot's own folder, on a robot of other widths:
+`policy.weights`.
+"""
 
 import json
 import shutil
@@ -27,7 +29,13 @@ from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_zoo.lerobot.settings import LerobotSmolvlaSettings
 from understudy_zoo.lerobot.smolvla import EMBEDDING, HEAD, LerobotSmolvla
-from understudy_zoo.testing.lerobot_policies import SMALL_SMOLVLA, Recorder, run_config, their_losses, write_vlm
+from understudy_zoo.testing.lerobot_policies import (
+    SMALL_SMOLVLA,
+    Recorder,
+    run_config,
+    their_losses,
+    write_vlm,
+)
 
 STATE_DIM = 5
 ACTION_DIM = 4
@@ -51,15 +59,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     vlm = write_vlm(folder / "vlm")
     inputs = {
-        f"observation.images.camera{number}": PolicyFeature(FeatureType.VISUAL, (3, 64, 64)) for number in (1, 2, 3)
+        f"observation.images.camera{number}": PolicyFeature(FeatureType.VISUAL, (3, 64, 64))
+        for number in (1, 2, 3)
     }
     inputs["observation.state"] = PolicyFeature(FeatureType.STATE, (STATE_DIM,))
+    outputs = {"action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,))}
     sizes = {name: value for name, value in SMALL_SMOLVLA.items() if name != "image_size"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         theirs = SmolVLAPolicy(
             SmolVLAConfig(
-                input_features=inputs, output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,))},
+                input_features=inputs, output_features=outputs,
                 chunk_size=4, n_action_steps=4, device="cpu", vlm_model_name=str(vlm), **sizes,
             )
         )  # fmt: skip
@@ -69,7 +79,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(data: Path, out: Path, base: Path, **changes: Any) -> Any:
     """A run on all episodes, so that its statistics are those of the dataset."""
-    config = run_config(data, out, LerobotSmolvlaSettings(weights=str(base)), val=ValConfig(every=0), **changes)
+    config = run_config(
+        data, out, LerobotSmolvlaSettings(weights=str(base)), val=ValConfig(every=0), **changes
+    )
     return replace(config, data=replace(config.data, val_fraction=0.0))
 
 
@@ -77,7 +89,9 @@ def config_of(data: Path, out: Path, base: Path, **changes: Any) -> Any:
 def test_series_of_losses_is_that_of_lerobot_from_the_same_folder(
     base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `lerobot-train --policy.path` does: the folder's weights, the dataset's own features and statistics."""
+    """As `lerobot-train --policy.path` does: the folder's weights, the dataset's own features and
+    statistics.
+    """
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
@@ -93,13 +107,19 @@ def test_series_of_losses_is_that_of_lerobot_from_the_same_folder(
         assert torch.equal(seen.weights[name], value), name
 
     stats = json.loads((data / "meta/stats.json").read_text())
-    stats = {key: {name: np.asarray(own, np.float32) for name, own in stats[key].items()} for key in stats}
+    stats = {
+        key: {name: np.asarray(own, np.float32) for name, own in stats[key].items()}
+        for key in stats
+    }
     widths = {key: stats[key]["mean"].size for key in ("action", "observation.state")}
     assert widths["action"] != ACTION_DIM
     assert widths["observation.state"] != STATE_DIM
     config: Any = PreTrainedConfig.from_pretrained(base)
     cameras = load(tmp_path / "run" / "policy").config.cameras
-    images = {key: PolicyFeature(FeatureType.VISUAL, tuple(seen.batches[0][key].shape[1:])) for key in cameras}
+    images = {
+        key: PolicyFeature(FeatureType.VISUAL, tuple(seen.batches[0][key].shape[1:]))
+        for key in cameras
+    }
     state = PolicyFeature(FeatureType.STATE, (widths["observation.state"],))
     config.input_features = {**images, "observation.state": state}
     config.output_features = {"action": PolicyFeature(FeatureType.ACTION, (widths["action"],))}
@@ -120,9 +140,16 @@ def test_series_of_losses_is_that_of_lerobot_from_the_same_folder(
 
     shutil.rmtree(source)  # the run and its policy need it no longer
     for kind in ("understudy", "lerobot"):
-        export(ExportConfig(run=str(tmp_path / "run"), format=kind, output_dir=str(tmp_path / f"out{kind}")))
+        export(
+            ExportConfig(
+                run=str(tmp_path / "run"), format=kind, output_dir=str(tmp_path / f"out{kind}")
+            )
+        )
         own = load(tmp_path / f"out{kind}")
-        assert (own.config.state_dim, own.config.action_dim) == (widths["observation.state"], widths["action"])
+        assert (own.config.state_dim, own.config.action_dim) == (
+            widths["observation.state"],
+            widths["action"],
+        )
         for name, value in theirs.state_dict().items():
             assert torch.allclose(own.state_dict()[name], value, atol=1e-5), name
         offset = own.normalizer.arrays()["action"]["offset"][0]
@@ -142,7 +169,9 @@ def test_run_resumes_without_the_folder(base: Path, data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape"])
-def test_tensors_of_another_network_are_named(base: Path, data: Path, tmp_path: Path, fault: str) -> None:
+def test_tensors_of_another_network_are_named(
+    base: Path, data: Path, tmp_path: Path, fault: str
+) -> None:
     source = tmp_path / "source"
     name = "model.state_proj.weight"
     shutil.copytree(base, source)
@@ -156,10 +185,13 @@ def test_tensors_of_another_network_are_named(base: Path, data: Path, tmp_path: 
     save_file(tensors, source / "model.safetensors")
     with refused("policy.weights", source, name, kind=ConfigError):
         run.train(config_of(data, tmp_path / "run", source))
-    assert not (tmp_path / "run" / "config.yaml").exists()  # the corrected command may use the folder
+    # the corrected command may use the folder
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_head_that_the_folder_lacks_is_the_embedding(base: Path, data: Path, tmp_path: Path) -> None:
+def test_head_that_the_folder_lacks_is_the_embedding(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     shutil.copytree(base, source)
     tensors = load_file(source / "model.safetensors")

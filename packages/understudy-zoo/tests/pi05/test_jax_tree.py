@@ -1,4 +1,6 @@
-"""Weights in openpi's JAX format: the map of names and arrays both ways, and files that orbax has written."""
+"""Weights in openpi's JAX format: the map of names and arrays both ways, and files that orbax has
+written.
+"""
 
 import json
 import shutil
@@ -25,16 +27,23 @@ STORED = GOLDEN / "jax"
 """The tree of `jax_tree.weights()`, written by orbax-checkpoint 0.12.8 (`python
 packages/understudy-zoo/src/understudy_zoo/testing/jax_tree.py`)."""
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
-TENSORSTORE = pytest.mark.skipif(find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)")
+TENSORSTORE = pytest.mark.skipif(
+    find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)"
+)
 
 
 def arrays(adaptive: bool) -> dict[str, np.ndarray]:
-    return {name.replace("/", "."): array for name, array in jax_tree.tree(jax_tree.weights(adaptive)).items()}
+    return {
+        name.replace("/", "."): array
+        for name, array in jax_tree.tree(jax_tree.weights(adaptive)).items()
+    }
 
 
 @BOTH
 def test_every_parameter_has_its_place_in_the_tree(adaptive: bool) -> None:
-    """The tree is made by other formulas than those that read it; each of its values is read once."""
+    """The tree is made by other formulas than those that read it; each of its values is read
+    once.
+    """
     given = arrays(adaptive)
     own = jax_tree.weights(adaptive)
     places = find_places({name: array.shape for name, array in given.items()})
@@ -51,7 +60,10 @@ def test_unknown_arrays_and_other_dimensions_keep_their_names() -> None:
     given["PaliGemma.llm.layers.attn.qkv_einsum.w"] = (3, 3, 4, 24, 8)
     given["PaliGemma.llm.layers.attn.q_einsum.w"] = (3, 4, 24)
     places = find_places(given)
-    assert {"PaliGemma.llm.layers.attn.qkv_einsum.w", "PaliGemma.llm.layers.attn.q_einsum.w"} <= places.keys()
+    assert {
+        "PaliGemma.llm.layers.attn.qkv_einsum.w",
+        "PaliGemma.llm.layers.attn.q_einsum.w",
+    } <= places.keys()
     assert "layers.0.vlm.self_attn.q_proj.weight" not in places
 
 
@@ -61,7 +73,11 @@ def test_stored_tree_fills_a_network_with_the_bits_of_its_weights() -> None:
     own = jax_tree.weights()
     read = FirstWeights({name: p.shape for name, p in network.named_parameters()}, STORED)
     fill(network.named_parameters(), read)
-    assert [name for name, p in network.named_parameters() if not np.array_equal(p.detach().numpy(), own[name])] == []
+    assert [
+        name
+        for name, p in network.named_parameters()
+        if not np.array_equal(p.detach().numpy(), own[name])
+    ] == []
     assert set(read.dtypes.values()) == {torch.float32}
     tree = open_weights(STORED)
     assert isinstance(tree, JaxTree)
@@ -93,15 +109,33 @@ def values(folder: Path) -> dict[str, np.ndarray] | None:
 def test_folder_with_a_tree_loads_as_a_policy(tmp_path: Path) -> None:
     """A file of weights beside the tree comes first."""
     folder = shutil.copytree(STORED, tmp_path / "openpi")
-    config = {"type": "pi05", "action_dim": SMALL.dim, "state_dim": 2, "chunk": SMALL.chunk, "cameras": ["base"]}
+    config = {
+        "type": "pi05",
+        "action_dim": SMALL.dim,
+        "state_dim": 2,
+        "chunk": SMALL.chunk,
+        "cameras": ["base"],
+    }
     (folder / "config.json").write_text(json.dumps(config | {"dimensions": asdict(SMALL)}))
-    unit = {key: {"offset": [0.0] * n, "spread": [1.0] * n} for key, n in ((ACTION, SMALL.dim), (STATE, 2))}
+    unit = {
+        key: {"offset": [0.0] * n, "spread": [1.0] * n}
+        for key, n in ((ACTION, SMALL.dim), (STATE, 2))
+    }
     (folder / "normalisation.json").write_text(json.dumps(unit))
     own = jax_tree.weights()
     found = load_policy(folder)
-    assert {name: p.shape for name, p in found.policy.named_parameters()} == {n: own[n].shape for n in own}
-    assert [n for n, p in found.policy.named_parameters() if not np.array_equal(p.detach().numpy(), own[n])] == []
-    save_file({name: torch.from_numpy(2 * array) for name, array in own.items()}, folder / "model.safetensors")
+    assert {name: p.shape for name, p in found.policy.named_parameters()} == {
+        n: own[n].shape for n in own
+    }
+    assert [
+        n
+        for n, p in found.policy.named_parameters()
+        if not np.array_equal(p.detach().numpy(), own[n])
+    ] == []
+    save_file(
+        {name: torch.from_numpy(2 * array) for name, array in own.items()},
+        folder / "model.safetensors",
+    )
     loaded = dict(load_policy(folder).policy.named_parameters())
     assert np.array_equal(loaded["embedding.weight"].detach().numpy(), 2 * own["embedding.weight"])
 
@@ -120,7 +154,9 @@ def test_damaged_tree_never_gives_other_values(tmp_path: Path, damage: str) -> N
     """orbax keeps files that nothing reads; the loss of any other is an error."""
     own = jax_tree.weights()
     refused = 0
-    for number, file in enumerate(sorted(path.relative_to(STORED) for path in STORED.glob("params/**/d/*"))):
+    for number, file in enumerate(
+        sorted(path.relative_to(STORED) for path in STORED.glob("params/**/d/*"))
+    ):
         broken = shutil.copytree(STORED, tmp_path / str(number))
         content = (broken / file).read_bytes()
         (broken / file).unlink()
@@ -147,7 +183,9 @@ def test_trees_of_orbax_are_read(tmp_path: Path, adaptive: bool, kind: str) -> N
     own = jax_tree.weights(adaptive)
     assert found.shapes == {name: array.shape for name, array in own.items()}
     assert set(found.dtypes.values()) == {getattr(torch, kind)}
-    assert [name for name in own if not np.array_equal(found.read(name).float().numpy(), own[name])] == []
+    assert [
+        name for name in own if not np.array_equal(found.read(name).float().numpy(), own[name])
+    ] == []
     if kind == "float32":
         broken = given | {"action_in_proj/bias": np.full_like(given["action_in_proj/bias"], np.nan)}
         tree = JaxTree(jax_tree.write(tmp_path / "broken", broken))

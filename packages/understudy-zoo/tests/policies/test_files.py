@@ -1,4 +1,6 @@
-"""Graph files give the actions of the policy: any batch size, robots of a mixture, images of any size."""
+"""Graph files give the actions of the policy: any batch size, robots of a mixture, images of any
+size.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,7 +31,10 @@ from understudy_zoo.graph import (
 SIZES = {CAMERAS[0]: (24, 20)}  # of the network's other camera the robot has none
 HEADS: dict[str, Any] = {
     "heads": ["arm", "legs"],
-    "action": {"offset": [[0.5, -1.0, 0.25], [3.0, 1.0, 0.0]], "spread": [[2.0, 0.5, 0.1], [4.0, 1.0, 0.0]]},
+    "action": {
+        "offset": [[0.5, -1.0, 0.25], [3.0, 1.0, 0.0]],
+        "spread": [[2.0, 0.5, 0.1], [4.0, 1.0, 0.0]],
+    },
     "observation.state": {"offset": [[1.0, 2.0], [0.0, 0.0]], "spread": [[3.0, 0.5], [2.0, 0.0]]},
     "delta": [[True, False, False], [False, False, False]],
     "dims": {"action": [3, 2], "observation.state": [2, 1]},
@@ -53,7 +58,9 @@ def mixture(normalization: dict[str, Any] = HEADS, seed: int = 3) -> FlowPolicy:
 
 FORMATS = [
     "torch_export",
-    pytest.param("onnx", marks=pytest.mark.skipif(not is_installed("onnx"), reason="needs the extra onnx")),
+    pytest.param(
+        "onnx", marks=pytest.mark.skipif(not is_installed("onnx"), reason="needs the extra onnx")
+    ),
 ]
 
 
@@ -71,7 +78,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     own = robot(mixture(), "legs", cameras=list(SIZES))
     graph = make_graph(own, SIZES, steps=2)
     return Written(
-        own, graph, write_graph(graph, tmp_path_factory.mktemp("graph") / FILES[request.param], request.param)
+        own,
+        graph,
+        write_graph(graph, tmp_path_factory.mktemp("graph") / FILES[request.param], request.param),
     )
 
 
@@ -88,7 +97,12 @@ def test_graph_gives_the_actions_of_one_robot(written: Written) -> None:
 @pytest.mark.parametrize("change", ["units", "weights"])
 def test_another_policy_in_the_file_is_refused(written: Written, change: str) -> None:
     """Also where the normalization alone differs: the same weights in other units."""
-    units = HEADS | {"action": {"offset": [[0.5, -1.0, 0.25], [3.0, 1.1, 0.0]], "spread": HEADS["action"]["spread"]}}
+    units = HEADS | {
+        "action": {
+            "offset": [[0.5, -1.0, 0.25], [3.0, 1.1, 0.0]],
+            "spread": HEADS["action"]["spread"],
+        }
+    }
     model = mixture(units) if change == "units" else mixture(seed=4 if change == "weights" else 3)
     with pytest.raises(ConfigError):
         compare(robot(model, "legs", cameras=list(SIZES)), written.graph, written.function, 2)
@@ -96,11 +110,22 @@ def test_another_policy_in_the_file_is_refused(written: Written, change: str) ->
 
 def test_another_policy_of_small_actions_is_refused() -> None:
     """A robot whose actions are micrometers has differences of micrometers."""
-    small = HEADS | {"action": {name: (1e-6 * np.array(HEADS["action"][name])).tolist() for name in HEADS["action"]}}
+    small = HEADS | {
+        "action": {
+            name: (1e-6 * np.array(HEADS["action"][name])).tolist() for name in HEADS["action"]
+        }
+    }
     graph = make_graph(robot(mixture(small), "legs", cameras=list(SIZES)), SIZES, steps=1)
-    compare(robot(mixture(small), "legs", cameras=list(SIZES)), graph, lambda inputs: graph(*inputs), 1)
+    compare(
+        robot(mixture(small), "legs", cameras=list(SIZES)), graph, lambda inputs: graph(*inputs), 1
+    )
     with pytest.raises(ConfigError):
-        compare(robot(mixture(small, seed=4), "legs", cameras=list(SIZES)), graph, lambda inputs: graph(*inputs), 1)
+        compare(
+            robot(mixture(small, seed=4), "legs", cameras=list(SIZES)),
+            graph,
+            lambda inputs: graph(*inputs),
+            1,
+        )
 
 
 def test_description_names_the_metadata_of_prompts() -> None:
@@ -116,7 +141,9 @@ def test_every_input_reaches_the_actions(written: Written) -> None:
     first = written.function(inputs).detach().numpy()
     for number, own in enumerate(written.graph.inputs):
         changed = [each.clone() for each in inputs]
-        changed[number] = written.graph.prepare("another") if own.name == "task" else 1 - changed[number]
+        changed[number] = (
+            written.graph.prepare("another") if own.name == "task" else 1 - changed[number]
+        )
         assert not np.allclose(written.function(changed).detach().numpy(), first), own.name
 
 

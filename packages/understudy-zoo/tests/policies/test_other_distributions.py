@@ -1,4 +1,6 @@
-"""Types of policies, formats and weights whose distribution is not installed: the pip command that brings it."""
+"""Types of policies, formats and weights whose distribution is not installed: the pip command that
+brings it.
+"""
 
 import json
 from collections.abc import Callable
@@ -31,8 +33,13 @@ def none(group: str) -> dict[str, EntryPoint]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the trainer is installed."""
-    # `entry_points` last: a module that is first imported after it would keep `none` in later tests.
-    for module in ("understudy.policies.registry", "understudy_kit.cli.help_texts", "understudy_base.entry_points"):
+    # `entry_points` last: a module that is first imported after it would keep `none` in later
+    # tests.
+    for module in (
+        "understudy.policies.registry",
+        "understudy_kit.cli.help_texts",
+        "understudy_base.entry_points",
+    ):
         monkeypatch.setattr(f"{module}.find_entry_points", none)
 
 
@@ -47,8 +54,13 @@ def test_a_type_that_is_not_installed_names_its_pip_line(alone: None, name: str)
         policy_type(name)
 
 
-def test_a_command_names_the_pip_line_in_one_line(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--policy.type", "value", "--data.root", "d", "--output-dir", "o"]) == WRONG_INPUT
+def test_a_command_names_the_pip_line_in_one_line(
+    alone: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["train", "--policy.type", "value", "--data.root", "d", "--output-dir", "o"])
+        == WRONG_INPUT
+    )
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert PIP_LINES["zoo"] in printed
@@ -64,7 +76,9 @@ def test_a_folder_of_such_a_type_names_the_pip_line(alone: None, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["lerobot", "openpi", "torch_export", "onnx"])
-def test_a_format_that_is_not_installed_names_its_pip_line(alone: None, kind: str, tmp_path: Path) -> None:
+def test_a_format_that_is_not_installed_names_its_pip_line(
+    alone: None, kind: str, tmp_path: Path
+) -> None:
     with refused(kind, PIP_LINES["zoo"], kind=MissingExtraError):
         export(ExportConfig(run=str(tmp_path), format=kind))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +94,11 @@ def test_weights_of_jax_name_the_pip_line_of_their_reader(alone: None, tmp_path:
 @pytest.mark.parametrize(
     ("name", "group", "call"),
     [
-        ("pi05-lerobot", FOLDERS, lambda: describe_folder("lerobot", SimpleNamespace(type="pi05"), {}, {})),
+        (
+            "pi05-lerobot",
+            FOLDERS,
+            lambda: describe_folder("lerobot", SimpleNamespace(type="pi05"), {}, {}),
+        ),
         ("flow", GRAPHS, lambda: make_graph(ROBOT, {}, 1)),
     ],
 )

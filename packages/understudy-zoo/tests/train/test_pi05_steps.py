@@ -1,7 +1,8 @@
 """pi0.5 and the world-action model on any mesh, pi0.5 in any precision.
 
-With one `micro_batch_size` it has the same bits on each mesh, without it the same numbers up to rounding. Split weights
-follow float32 weights to the bit, where both show the arithmetic the same weights.
+With one `micro_batch_size` it has the same bits on each mesh, without it the same numbers up to
+rounding. Split weights follow float32 weights to the bit, where both show the arithmetic the same
+weights.
 """
 
 import warnings
@@ -43,7 +44,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters": ({}, {"lora": ADAPTERS}),
     "bf16, adapters": ({"compute": "bfloat16"}, {"precision": "bf16", "lora": ADAPTERS}),
 }
-"""Changes of the policy and of the run. Micro-batches have one sample where the case says nothing else."""
+"""Changes of the policy and of the run. Micro-batches have one sample where the case says nothing
+else.
+"""
 Result = tuple[list[float], dict[str, Tensor]]
 
 
@@ -51,15 +54,26 @@ def run_case(tokenizer: Path, name: str, mesh: Mesh, parallel: ParallelConfig) -
     """Losses of two steps, and all tensors after them."""
     changes, options = CASES[name]
     made = policy(tokenizer, **changes)
-    given: dict[str, Any] = {"batch_size": COUNT, "micro_batch_size": 1, "optim": OptimConfig(lr=1e-2)} | options
+    given: dict[str, Any] = {
+        "batch_size": COUNT,
+        "micro_batch_size": 1,
+        "optim": OptimConfig(lr=1e-2),
+    } | options
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=parallel, **given)
     state = assemble(config, made, mesh)
     share = COUNT // mesh.world_size
     own = slice(mesh.rank * share, (mesh.rank + 1) * share)
-    whole = batch(COUNT, response="response_tokens" in changes, future=changes.get("future_images", 0))
+    whole = batch(
+        COUNT, response="response_tokens" in changes, future=changes.get("future_images", 0)
+    )
     whole |= {"position": torch.arange(COUNT), "source": torch.zeros(COUNT, dtype=torch.int64)}
-    losses = [float(state.train_step({key: value[own] for key, value in whole.items()}).loss) for _ in range(STEPS)]
-    tensors = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.tensors().items()}
+    losses = [
+        float(state.train_step({key: value[own] for key, value in whole.items()}).loss)
+        for _ in range(STEPS)
+    ]
+    tensors = {
+        n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.tensors().items()
+    }
     return losses, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
@@ -86,9 +100,12 @@ def differing(one: Result, two: Result) -> list[str]:
     return [name for name in one[1] if not torch.equal(one[1][name], two[1][name])]
 
 
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.skipif(
+    not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
+)
 @pytest.mark.parametrize(
-    ("world", "shards"), [(2, 2), *(pytest.param(*mesh, marks=pytest.mark.long) for mesh in ((2, 1), (4, 2)))]
+    ("world", "shards"),
+    [(2, 2), *(pytest.param(*mesh, marks=pytest.mark.long) for mesh in ((2, 1), (4, 2)))],
 )
 def test_micro_batches_of_one_size_compute_the_same_on_any_mesh(
     tokenizer: Path, alone: dict[str, Result], world: int, shards: int
@@ -98,7 +115,8 @@ def test_micro_batches_of_one_size_compute_the_same_on_any_mesh(
         for name in ("flow and text", "adapters", "world_action"):
             assert found[name][0] == alone[name][0]
             assert differing(found[name], alone[name]) == []
-        for name in ("bf16", "bf16, adapters"):  # the same function: no norm and no table has more bits in one process
+        # the same function: no norm and no table has more bits in one process
+        for name in ("bf16", "bf16, adapters"):
             assert found[name][0][0] == pytest.approx(alone[name][0][0], rel=1e-6)
             assert found[name][0] == pytest.approx(alone[name][0], rel=1e-4)
         # The control: products of more rows are rounded otherwise.
@@ -111,10 +129,17 @@ def test_micro_batches_of_one_size_compute_the_same_on_any_mesh(
 
 
 def run_without(tokenizer: Path, fast: str, left_out: tuple[str, ...], shards: int) -> Result:
-    """Losses of three steps of two micro-batches or more without some loss terms, and all tensors after them."""
+    """Losses of three steps of two micro-batches or more without some loss terms, and all tensors
+    after them.
+    """
     parallel = ParallelConfig(timeout=300, dp_shard=shards)
     optim = OptimConfig(lr=1e-2, loss_weights=dict.fromkeys(left_out, 0.0))
-    given: dict[str, Any] = {"batch_size": COUNT, "micro_batch_size": 1, "optim": optim, "parallel": parallel}
+    given: dict[str, Any] = {
+        "batch_size": COUNT,
+        "micro_batch_size": 1,
+        "optim": optim,
+        "parallel": parallel,
+    }
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", **given)
     with join_mesh(config) as mesh:
         made = policy(tokenizer, response_tokens=8, fast=fast, action_tokens=40)
@@ -124,22 +149,37 @@ def run_without(tokenizer: Path, fast: str, left_out: tuple[str, ...], shards: i
         losses = []
         for step in range(3):
             whole = batch(COUNT, seed=step, response=True)
-            whole |= {"position": torch.arange(COUNT) + step * COUNT, "source": torch.zeros(COUNT, dtype=torch.int64)}
-            losses.append(float(state.train_step({key: value[own] for key, value in whole.items()}).loss))
-        tensors = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in state.tensors().items()}
+            whole |= {
+                "position": torch.arange(COUNT) + step * COUNT,
+                "source": torch.zeros(COUNT, dtype=torch.int64),
+            }
+            losses.append(
+                float(state.train_step({key: value[own] for key, value in whole.items()}).loss)
+            )
+        tensors = {
+            n: t.full_tensor() if hasattr(t, "full_tensor") else t
+            for n, t in state.tensors().items()
+        }
         return losses, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.skipif(
+    not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
+)
 @pytest.mark.parametrize(
     "left_out",
-    [("text", "fast"), *(pytest.param(terms, marks=pytest.mark.long) for terms in (("flow",), ("flow", "text")))],
+    [
+        ("text", "fast"),
+        *(pytest.param(terms, marks=pytest.mark.long) for terms in (("flow",), ("flow", "text"))),
+    ],
     ids=", ".join,
 )
 def test_terms_of_weight_0_leave_the_same_weights_on_sharded_ranks(
     tokenizer: Path, tmp_path: Path, left_out: tuple[str, ...]
 ) -> None:
-    """Flow alone trains the expert alone, and the tower keeps every bit; without it no pass enters the expert."""
+    """Flow alone trains the expert alone, and the tower keeps every bit; without it no pass enters
+    the expert.
+    """
     time = np.linspace(0, 1, 4)[:, None]
     waves = [np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 100)]
     FastTokenizer.fit(waves, vocab_size=60).save(tmp_path / "fast")
@@ -157,10 +197,12 @@ HALF = 0x8000
 
 
 def leave_middle(state: TrainState) -> int:
-    """Move each weight that is in the middle between two bfloat16 values by its last bit; returns their number.
+    """Move each weight that is in the middle between two bfloat16 values by its last bit; returns
+    their number.
 
-    The cast of float32 weights rounds those to even and the split rounds them away from zero: 16 bits beside the usual
-    rounding cannot hold all float32 values. It is 1 of 131,072 values that becomes another bfloat16.
+    The cast of float32 weights rounds those to even and the split rounds them away from zero: 16
+    bits beside the usual rounding cannot hold all float32 values. It is 1 of 131,072 values that
+    becomes another bfloat16.
     """
     moved = 0
     for parameter in state.policy.parameters():
@@ -175,7 +217,9 @@ def leave_middle(state: TrainState) -> int:
 
 
 def small_policy(tokenizer: Path) -> Pi05Policy:
-    return policy(tokenizer, cameras=CAMERAS[:1], compute="bfloat16", response_tokens=8, max_delay=2)
+    return policy(
+        tokenizer, cameras=CAMERAS[:1], compute="bfloat16", response_tokens=8, max_delay=2
+    )
 
 
 def run_split(tokenizer: Path, precision: str) -> tuple[list[float], dict[str, Tensor], int]:
@@ -202,10 +246,16 @@ def run_split(tokenizer: Path, precision: str) -> tuple[list[float], dict[str, T
             }
             losses.append(float(state.train_step(whole).loss))
         moved += leave_middle(state)
-        return losses, {name: tensor.detach().clone() for name, tensor in state.tensors().items()}, moved
+        return (
+            losses,
+            {name: tensor.detach().clone() for name, tensor in state.tensors().items()},
+            moved,
+        )
 
 
-@pytest.mark.skipif(not has_grad_dtype(), reason="torch < 2.10: gradients of bfloat16 weights are bfloat16")
+@pytest.mark.skipif(
+    not has_grad_dtype(), reason="torch < 2.10: gradients of bfloat16 weights are bfloat16"
+)
 def test_split_weights_follow_float32_weights_to_the_bit(tokenizer: Path) -> None:
     """Two micro-batches a step, words that occur many times in each, a clipped gradient."""
     truth, split = (run_split(tokenizer, precision) for precision in ("bf16", "bf16-split"))
@@ -214,4 +264,6 @@ def test_split_weights_follow_float32_weights_to_the_bit(tokenizer: Path) -> Non
     assert [name for name in truth[1] if not torch.equal(split[1][name], truth[1][name])] == []
     assert split[2] == truth[2] > 0
     first = dict(small_policy(tokenizer).named_parameters())
-    assert sum(not torch.equal(truth[1][f"weights/{name}"], p) for name, p in first.items()) == len(first)
+    assert sum(not torch.equal(truth[1][f"weights/{name}"], p) for name, p in first.items()) == len(
+        first
+    )

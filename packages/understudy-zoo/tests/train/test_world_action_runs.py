@@ -1,4 +1,6 @@
-"""Runs of the world-action model: stopped and resumed, validated in each mode, imagined and reported."""
+"""Runs of the world-action model: stopped and resumed, validated in each mode, imagined and
+reported.
+"""
 
 import json
 from dataclasses import replace
@@ -26,7 +28,13 @@ from understudy_zoo.world_action.policy import WorldActionPolicy
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
     policy = world_action_settings(data.parent / "tokenizer.model")
-    settings = {"mode": "joint", "batch_size": 8, "micro_batch_size": 2, "device": "cpu", "steps": 6} | changes
+    settings = {
+        "mode": "joint",
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "device": "cpu",
+        "steps": 6,
+    } | changes
     return replace(tiny_config(data, out, val={"every": 3}, **settings), policy=policy)
 
 
@@ -41,8 +49,12 @@ def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_validation_has_a_table_of_each_trained_mode(done: Path, data: Path, tmp_path: Path) -> None:
-    """The first one is that of the run. Control: a run in mode `policy` alone has none, and imagines nothing."""
+def test_a_validation_has_a_table_of_each_trained_mode(
+    done: Path, data: Path, tmp_path: Path
+) -> None:
+    """The first one is that of the run. Control: a run in mode `policy` alone has none, and
+    imagines nothing.
+    """
     *_, last = series(done, "val")
     assert tuple(last["modes"]) == MODES
     for mode, figures in last["modes"].items():
@@ -59,7 +71,9 @@ def test_a_validation_has_a_table_of_each_trained_mode(done: Path, data: Path, t
 
 
 def errors_of_a_copy(root: Path) -> list[float]:
-    """Mean squared change of the recorded states after each action, in normalized units, where they ever move."""
+    """Mean squared change of the recorded states after each action, in normalized units, where they
+    ever move.
+    """
     settings = RunDir(root).settings()
     held = read_validation_data(settings, open_data(settings))
     assert held is not None
@@ -69,11 +83,15 @@ def errors_of_a_copy(root: Path) -> list[float]:
     changes = (states[:, 1:] - states[:, :1]).square()
     moves = torch.tensor(policy.normalizer.arrays()["observation.state"]["spread"][0]) != 0
     there = ~batch["observation.state_is_pad"][:, 1:]
-    return [float(changes[:, step][there[:, step]][:, moves].mean()) for step in range(changes.shape[1])]
+    return [
+        float(changes[:, step][there[:, step]][:, moves].mean()) for step in range(changes.shape[1])
+    ]
 
 
 def test_imagined_futures_are_compared_with_recorded_ones(done: Path) -> None:
-    """Fresh weights predict no change of the images: six steps are hardly better or worse than a copy."""
+    """Fresh weights predict no change of the images: six steps are hardly better or worse than a
+    copy.
+    """
     *_, last = series(done, "val")
     found = last["imagined"]
     assert found["frames"] == last["samples"]

@@ -1,4 +1,6 @@
-"""The value function on the towers of pi0.5: its gradients, first weights, adapters, resume, plan and scores."""
+"""The value function on the towers of pi0.5: its gradients, first weights, adapters, resume, plan
+and scores.
+"""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -46,7 +48,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/ of rated episodes, a tokenizer, and a trained pi0.5."""
     folder = tmp_path_factory.mktemp("value_pi05")
     rate_episodes(tiny_dataset(folder / "data"), success=[True, False] * 5)
-    settings = Pi05Settings(network=json.dumps(WORLD_ACTION), tokenizer=str(write_model(folder)), prompt_tokens=64)
+    settings = Pi05Settings(
+        network=json.dumps(WORLD_ACTION), tokenizer=str(write_model(folder)), prompt_tokens=64
+    )
     config = tiny_config(folder / "data", folder / "pi05", steps=1, val={"every": 0})
     assert run.train(replace(config, policy=settings)) == run.DONE
     return folder
@@ -54,8 +58,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def policy(tokenizer: Path, **changes: Any) -> Pi05ValuePolicy:
     """A policy in which every parameter matters."""
-    facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4, "prompt_tokens": 80}
-    facts |= {"dimensions": asdict(replace(SMALL, vocab=320)), "tokenizer": str(tokenizer), "bins": 11}
+    facts: dict[str, Any] = {
+        "action_dim": 3,
+        "state_dim": 2,
+        "cameras": CAMERAS,
+        "chunk": 4,
+        "prompt_tokens": 80,
+    }
+    facts |= {
+        "dimensions": asdict(replace(SMALL, vocab=320)),
+        "tokenizer": str(tokenizer),
+        "bins": 11,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = Pi05ValuePolicy(Pi05ValueConfig(**facts | changes), NORMALISATION)
@@ -66,7 +80,10 @@ def policy(tokenizer: Path, **changes: Any) -> Pi05ValuePolicy:
 
 
 def batch(made: Policy, **changes: Any) -> dict[str, Any]:
-    known = {"return": torch.tensor([0.0, 1.0, 0.3, 1.0]), "return_is_pad": torch.tensor([False, False, False, True])}
+    known = {
+        "return": torch.tensor([0.0, 1.0, 0.3, 1.0]),
+        "return_is_pad": torch.tensor([False, False, False, True]),
+    }
     return made.preprocess(pi05_batch() | known | changes)
 
 
@@ -77,11 +94,15 @@ def settings(files: Path, out: Path, weights: Path | None = None, **changes: Any
         "prompt_tokens": 64,
     }
     chosen = Pi05ValueSettings(**towers, bins=11, weights=str(weights or ""), normalization="data")
-    config = tiny_config(files / "data", out, steps=2, val={"every": 0}, device="cpu", optim={"ema": {"decay": 0.0}})
+    config = tiny_config(
+        files / "data", out, steps=2, val={"every": 0}, device="cpu", optim={"ema": {"decay": 0.0}}
+    )
     return override(replace(config, policy=chosen), **changes)
 
 
-def edited(files: Path, out: Path, prefix: str = "", without: str = "", **added: torch.Tensor) -> Path:
+def edited(
+    files: Path, out: Path, prefix: str = "", without: str = "", **added: torch.Tensor
+) -> Path:
     """Copy the tensors of the trained pi0.5 as a bare file."""
     tensors = load_file(files / "pi05/policy" / FILE)
     kept = {prefix + key: value for key, value in tensors.items() if key != without}
@@ -91,10 +112,14 @@ def edited(files: Path, out: Path, prefix: str = "", without: str = "", **added:
 
 def test_every_parameter_gets_a_gradient(files: Path) -> None:
     made = policy(files / "tokenizer.model")
-    assert not any("expert" in name or name.startswith(("action_", "time_")) for name in made.state_dict())
+    assert not any(
+        "expert" in name or name.startswith(("action_", "time_")) for name in made.state_dict()
+    )
     scalar(made.losses(batch(made), {})).backward()
     assert [
-        name for name, parameter in made.named_parameters() if not (parameter.grad is not None and parameter.grad.any())
+        name
+        for name, parameter in made.named_parameters()
+        if not (parameter.grad is not None and parameter.grad.any())
     ] == []
 
 
@@ -120,7 +145,8 @@ def test_towers_have_the_bits_of_the_file(
 ) -> None:
     """Frozen towers keep them; the log has the tensors that are not read, and the head is fresh."""
     weights = tmp_path / "w.safetensors"
-    if dialect == "pi052":  # LeRobot's trainer: a prefix, and a stale text head beside the embedding
+    # LeRobot's trainer: a prefix, and a stale text head beside the embedding
+    if dialect == "pi052":
         embedding = load_file(files / "pi05/policy" / FILE)[HEAD]
         more = {f"model.{EMBEDDING}": embedding, f"model.{HEAD}": embedding + 1}
         edited(files, weights, "model.", HEAD, **more)
@@ -129,15 +155,28 @@ def test_towers_have_the_bits_of_the_file(
     with caplog.at_level("INFO"):
         config = settings(files, tmp_path / "r", weights, optim={"freeze": ("vlm.*", "vision.*")})
         assert run.train(config) == run.DONE
-    (line,) = {record.getMessage() for record in caplog.records if "action expert" in record.getMessage()}
-    assert all(text in line for text in (str(weights), "gemma_expert.* (", "action_*_proj.* (4)", "time_mlp_* (4)"))
+    (line,) = {
+        record.getMessage() for record in caplog.records if "action expert" in record.getMessage()
+    }
+    assert all(
+        text in line
+        for text in (str(weights), "gemma_expert.* (", "action_*_proj.* (4)", "time_mlp_* (4)")
+    )
     made = load(tmp_path / "r/policy")
     source = load(files / "pi05/policy")
     towers = {name for name, _ in made.named_parameters() if not name.startswith("value_head.")}
-    assert towers == {name for name, _ in source.named_parameters() if "expert" not in name and "vlm" in name} | {
-        name for name, _ in source.named_parameters() if name.startswith(("vision.", "projector.", "embedding."))
+    assert towers == {
+        name for name, _ in source.named_parameters() if "expert" not in name and "vlm" in name
+    } | {
+        name
+        for name, _ in source.named_parameters()
+        if name.startswith(("vision.", "projector.", "embedding."))
     }
-    assert [name for name in towers if not torch.equal(made.get_parameter(name), source.get_parameter(name))] == []
+    assert [
+        name
+        for name in towers
+        if not torch.equal(made.get_parameter(name), source.get_parameter(name))
+    ] == []
     assert made.get_parameter("value_head.out.weight").any()
 
 
@@ -150,7 +189,9 @@ def test_files_that_are_not_of_these_towers_are_refused(files: Path, tmp_path: P
     with refused("policy.weights", "unknown_proj", kind=ConfigError):
         run.train(settings(files, tmp_path / "b", more))
     assert run.train(settings(files, tmp_path / "value")) == run.DONE
-    plain = replace(Pi05Settings(), network=json.dumps(WORLD_ACTION), tokenizer=str(files / "tokenizer.model"))
+    plain = replace(
+        Pi05Settings(), network=json.dumps(WORLD_ACTION), tokenizer=str(files / "tokenizer.model")
+    )
     with refused("policy.weights", kind=ConfigError):
         run.train(
             replace(
@@ -161,24 +202,45 @@ def test_files_that_are_not_of_these_towers_are_refused(files: Path, tmp_path: P
 
 
 def test_adapters_train_the_fresh_head_in_full(files: Path, tmp_path: Path) -> None:
-    config = settings(files, tmp_path / "r", files / "pi05/policy", lora={"rank": 2}, max_num_tokens=1000)
-    config = override(config, data={"chunk_size": None})  # the weights have 3, and actions are not used
+    config = settings(
+        files, tmp_path / "r", files / "pi05/policy", lora={"rank": 2}, max_num_tokens=1000
+    )
+    # the weights have 3, and actions are not used
+    config = override(config, data={"chunk_size": None})
     assert run.train(config) == run.DONE
     assert RunDir(tmp_path / "r").settings().data.chunk_size == 1
-    moments = {name.removeprefix("exp_avg/") for name in final_tensors(tmp_path / "r") if name.startswith("exp_avg/")}
+    moments = {
+        name.removeprefix("exp_avg/")
+        for name in final_tensors(tmp_path / "r")
+        if name.startswith("exp_avg/")
+    }
     whole = {name for name in moments if not name.endswith(("lora_a", "lora_b"))}
-    assert whole == {f"value_head.{layer}.{kind}" for layer in ("hidden", "out") for kind in ("weight", "bias")}
+    assert whole == {
+        f"value_head.{layer}.{kind}" for layer in ("hidden", "out") for kind in ("weight", "bias")
+    }
     assert {name.split(".")[2] for name in moments - whole} == {"vlm"}
-    planned = plan(override(config, output_dir=str(tmp_path / "p"), lora={"rank": 0}), world_size=2, device="cpu")
-    assert planned.parameters == sum(parameter.numel() for parameter in load(tmp_path / "r/policy").parameters())
+    planned = plan(
+        override(config, output_dir=str(tmp_path / "p"), lora={"rank": 0}),
+        world_size=2,
+        device="cpu",
+    )
+    assert planned.parameters == sum(
+        parameter.numel() for parameter in load(tmp_path / "r/policy").parameters()
+    )
 
 
 def test_learns_the_outcome_that_the_prompt_shows(files: Path, tmp_path: Path) -> None:
     """The state is in the prompt, and there are no cameras."""
     won = [bool(number % 2) for number in np.random.default_rng(3).permutation(40)]
     write_outcomes(tmp_path / "data", [6] * 40, won)
-    fast: dict[str, Any] = {"optim": {"lr": 1e-2}, "augment": {"text_dropout": 0.0, "shift": 0}, "val": {"every": 120}}
-    config = settings(files, tmp_path / "r", steps=120, batch_size=16, checkpoint={"every": 120}, **fast)
+    fast: dict[str, Any] = {
+        "optim": {"lr": 1e-2},
+        "augment": {"text_dropout": 0.0, "shift": 0},
+        "val": {"every": 120},
+    }
+    config = settings(
+        files, tmp_path / "r", steps=120, batch_size=16, checkpoint={"every": 120}, **fast
+    )
     assert run.train(override(config, data={"root": str(tmp_path / "data")})) == run.DONE
     terms = series(tmp_path / "r", "val")[-1]["terms"]
     assert terms["accuracy"]["loss"] > 0.8
@@ -207,10 +269,17 @@ def test_score_writes_its_values(files: Path, tmp_path: Path) -> None:
     made = load(tmp_path / "r/policy").eval()
     samples = [before[index] for index in range(12)]
     (camera,) = made.config.cameras
-    read = {key: torch.stack([sample[key] for sample in samples]) for key in (camera, "observation.state")}
+    read = {
+        key: torch.stack([sample[key] for sample in samples])
+        for key in (camera, "observation.state")
+    }
     with torch.no_grad():
-        expected = made.values(made.preprocess(read | {"task": [sample["task"] for sample in samples]}))
-    torch.testing.assert_close(torch.stack([after[index]["value"] for index in range(12)]), expected, atol=1e-5, rtol=0)
+        expected = made.values(
+            made.preprocess(read | {"task": [sample["task"] for sample in samples]})
+        )
+    torch.testing.assert_close(
+        torch.stack([after[index]["value"] for index in range(12)]), expected, atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize(

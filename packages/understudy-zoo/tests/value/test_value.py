@@ -18,7 +18,13 @@ from understudy_zoo.value.model import ValuePolicy, bin_centers, histogram
 
 
 def policy(**changes: Any) -> ValuePolicy:
-    small: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4, "image_size": (16, 16)}
+    small: dict[str, Any] = {
+        "action_dim": 3,
+        "state_dim": 2,
+        "cameras": CAMERAS,
+        "chunk": 4,
+        "image_size": (16, 16),
+    }
     small |= {"channels": 8, "keypoints": 4, "width": 32, "bins": 11}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -28,7 +34,10 @@ def policy(**changes: Any) -> ValuePolicy:
 
 
 def batch(returns: list[float], unknown: list[bool]) -> dict[str, Any]:
-    return flow_batch(len(returns)) | {"return": torch.tensor(returns), "return_is_pad": torch.tensor(unknown)}
+    return flow_batch(len(returns)) | {
+        "return": torch.tensor(returns),
+        "return_is_pad": torch.tensor(unknown),
+    }
 
 
 def test_histogram_is_the_gaussian_over_the_bins() -> None:
@@ -51,7 +60,11 @@ def test_bins_are_as_fine_as_float32_resolves() -> None:
     config = policy(returns="reward", value_range=(1000.0, 1000.2)).config
     centers = bin_centers(config)
     shares = histogram(centers[3:4], centers, config.smoothing)
-    exact = histogram(torch.linspace(0, 0.2, 11, dtype=torch.float64)[3:4], torch.linspace(0, 0.2, 11).double(), 0.75)
+    exact = histogram(
+        torch.linspace(0, 0.2, 11, dtype=torch.float64)[3:4],
+        torch.linspace(0, 0.2, 11).double(),
+        0.75,
+    )
     torch.testing.assert_close(shares.double(), exact, rtol=0.02, atol=1e-3)
     for changes in (
         {"value_range": (1000.0, 1000.1)},
@@ -74,8 +87,12 @@ def test_losses_and_figures_of_a_sample() -> None:
     for row, value in enumerate([0.0, 1.0, 0.3]):
         shares = logits[row].softmax(0)
         goal = histogram(torch.tensor([value]), centers, model.config.smoothing)[0]
-        assert float(losses["value"].sum[row]) == pytest.approx(-float((goal * shares.log()).sum()), rel=1e-4)
-        assert float(losses["l1"].sum[row]) == pytest.approx(abs(float(shares @ centers) - value), abs=1e-5)
+        assert float(losses["value"].sum[row]) == pytest.approx(
+            -float((goal * shares.log()).sum()), rel=1e-4
+        )
+        assert float(losses["l1"].sum[row]) == pytest.approx(
+            abs(float(shares @ centers) - value), abs=1e-5
+        )
         right = (int(shares.argmax()) == 0) == (value == 0)
         assert float(losses["accuracy"].sum[row]) == right
     assert torch.equal(model.values(samples), logits.softmax(1) @ centers)
@@ -88,7 +105,9 @@ def test_unknown_returns_count_nothing() -> None:
     known = batch([0.2, 1.0], [False, False])
     masked = batch([0.2, math.nan], [False, True])
     losses = model.losses(masked, {}, terms=("value", "l1", "accuracy"))
-    assert {term: loss.count.tolist() for term, loss in losses.items()} == {term: [1, 0] for term in losses}
+    assert {term: loss.count.tolist() for term, loss in losses.items()} == {
+        term: [1, 0] for term in losses
+    }
     assert model.counts(masked, {})["value"].tolist() == [1, 0]
     assert all(loss.sum[1] == 0 for loss in losses.values())
     scalar(model.losses(masked, {})).backward()

@@ -1,4 +1,6 @@
-"""The world-action model: given streams stay and count nothing, padding reaches nothing, modes lead where they say."""
+"""The world-action model: given streams stay and count nothing, padding reaches nothing, modes lead
+where they say.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -38,8 +40,19 @@ PATCHES = 4
 
 def policy(**changes: Any) -> WorldActionPolicy:
     """A tiny network with fresh weights in training; those that start at 0 are drawn."""
-    settings: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "chunk": 4, "future": True, "cameras": CAMERAS}
-    settings |= {"dimensions": asdict(SIZES), "future_images": 2, "future_patch": 8, "noise_samples": 2}
+    settings: dict[str, Any] = {
+        "action_dim": 3,
+        "state_dim": 2,
+        "chunk": 4,
+        "future": True,
+        "cameras": CAMERAS,
+    }
+    settings |= {
+        "dimensions": asdict(SIZES),
+        "future_images": 2,
+        "future_patch": 8,
+        "noise_samples": 2,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return drawn(WorldActionPolicy(WorldActionConfig(**(settings | changes)), UNITS))
@@ -61,7 +74,9 @@ def lessons(modes: list[str]) -> dict[str, Any]:
     batch["observation.state"] = torch.randn(count, 5, 2, generator=generator)
     batch["observation.state_is_pad"] = torch.zeros(count, 5, dtype=torch.bool)
     for camera in CAMERAS:
-        batch[camera] = torch.randint(0, 256, (count, 3, 3, 16, 16), generator=generator, dtype=torch.uint8)
+        batch[camera] = torch.randint(
+            0, 256, (count, 3, 3, 16, 16), generator=generator, dtype=torch.uint8
+        )
         batch[f"{camera}_is_pad"] = torch.zeros(count, 3, dtype=torch.bool)
     batch["prompt_tokens"] = torch.randint(4, 64, (count, 6), generator=generator)
     batch["prompt_is_pad"] = torch.arange(6) >= torch.tensor([4, 6, 5, 4])[:count, None]
@@ -71,8 +86,15 @@ def lessons(modes: list[str]) -> dict[str, Any]:
 
 def now(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A batch to act on: the present alone."""
-    kept = {key: value for key, value in batch.items() if not key.endswith("_is_pad") or key.startswith("prompt")}
-    kept |= {"observation.state": batch["observation.state"][:, 0], **{key: batch[key][:, 0] for key in CAMERAS}}
+    kept = {
+        key: value
+        for key, value in batch.items()
+        if not key.endswith("_is_pad") or key.startswith("prompt")
+    }
+    kept |= {
+        "observation.state": batch["observation.state"][:, 0],
+        **{key: batch[key][:, 0] for key in CAMERAS},
+    }
     del kept["mode"], kept["action"]
     return kept
 
@@ -81,13 +103,17 @@ def numbers(model: WorldActionPolicy, count: int, use: Any = "train") -> dict[st
     return make_draws(model.random_spec(use), 7, torch.arange(count))
 
 
-def losses(model: WorldActionPolicy, batch: dict[str, Any], **changed: Any) -> dict[str, tuple[list[float], list[int]]]:
+def losses(
+    model: WorldActionPolicy, batch: dict[str, Any], **changed: Any
+) -> dict[str, tuple[list[float], list[int]]]:
     found = model.losses(batch | changed, numbers(model, len(batch["task"])))
     return {term: (each.sum.tolist(), each.count.tolist()) for term, each in found.items()}
 
 
 def test_patches_are_the_lower_half_of_cosines() -> None:
-    """An image of low frequencies survives; of any other the mean of each patch does, and decoding is the transpose."""
+    """An image of low frequencies survives; of any other the mean of each patch does, and decoding
+    is the transpose.
+    """
     images = torch.randn(2, 5, 3, 16, 24)
     patches = to_patches(images, 8)
     assert patches.shape == (2, 5, 6, 48)
@@ -100,12 +126,17 @@ def test_patches_are_the_lower_half_of_cosines() -> None:
 
 
 def test_each_mode_trains_its_streams_alone() -> None:
-    """A given stream has no elements; `joint` is a mixture of modes, so each loss has fewer samples."""
+    """A given stream has no elements; `joint` is a mixture of modes, so each loss has fewer
+    samples.
+    """
     batch = lessons([POLICY, FORWARD, INVERSE])
     for made, acts in ((policy().eval(), False), (policy(), True)):
         found = made.losses(batch, numbers(made, 3))
         for term, loss in found.items():
-            trained = [term in TRAINS[mode] or (acts and term == "flow") for mode in (POLICY, FORWARD, INVERSE)]
+            trained = [
+                term in TRAINS[mode] or (acts and term == "flow")
+                for mode in (POLICY, FORWARD, INVERSE)
+            ]
             assert (loss.count > 0).tolist() == (loss.sum > 0).tolist() == trained
             assert torch.equal(loss.count, made.counts(batch, numbers(made, 3))[term])
         assert tuple(found) == made.loss_terms == ("flow", "dynamics", "images")
@@ -118,13 +149,20 @@ def test_policy_computes_as_pi05_whatever_the_future_adds() -> None:
     """In training, in validation and to act: loss, gradients of the action loss, and actions."""
     model = policy()
     batch = lessons([POLICY, POLICY, POLICY])
-    config = {k: v for k, v in vars(model.config).items() if k in Pi05PolicyConfig.__dataclass_fields__ and k != "type"}
+    config = {
+        k: v
+        for k, v in vars(model.config).items()
+        if k in Pi05PolicyConfig.__dataclass_fields__ and k != "type"
+    }
     plain = drawn(Pi05Policy(Pi05PolicyConfig(**config | {"future": False}), UNITS))
-    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("future.")}
+    weights = {
+        name: value for name, value in model.state_dict().items() if not name.startswith("future.")
+    }
     plain.load_state_dict(weights)
     draws = numbers(model, 3)
     both = [
-        made.losses(batch if made is model else now(batch) | _actions(batch), draws)["flow"] for made in (model, plain)
+        made.losses(batch if made is model else now(batch) | _actions(batch), draws)["flow"]
+        for made in (model, plain)
     ]
     torch.testing.assert_close(both[0].sum, both[1].sum, rtol=1e-5, atol=1e-5)
     assert torch.equal(both[0].count, both[1].count)
@@ -135,7 +173,9 @@ def test_policy_computes_as_pi05_whatever_the_future_adds() -> None:
         if parameter.grad is not None and other is not None:
             torch.testing.assert_close(other, parameter.grad, rtol=1e-4, atol=1e-5)
     noise = numbers(model, 3, "act")
-    torch.testing.assert_close(model.act(now(batch), noise, steps=3), plain.act(now(batch), noise, steps=3))
+    torch.testing.assert_close(
+        model.act(now(batch), noise, steps=3), plain.act(now(batch), noise, steps=3)
+    )
 
 
 def _actions(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +198,12 @@ def test_packed_tokens_have_the_losses_of_padded_ones() -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_the_future_is_sampled_by_the_function_that_is_trained(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second block predicts the same next to the policy's block, in training, as alone, in sampling."""
+def test_the_future_is_sampled_by_the_function_that_is_trained(
+    packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second block predicts the same next to the policy's block, in training, as alone, in
+    sampling.
+    """
     model = policy(noise_samples=1).eval()
     batch = lessons([FORWARD, FORWARD])
     model.packs = packs
@@ -200,7 +244,9 @@ def test_a_policy_without_a_future_predicts_actions_alone() -> None:
 
 
 def test_given_streams_reach_the_others_without_noise() -> None:
-    """The noise of the given stream changes nothing; its content changes the others. Predicted streams are noisy."""
+    """The noise of the given stream changes nothing; its content changes the others. Predicted
+    streams are noisy.
+    """
     model = policy().eval()
     batch = lessons([FORWARD, INVERSE])
     draws = numbers(model, 2)
@@ -209,12 +255,16 @@ def test_given_streams_reach_the_others_without_noise() -> None:
         other = model.losses(batch, draws | {name: draws[name] + 1.0})
         same = [torch.equal(plain[term].sum[row], other[term].sum[row]) for term in plain]
         assert all(same), name
-        assert any(not torch.equal(plain[term].sum[1 - row], other[term].sum[1 - row]) for term in plain)
+        assert any(
+            not torch.equal(plain[term].sum[1 - row], other[term].sum[1 - row]) for term in plain
+        )
     moved = model.losses(batch | {"action": batch["action"] + 1.0}, draws)
     assert not torch.equal(plain["images"].sum[0], moved["images"].sum[0])
     shown = batch["front"].clone()
     shown[:, 2] = 0
-    assert not torch.equal(plain["flow"].sum[1], model.losses(batch | {"front": shown}, draws)["flow"].sum[1])
+    assert not torch.equal(
+        plain["flow"].sum[1], model.losses(batch | {"front": shown}, draws)["flow"].sum[1]
+    )
 
 
 def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
@@ -233,7 +283,8 @@ def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
     wrist[1] = 255
     hidden = {"action": action, "observation.state": state, "front": front, "wrist": wrist}
     assert losses(model, batch, **hidden) == plain
-    assert plain["images"][1] == [2 * 2 * PATCHES * 48] * 2  # draws x frames (or cameras) left x patches x numbers
+    # draws x frames (or cameras) left x patches x numbers
+    assert plain["images"][1] == [2 * 2 * PATCHES * 48] * 2
     front = front.clone()
     front[0, 1] = 0
     assert losses(model, batch, **(hidden | {"front": front})) != plain
@@ -272,7 +323,9 @@ def test_futures_of_mode_policy_follow_its_own_actions() -> None:
     own = model.imagine(now(batch), draws, steps=2, mode=POLICY)
     actions = model.act(now(batch), draws, steps=2)
     assert torch.allclose(own.actions, actions, atol=1e-6)
-    assert torch.equal(own.states, model.imagine(now(batch) | {"action": actions}, draws, steps=2).states)
+    assert torch.equal(
+        own.states, model.imagine(now(batch) | {"action": actions}, draws, steps=2).states
+    )
 
 
 def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
@@ -283,7 +336,9 @@ def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
     assert given.shape == (1, 4, 3)
     other = batch["observation.state"].clone()
     other[:, 1:] += 1
-    assert not torch.equal(given, model.act(batch | {"observation.state": other}, draws, steps=2, mode=INVERSE))
+    assert not torch.equal(
+        given, model.act(batch | {"observation.state": other}, draws, steps=2, mode=INVERSE)
+    )
     own = model.act(batch, draws, steps=2)
     assert torch.equal(own, model.act(batch | {"observation.state": other}, draws, steps=2))
     with pytest.raises(ValueError, match=FORWARD):
@@ -291,7 +346,9 @@ def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
 
 
 def test_every_weight_of_the_future_is_trained() -> None:
-    """Beside the last layer of the language tower, which the released files have, every parameter has a gradient."""
+    """Beside the last layer of the language tower, which the released files have, every parameter
+    has a gradient.
+    """
     model = policy()
     batch = lessons([POLICY, FORWARD, INVERSE])
     scalar(model.losses(batch, numbers(model, 3))).backward()  # type: ignore[no-untyped-call]
@@ -301,22 +358,42 @@ def test_every_weight_of_the_future_is_trained() -> None:
 
 
 def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
-    """Half of the images' times lie above 0.9, of the others' an eighth. A sample ends at time 0."""
+    """Half of the images' times lie above 0.9, of the others' an eighth. A sample ends at time
+    0.
+    """
     model = policy()
     made = make_draws(model.random_spec("train"), 7, torch.arange(2000))
-    shares = {term: float((made[f"{term} time"] > 0.9).double().mean()) for term in ("dynamics", "images")}
+    shares = {
+        term: float((made[f"{term} time"] > 0.9).double().mean()) for term in ("dynamics", "images")
+    }
     assert shares["dynamics"] == pytest.approx(1 - 0.9**1.5, abs=0.02)
     assert shares["images"] == pytest.approx(1 - (0.9 / (8 - 7 * 0.9)) ** 1.5, abs=0.02)
     batch = lessons([FORWARD, FORWARD])
-    target = np.linspace(-0.5, 0.5, 16)[:, None, None].repeat(3, 0).reshape(16, 3, 1).transpose(1, 0, 2).repeat(16, 2)
-    clean = to_patches(torch.from_numpy(target).float(), 8).repeat(4, 1).expand(2, 1, -1, -1) / CHANGE
+    target = (
+        np.linspace(-0.5, 0.5, 16)[:, None, None]
+        .repeat(3, 0)
+        .reshape(16, 3, 1)
+        .transpose(1, 0, 2)
+        .repeat(16, 2)
+    )
+    clean = (
+        to_patches(torch.from_numpy(target).float(), 8).repeat(4, 1).expand(2, 1, -1, -1) / CHANGE
+    )
 
     def perfect(network: Any, result: torch.Tensor, count: int) -> Any:
-        made = {"dynamics": torch.zeros(2, 1, 4, 4), "flow": torch.zeros(2, 1, 4, 4), "images": clean}
+        made = {
+            "dynamics": torch.zeros(2, 1, 4, 4),
+            "flow": torch.zeros(2, 1, 4, 4),
+            "images": clean,
+        }
         return made, None
 
     model.future.read = perfect  # type: ignore[method-assign]
-    seen = now(batch) | {"action": batch["action"]} | dict.fromkeys(CAMERAS, torch.full((2, 3, 16, 16), 128))
+    seen = (
+        now(batch)
+        | {"action": batch["action"]}
+        | dict.fromkeys(CAMERAS, torch.full((2, 3, 16, 16), 128))
+    )
     seen |= {camera: seen[camera].to(torch.uint8) for camera in CAMERAS}
     smooth = to_images(clean[0, 0, :PATCHES] * CHANGE, 16, 8)
     for steps in (1, 3):
@@ -339,7 +416,10 @@ def test_a_few_samples_are_learnt_in_every_mode() -> None:
         optimizer.zero_grad()
         scalar(found).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert all(last < first / 3 for first, last in zip(series[0], series[-1])), (series[0], series[-1])
+    assert all(last < first / 3 for first, last in zip(series[0], series[-1])), (
+        series[0],
+        series[-1],
+    )
 
 
 def test_text_to_predict_is_next_to_a_future() -> None:
@@ -353,5 +433,7 @@ def test_text_to_predict_is_next_to_a_future() -> None:
     assert set(found) == set(model.loss_terms) == {"flow", "text", "dynamics", "images"}
     for term, loss in found.items():
         assert torch.equal(loss.count, model.counts(batch, draws)[term])
-    other = model.losses(batch | {"response_tokens": batch["response_tokens"].clone().fill_(11)}, draws)
+    other = model.losses(
+        batch | {"response_tokens": batch["response_tokens"].clone().fill_(11)}, draws
+    )
     assert all(not torch.equal(found[term].sum, other[term].sum) for term in found)

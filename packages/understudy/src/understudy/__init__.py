@@ -3,8 +3,8 @@
     import understudy as us
     batch = next(us.Loader("path or hub id", batch_size=32, seed=0))
 
-The public names are listed in `__init__.pyi`. Each is imported when it is first used, so `import understudy` is quick,
-and a tool that reads metadata only never imports torch.
+The public names are listed in `__init__.pyi`. Each is imported when it is first used, so
+`import understudy` is quick, and a tool that reads metadata only never imports torch.
 """
 
 from importlib import import_module
@@ -18,7 +18,8 @@ __all__ = sorted([*_MODULES, "train"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("policies", "train"):  # the latter is callable: `us.train(config)` and `understudy.train.run` both work
+    # the latter is callable: `us.train(config)` and `understudy.train.run` both work
+    if name in ("policies", "train"):
         return import_module(f"understudy.{name}")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)

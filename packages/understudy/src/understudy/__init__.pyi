@@ -1,4 +1,6 @@
-"""Public names and their modules: the only list of them. `__init__.py` imports each when it is first used."""
+"""Public names and their modules: the only list of them. `__init__.py` imports each when it is
+first used.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

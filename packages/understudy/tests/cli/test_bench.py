@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from understudy.cli import bench as bench_command
-from understudy.cli.bench import BenchConfig, bench, decode_in_a_row, format_report, measure, open_data, summarize
+from understudy.cli.bench import (
+    BenchConfig,
+    bench,
+    decode_in_a_row,
+    format_report,
+    measure,
+    open_data,
+    summarize,
+)
 from understudy_base.errors import ConfigError, page
 from understudy_base.testing.refusals import refused
 from understudy_data.load.images import clip_reader
@@ -47,14 +55,18 @@ def test_ranks_are_measured_together_and_each(root: Path) -> None:
     assert all(name in text for name in ("all 2 ranks", "rank 0", "rank 1"))
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_processes_cannot_share_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with refused("batch_size", kind=ConfigError):
         bench(BenchConfig(path=str(root), batch_size=7))
 
 
-def test_the_ratio_is_that_to_decoding_in_a_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ratio_is_that_to_decoding_in_a_row(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = iter([50.0, 10.0, 20.0])
     monkeypatch.setattr(bench_command, "decode_in_a_row", lambda data, seconds: next(rows))
     figures = measure(BenchConfig(path=str(root), memory="4MB", **{**FAST, "rounds": 3}))
@@ -71,12 +83,18 @@ def test_the_ratio_is_that_to_decoding_in_a_row(root: Path, monkeypatch: pytest.
 
 def test_images_that_stay_in_memory_are_not_decoded_again(root: Path) -> None:
     options = {**FAST, "seconds": 1.0}
-    roomy, tight = (measure(BenchConfig(path=str(root), memory=memory, **options)) for memory in ("1GB", "4MB"))
+    roomy, tight = (
+        measure(BenchConfig(path=str(root), memory=memory, **options)) for memory in ("1GB", "4MB")
+    )
     assert roomy["decoded_share"] < 0.9 < tight["decoded_share"]
 
 
-def test_decoding_in_a_row_has_every_frame_of_each_camera(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are decoded from start to end, and again from the first; a sample has a frame of each camera."""
+def test_decoding_in_a_row_has_every_frame_of_each_camera(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are decoded from start to end, and again from the first; a sample has a frame of each
+    camera.
+    """
     times: list[int] = []
 
     def write(frame: Any, converter: object, image: object) -> None:
@@ -91,7 +109,8 @@ def test_decoding_in_a_row_has_every_frame_of_each_camera(root: Path, monkeypatc
     assert len(times) == pytest.approx(per_s * seconds, rel=0.2)
     first = times.count(times[0])
     assert first > 2
-    assert sum(late <= early for early, late in pairwise(times)) == first - 1  # a file is never left in the middle
+    # a file is never left in the middle
+    assert sum(late <= early for early, late in pairwise(times)) == first - 1
     both = open_data(BenchConfig(path=str(root)))
     times.clear()
     begin = time.perf_counter()
@@ -103,13 +122,26 @@ def test_decoding_of_no_video_is_none(root: Path) -> None:
     data = open_data(BenchConfig(path=str(root)))
     data.keys = [key for key in data.keys if key not in (TOP, WRIST)]
     assert decode_in_a_row(data, 0.1) == 0
-    report = summarize([{"samples_per_s": 9.0, "cpu_ms_per_sample": 1.0, "in_a_row_per_s": 0.0, "decoded_share": 0.0}])
+    report = summarize(
+        [
+            {
+                "samples_per_s": 9.0,
+                "cpu_ms_per_sample": 1.0,
+                "in_a_row_per_s": 0.0,
+                "decoded_share": 0.0,
+            }
+        ]
+    )
     assert report["over_in_a_row"] is None
-    text = format_report(report | {"plan": "", "cores": 2, "load_average": [1.0], "loops": "compiled"})
+    text = format_report(
+        report | {"plan": "", "cores": 2, "load_average": [1.0], "loops": "compiled"}
+    )
     assert "in memory" not in text
 
 
-def test_an_error_of_the_decoder_ends_the_decoding_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_decoder_ends_the_decoding_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
@@ -125,7 +157,18 @@ def test_bench_prints_a_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["bench", str(root), "--seconds", "0.05", "--rounds", "1", "--batch-size", "8", "--cameras", TOP]
+    arguments = [
+        "bench",
+        str(root),
+        "--seconds",
+        "0.05",
+        "--rounds",
+        "1",
+        "--batch-size",
+        "8",
+        "--cameras",
+        TOP,
+    ]
     assert main.main(arguments) == 0
     assert "in a row" in capsys.readouterr().out
     assert main.main([*arguments, "--json"]) == 0
@@ -159,7 +202,9 @@ def test_glossary_explains_the_terms_of_the_output(root: Path) -> None:
     glossary = (Path(__file__).parents[4] / "docs/glossary.md").read_text()
     printed = format_report(summarize([measure(BenchConfig(path=str(root), **FAST))]))
     assert page("glossary.md") in printed
-    names = re.findall(r"(?<=  )(?:in a row/s|ratio|[a-zA-Z]+ ?/?[a-z]*/[a-z]+)", printed.splitlines()[0])
+    names = re.findall(
+        r"(?<=  )(?:in a row/s|ratio|[a-zA-Z]+ ?/?[a-z]*/[a-z]+)", printed.splitlines()[0]
+    )
     names += re.findall(r"^plan\b", printed, flags=re.MULTILINE)
     assert len(names) > 4
     assert [name for name in names if name not in glossary] == []

@@ -1,4 +1,6 @@
-"""Commands by entry points: those of this program, of a distribution that is missing, of other packages."""
+"""Commands by entry points: those of this program, of a distribution that is missing, of other
+packages.
+"""
 
 import runpy
 import subprocess
@@ -119,7 +121,9 @@ def test_help_marks_a_command_whose_distribution_is_missing(
     assert run("check", "--help") == 0
 
 
-def test_a_command_of_another_package_is_listed_and_runs(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_another_package_is_listed_and_runs(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
     install("hello", "greet = module_of_hello:greet\nsay.plainly = module_of_hello:plain")
     assert run("--help") == 0
     listed = capsys.readouterr().out
@@ -234,7 +238,9 @@ def test_a_variable_is_checked_before_a_command(
     assert capsys.readouterr().err == "understudy check: MOOD: bad: must be good\n"
 
 
-@pytest.mark.parametrize("name", ["check", "edit", "view", "ranges", "select", "import", "order explain"])
+@pytest.mark.parametrize(
+    "name", ["check", "edit", "view", "ranges", "select", "import", "order explain"]
+)
 def test_help_of_a_tool_imports_no_policies(name: str) -> None:
     """Nor anything else of the distributions above the tools."""
     wheels = runpy.run_path(str(ROOT / "scripts/seams.py"))["find_modules"]()

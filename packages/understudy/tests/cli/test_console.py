@@ -1,4 +1,6 @@
-"""No command ends in an error of an encoder: tasks, joints and names of folders on any console, in any locale."""
+"""No command ends in an error of an encoder: tasks, joints and names of folders on any console, in
+any locale.
+"""
 
 import io
 import json
@@ -24,29 +26,43 @@ LOCALES = {
 
 def run(folder: Path, locale: dict[str, str], *words: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command in a folder under a locale."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("LC_", "LANG", "PYTHONIO"))
+    }
     command = [sys.executable, "-m", "understudy", *words]
-    return subprocess.run(command, cwd=folder, env=kept | locale, capture_output=True, check=False, timeout=300)
+    return subprocess.run(
+        command, cwd=folder, env=kept | locale, capture_output=True, check=False, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset whose name, robot, joints and task have letters beyond any one-byte encoding."""
+    """A folder with a dataset whose name, robot, joints and task have letters beyond any one-byte
+    encoding.
+    """
     folder = tmp_path_factory.mktemp("console")
     keys = ("observation.state", "action")
     features = {key: {"dtype": "float32", "shape": (2,), "names": ["µ", "π"]} for key in keys}
     rng = np.random.default_rng(0)
-    with us.EpisodeWriter(folder / "数据/夹", fps=10, features=features, robot_type="夹爪") as writer:
+    with us.EpisodeWriter(
+        folder / "数据/夹", fps=10, features=features, robot_type="夹爪"
+    ) as writer:
         for _ in range(4):
             for _ in range(12):
-                writer.add_frame({key: rng.normal(size=2).astype(np.float32) for key in keys}, LETTERS)
+                writer.add_frame(
+                    {key: rng.normal(size=2).astype(np.float32) for key in keys}, LETTERS
+                )
             writer.save_episode()
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("locale", LOCALES.values(), ids=LOCALES)
-def test_commands_print_texts_of_others(locale: dict[str, str], folder: Path, tmp_path: Path) -> None:
+def test_commands_print_texts_of_others(
+    locale: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
     for words in (
         ["check", "数据/夹"],
         ["check", "数据/夹", "--json"],
@@ -57,7 +73,10 @@ def test_commands_print_texts_of_others(locale: dict[str, str], folder: Path, tm
         ["train", "--data.root", "数据/夹", "--print-config"],
     ):
         done = run(folder, locale, *words)
-        assert (done.returncode, b"Traceback" in done.stderr) == (0, False), (words, done.stderr.decode())
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False), (
+            words,
+            done.stderr.decode(),
+        )
     info = json.loads((tmp_path / "数据/meta/info.json").read_text(encoding="utf-8"))
     assert info["robot_type"] == "夹爪"
     assert run(folder, locale, "check", "数据/没有").returncode == 2
@@ -72,7 +91,18 @@ def test_json_stays_json_on_any_console(locale: dict[str, str], folder: Path) ->
 
 @pytest.mark.long
 def test_a_run_is_written_in_the_locale_of_nothing(folder: Path) -> None:
-    small = ["--steps", "1", "--batch-size", "2", "--policy.width", "16", "--policy.layers", "1", "--val.every", "0"]
+    small = [
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--policy.width",
+        "16",
+        "--policy.layers",
+        "1",
+        "--val.every",
+        "0",
+    ]
     words = ["train", "--data.root", "数据/夹", "--output-dir", "数据/run", *small]
     done = run(folder, LOCALES["C without UTF-8"], *words)
     assert done.returncode == 0, done.stderr.decode()

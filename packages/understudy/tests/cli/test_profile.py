@@ -9,7 +9,9 @@ from understudy_kit.cli.main import main
 
 
 @pytest.mark.parametrize("name", ["profile.html", "profile.json"])
-def test_files_of_the_user_are_not_replaced(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_the_user_are_not_replaced(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(5, 6)))
     target = tmp_path / name
     target.write_text("<html>a page of the user's")

@@ -10,13 +10,18 @@ import pytest
 
 from understudy_data.video.native.loops import loops_status
 
-MAIN = "import sys; from understudy_kit.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+MAIN = (
+    "import sys; from understudy_kit.cli.main import main; main(sys.argv[1:]); print('torch' in "
+    "sys.modules)"
+)
 
 
 def run_with(native: str, *arguments: str) -> list[str]:
     command = [sys.executable, "-c", MAIN, *arguments]
     environment = {**os.environ, "UNDERSTUDY_NATIVE": native}
-    return subprocess.run(command, env=environment, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 @pytest.mark.skipif(loops_status().library is None, reason="no compiled loops here")

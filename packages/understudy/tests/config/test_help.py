@@ -1,4 +1,6 @@
-"""Help of the commands: every setting has a meaning, a placeholder and a default, and every example works."""
+"""Help of the commands: every setting has a meaning, a placeholder and a default, and every example
+works.
+"""
 
 import re
 import shlex
@@ -51,14 +53,20 @@ class Settings:
 
 def test_groups_have_flags_meanings_and_defaults() -> None:
     outer, inner = help.groups(Settings)
-    assert [(own.path, own.positional) for own in outer.settings[:2]] == [("path", True), ("quiet", False)]
+    assert [(own.path, own.positional) for own in outer.settings[:2]] == [
+        ("path", True),
+        ("quiet", False),
+    ]
     rows = {own.path: (own.flag(), own.meaning()) for own in (*outer.settings, *inner.settings)}
     assert rows["quiet"] == ("--quiet, --no-quiet", "Print less. (default: off)")
     assert rows["size"] == ("--size INT INT", "Height and width in pixels. (default: 4 8)")
     assert rows["limit"] == ("--limit INT|auto", "Most items. (default: none)")
     assert rows["mode"] == ("--mode MODE | MODE WEIGHT ...", "Choice. (default: one)")
     assert rows["names"] == ("--names TEXT ...", "Names; the default is all.")
-    assert rows["inner_part.rate"] == ("--inner-part.rate FLOAT", "Rate in samples per second. (default: 0.5)")
+    assert rows["inner_part.rate"] == (
+        "--inner-part.rate FLOAT",
+        "Rate in samples per second. (default: 0.5)",
+    )
     assert (inner.name, inner.text) == ("inner_part", "Numbers of the inner part.")
 
 
@@ -68,14 +76,21 @@ def test_groups_show_the_values_of_an_instance() -> None:
 
 
 def test_first_sentence_keeps_the_default() -> None:
-    assert help.first_sentence("One, of 3.5 units. Two. (default: 7)") == "One, of 3.5 units. (default: 7)"
+    assert (
+        help.first_sentence("One, of 3.5 units. Two. (default: 7)")
+        == "One, of 3.5 units. (default: 7)"
+    )
     assert help.first_sentence("One. (default: none)") == "One. (default: none)"
 
 
 @pytest.mark.parametrize("columns", [20, 80, 300])
 def test_format_groups_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    words = [line for line in help.format_groups(list(help.groups(TrainConfig))).splitlines() if "{" not in line]
+    words = [
+        line
+        for line in help.format_groups(list(help.groups(TrainConfig))).splitlines()
+        if "{" not in line
+    ]
     texts = [line for line in words if "https://" not in line]  # an address stays whole
     assert max(map(len, texts)) <= max(60, min(120, columns))
 
@@ -95,7 +110,9 @@ def test_most_used_settings_exist() -> None:
 
 
 @pytest.mark.parametrize("example", [line for examples in EXAMPLES.values() for line in examples])
-def test_examples_of_help_are_read(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_help_are_read(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("settings.yaml", "mixture.yaml"):
         Path(file).write_text("data:\n  root: d\n")
@@ -108,7 +125,9 @@ def test_examples_of_help_are_read(example: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
-def test_help_has_usage_first_and_examples_last(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_usage_first_and_examples_last(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main([*name.split(), "--help"])
     assert ended.value.code == 0
@@ -119,12 +138,16 @@ def test_help_has_usage_first_and_examples_last(name: str, capsys: pytest.Captur
 
 
 def test_help_names_every_policy_type() -> None:
-    found = {one.path: one for group in help.groups(TrainConfig) for one in group.settings}["policy.type"]
+    found = {one.path: one for group in help.groups(TrainConfig) for one in group.settings}[
+        "policy.type"
+    ]
     assert set(get_args(found.kind)) == set(type_names()) >= {"flow", "pi05", "pi0"}
 
 
 @pytest.mark.parametrize(("name", "count"), [("train", 2), ("rollout", 0)])
-def test_help_shows_launch_where_it_works(name: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_launch_where_it_works(
+    name: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main.main([name, "--help"])
     output = capsys.readouterr().out

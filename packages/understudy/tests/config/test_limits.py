@@ -43,7 +43,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_limits_of_settings_are_one_line(
     data: Path, tmp_path: Path, flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), flag, value]) == 2
+    assert (
+        main(["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), flag, value])
+        == 2
+    )
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert value in told
@@ -70,8 +73,28 @@ def test_train_refuses_a_network_larger_than_memory(data: Path, tmp_path: Path) 
 @pytest.mark.long
 def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     """As many arithmetic threads as may be asked for, in a process of its own."""
-    call = ["train", "--data.root", str(data), "--output-dir", str(tmp_path / "r"), "--steps", "1", "--val.every", "0"]
-    small = ["--policy.image_size", "16", "16", "--policy.channels", "8", "--policy.width", "16", "--batch-size", "4"]
+    call = [
+        "train",
+        "--data.root",
+        str(data),
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--steps",
+        "1",
+        "--val.every",
+        "0",
+    ]
+    small = [
+        "--policy.image_size",
+        "16",
+        "16",
+        "--policy.channels",
+        "8",
+        "--policy.width",
+        "16",
+        "--batch-size",
+        "4",
+    ]
     threads = [
         "--torch-threads",
         str(limits.largest(limits.THREADS)),

@@ -1,4 +1,6 @@
-"""Every setting of a run, of each policy and of `profile` is read by code other than its declaration and its checks."""
+"""Every setting of a run, of each policy and of `profile` is read by code other than its
+declaration and its checks.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +33,11 @@ def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
     """Settings classes with the files whose `config` they are, and the names of their groups."""
     names = groups(TrainConfig) | groups(ProfileConfig)
     wanted = {each: "$^" for kinds in names.values() for each in kinds}
-    wanted |= {TrainConfig: r"^(?!policies/)", ProfileConfig: r"^cli/profile", RolloutConfig: r"^(cli/)?rollout"}
+    wanted |= {
+        TrainConfig: r"^(?!policies/)",
+        ProfileConfig: r"^cli/profile",
+        RolloutConfig: r"^(cli/)?rollout",
+    }
     networks: dict[type, str] = {PolicySettings: r"^policies/|^train/|^load/|^cli/"}
     for name in own_type_names():
         kind = policy_type(name)
@@ -71,10 +77,14 @@ class PlantedRoot:
 
 
 def test_a_setting_that_nothing_reads_is_found(sources: Mapping[str, str]) -> None:
-    """Also one whose name others share, one that is only checked, and one for a method that nobody calls."""
+    """Also one whose name others share, one that is only checked, and one for a method that nobody
+    calls.
+    """
     wanted, names = classes()
     declared = Path(__file__).read_text(encoding="utf-8").split("@dataclass(frozen=True)\n")[1]
-    reader = "def run(config):\n    planted = config.planted\n    return planted.used + planted.both()\n"
+    reader = (
+        "def run(config):\n    planted = config.planted\n    return planted.used + planted.both()\n"
+    )
     found = unread(
         wanted | {PlantedConfig: "$^"},
         names | groups(PlantedRoot),

@@ -1,4 +1,6 @@
-"""Globs and list files as `data.sources`: which entries they stand for, and what is wrong with others."""
+"""Globs and list files as `data.sources`: which entries they stand for, and what is wrong with
+others.
+"""
 
 import os
 from pathlib import Path
@@ -39,16 +41,21 @@ def listed(path: Path, text: str) -> str:
 def test_a_glob_is_each_folder_that_it_matches_sorted(data: Path) -> None:
     assert roots("--data.sources", "data/*/") == ["data/a", "data/b", "data/c"]
     assert roots("--data.sources", "data/*") == ["data/a", "data/b", "data/c"]
-    assert roots("--data.sources", "data/c", "data/a") == ["data/a", "data/c"]  # as a shell writes it
+    # as a shell writes it
+    assert roots("--data.sources", "data/c", "data/a") == ["data/a", "data/c"]
     assert roots("--data.sources", f"{data}/[ab]") == [f"{data}/a", f"{data}/b"]
     assert roots("--data.sources", "data/[ab]#good") == ["data/a#good", "data/b#good"]
 
 
 def test_a_file_of_settings_may_have_a_glob(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("data:\n  sources: data/*/\n  control_mode: joint\n  action: command\n")
+    (tmp_path / "c.yaml").write_text(
+        "data:\n  sources: data/*/\n  control_mode: joint\n  action: command\n"
+    )
     config = load(TrainConfig, tmp_path / "c.yaml").data
     assert [source.root for source in config.sources] == ["data/a", "data/b", "data/c"]
-    assert {(source.control_mode, source.action) for source in config.sources} == {("joint", "command")}
+    assert {(source.control_mode, source.action) for source in config.sources} == {
+        ("joint", "command")
+    }
     assert (config.control_mode, config.action) == ("", "action")
     assert not list(config.problems())
     entries = [{"root": "data/[bc]", "weight": 2, "action": "x"}, {"root": "data/a", "weight": 1}]
@@ -74,21 +81,36 @@ def test_a_list_file_has_a_row_for_each_source(data: Path, tmp_path: Path) -> No
         "https://host/x,3,,,,\r\n"
     )
     listed(data / "list.csv", "\ufeff" + text)
-    first, second, third = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
-    assert (first.root, first.weight, first.name, first.episodes, first.cameras) == ("data/a", 1.0, "", (), {})
+    first, second, third = read_flags(
+        TrainConfig, ["--data.sources", "data/list.csv"], {}
+    ).data.sources
+    assert (first.root, first.weight, first.name, first.episodes, first.cameras) == (
+        "data/a",
+        1.0,
+        "",
+        (),
+        {},
+    )
     assert (second.root, second.weight, second.name) == ("data/b", 2.5, "two")
     assert second.episodes == (0, 1, 2, 7)
     assert second.cameras == {"front": "cam0", "wrist": "cam1"}
     assert second.where == 'task == "a, b"'
     assert third.root == "https://host/x"
-    assert [entry["root"] for entry in list_sources("data/list.csv")] == ["data/a", "data/b", "https://host/x"]
+    assert [entry["root"] for entry in list_sources("data/list.csv")] == [
+        "data/a",
+        "data/b",
+        "https://host/x",
+    ]
 
 
 def test_settings_beside_a_list_are_those_of_rows_without_their_own(data: Path) -> None:
     listed(data / "list.csv", "path,action\na,command\nb,\n")
     words = ["--data.sources", "data/list.csv", "--data.action", "target", "--data.state", "qpos"]
     sources = read_flags(TrainConfig, words, {}).data.sources
-    assert [(source.action, source.state) for source in sources] == [("command", "qpos"), ("target", "qpos")]
+    assert [(source.action, source.state) for source in sources] == [
+        ("command", "qpos"),
+        ("target", "qpos"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +170,10 @@ def dataset(folder: Path) -> Path:
 
 
 def entries(*items: Any) -> list[str]:
-    return [source.root for source in validate_new(TrainConfig, {"data": {"sources": list(items)}}).data.sources]
+    return [
+        source.root
+        for source in validate_new(TrainConfig, {"data": {"sources": list(items)}}).data.sources
+    ]
 
 
 def test_sources_given_by_two_flags_are_refused(data: Path) -> None:
@@ -157,12 +182,23 @@ def test_sources_given_by_two_flags_are_refused(data: Path) -> None:
 
 
 def test_files_of_a_row_are_relative_to_its_list(data: Path) -> None:
-    text = "path,keep_ranges,stats,frame_weights\na,k.json,s/norm.json,w.parquet\nb,/k.json,recorded,quality\n"
+    text = (
+        "path,keep_ranges,stats,frame_weights\na,k.json,s/norm.json,w.parquet\n"
+        "b,/k.json,recorded,quality\n"
+    )
     listed(data / "list.csv", f"{text}c,,https://host/s.json,s3://bucket/w.parquet\n")
     a, b, c = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
-    assert (a.keep_ranges, a.stats, a.frame_weights) == ("data/k.json", "data/s/norm.json", "data/w.parquet")
+    assert (a.keep_ranges, a.stats, a.frame_weights) == (
+        "data/k.json",
+        "data/s/norm.json",
+        "data/w.parquet",
+    )
     assert (b.keep_ranges, b.stats, b.frame_weights) == ("/k.json", "recorded", "quality")
-    assert (c.keep_ranges, c.stats, c.frame_weights) == ("", "https://host/s.json", "s3://bucket/w.parquet")
+    assert (c.keep_ranges, c.stats, c.frame_weights) == (
+        "",
+        "https://host/s.json",
+        "s3://bucket/w.parquet",
+    )
 
 
 def test_dots_behind_a_link_lead_where_the_link_leads(data: Path, tmp_path: Path) -> None:
@@ -174,7 +210,9 @@ def test_dots_behind_a_link_lead_where_the_link_leads(data: Path, tmp_path: Path
     (source,) = read_flags(TrainConfig, ["--data.sources", "data/list.csv"], {}).data.sources
     assert Files(source.root).root == str(behind)
     assert os.path.realpath(source.keep_ranges) == str(tmp_path / "far/k.json")
-    assert [Files(root).root for root in roots("--data.sources", "data/link/../[x]")] == [str(behind)]
+    assert [Files(root).root for root in roots("--data.sources", "data/link/../[x]")] == [
+        str(behind)
+    ]
     assert Files("data/link/../x").root == str(behind)
     assert Files("data/link/../../data/x").root == str(data / "x")
 
@@ -245,7 +283,9 @@ def test_parts_of_a_dataset_may_be_several_sources(data: Path) -> None:
         (f"path,cameras\na,{'[' * 300}{']' * 300}\n", ("row 2", "cameras", "nested")),
     ],
 )
-def test_a_refused_list_file_says_what_is_allowed(data: Path, text: str, named: tuple[Any, ...]) -> None:
+def test_a_refused_list_file_says_what_is_allowed(
+    data: Path, text: str, named: tuple[Any, ...]
+) -> None:
     listed(data / "list.csv", text)
     with refused("data.sources", "list.csv", *named, kind=ConfigError):
         roots("--data.sources", "data/list.csv")

@@ -1,4 +1,6 @@
-"""The contract of a trained policy: measured in a run, written into its folder, compared where the policy acts."""
+"""The contract of a trained policy: measured in a run, written into its folder, compared where the
+policy acts.
+"""
 
 import json
 import shutil
@@ -29,7 +31,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path) -> Path:
     folder = data.parent / "trained"
-    assert run.train(tiny_config(data, folder, steps=2, checkpoint={"every": 2}, val={"every": 0})) == run.DONE
+    assert (
+        run.train(tiny_config(data, folder, steps=2, checkpoint={"every": 2}, val={"every": 0}))
+        == run.DONE
+    )
     return folder / "policy"
 
 
@@ -41,7 +46,9 @@ def observations(data: Path, episode: int = 0) -> list[dict[str, object]]:
     for frame in range(length):
         sample = dataset.sample(episode, frame)
         seen = {key: value for key, value in sample.items() if key.startswith("observation.")}
-        seen = {key: value.permute(1, 2, 0) if value.ndim == 3 else value for key, value in seen.items()}
+        seen = {
+            key: value.permute(1, 2, 0) if value.ndim == 3 else value for key, value in seen.items()
+        }
         found.append({key: value.numpy() for key, value in seen.items()} | {"task": sample["task"]})
     return found
 
@@ -72,7 +79,10 @@ def test_a_recorded_episode_has_no_mismatch(trained: Path, data: Path) -> None:
     policy.reset()
     facts = policy.facts
     assert facts is not None
-    assert policy.declare(declare(fps=facts.fps, cameras=[c.key for c in facts.cameras.values()])) == []
+    assert (
+        policy.declare(declare(fps=facts.fps, cameras=[c.key for c in facts.cameras.values()]))
+        == []
+    )
     for observation in observations(data):
         assert policy.act(observation).shape == (3, policy.action_dim)
 
@@ -87,7 +97,9 @@ def test_strict_names_a_missing_input_as_a_difference(trained: Path, data: Path)
             policy.reset()
             with refused(key, kind=ContractError) as caught:
                 call(lacking)
-            assert [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches] == [("missing key", key)]
+            assert [(mismatch.kind, mismatch.key) for mismatch in caught.value.mismatches] == [
+                ("missing key", key)
+            ]
         with refused(key, kind=ValueError):
             lenient.act(lacking)
 
@@ -96,7 +108,8 @@ def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) 
     seen = observations(data)
     wrong = [{**each, "task": "dance"} for each in seen]
     strict = us.load_policy(trained, contract="strict")
-    for observation in (wrong[0], wrong[0], seen[1]):  # no observation is accepted until the next episode
+    # no observation is accepted until the next episode
+    for observation in (wrong[0], wrong[0], seen[1]):
         with refused("task", "dance", kind=ContractError) as caught:
             strict.act(observation)
         assert [mismatch.kind for mismatch in caught.value.mismatches] == ["instruction"]
@@ -116,16 +129,30 @@ def test_strict_refuses_warn_warns_and_off_is_silent(trained: Path, data: Path) 
 def test_other_values_of_an_observation_are_not_looked_at(trained: Path, data: Path) -> None:
     """Beside the inputs of a batch there may be anything; a bfloat16 state is one, too."""
     one = observations(data)[0]
-    batch: dict[str, object] = {key: np.asarray(value)[None] for key, value in one.items() if key != "task"}
+    batch: dict[str, object] = {
+        key: np.asarray(value)[None] for key, value in one.items() if key != "task"
+    }
     state = torch.tensor(batch["observation.state"]).bfloat16()
     policy = us.load_policy(trained)
     with warned("timestamp", kind=ContractWarning):
-        policy.act({**batch, "observation.state": state, "task": [one["task"]], "timestamp": 0.3, "more": {}})
+        policy.act(
+            {
+                **batch,
+                "observation.state": state,
+                "task": [one["task"]],
+                "timestamp": 0.3,
+                "more": {},
+            }
+        )
 
 
-def test_a_policy_under_another_name_is_still_compared(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_a_policy_under_another_name_is_still_compared(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
     shutil.copytree(data, tmp_path / "second")
-    config = tiny_config(tmp_path / "second", tmp_path / "r", init_from=str(trained), steps=1, val={"every": 0})
+    config = tiny_config(
+        tmp_path / "second", tmp_path / "r", init_from=str(trained), steps=1, val={"every": 0}
+    )
     assert run.train(config) == run.DONE
     policy = us.load_policy(tmp_path / "r/policy", contract="strict")
     assert policy.facts is not None
@@ -136,7 +163,12 @@ def test_a_policy_under_another_name_is_still_compared(trained: Path, data: Path
 
 def test_checks_change_no_action(trained: Path, data: Path) -> None:
     def act(policy: RobotPolicy) -> np.ndarray:
-        return np.stack([policy.act(each, generator=torch.Generator().manual_seed(1)) for each in observations(data)])
+        return np.stack(
+            [
+                policy.act(each, generator=torch.Generator().manual_seed(1))
+                for each in observations(data)
+            ]
+        )
 
     unchecked = us.load_policy(trained, contract="off")
     assert np.array_equal(act(us.load_policy(trained, contract="strict")), act(unchecked))

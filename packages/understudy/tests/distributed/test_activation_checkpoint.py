@@ -1,4 +1,6 @@
-"""Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; impossible settings raise."""
+"""Activation checkpointing changes memory and no bit; compiled blocks agree to rounding; impossible
+settings raise.
+"""
 
 import copy
 import random
@@ -54,7 +56,9 @@ def loss_and_gradients(model: FlowPolicy) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
     loss = scalar(model.losses(batch(5), as_draws(*draws(5))))
     loss.backward()
-    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def computed(kept: CheckpointMode) -> Counter[str]:
@@ -129,7 +133,9 @@ def test_remembered_computes_once_and_only_meanwhile() -> None:
 def test_names_stay_and_a_copy_has_weights_of_its_own() -> None:
     model = built("full")
     assert list(model.state_dict()) == list(policy().state_dict())
-    assert [name for name, _ in model.named_modules()] == [name for name, _ in policy().named_modules()]
+    assert [name for name, _ in model.named_modules()] == [
+        name for name, _ in policy().named_modules()
+    ]
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -190,7 +196,8 @@ def test_compiled_blocks_agree_to_rounding() -> None:
     torch.testing.assert_close(other, loss, rtol=1e-5, atol=1e-6)
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] - before == 1  # something was compiled, and once for both layers
+    # something was compiled, and once for both layers
+    assert counters["stats"]["unique_graphs"] - before == 1
 
 
 def sharded(shards: int) -> list[bool]:
@@ -259,10 +266,12 @@ def test_a_block_with_many_variants_stays_compiled(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=backend))
     plain = Block()
     block = Block()
-    with torch._dynamo.config.patch(recompile_limit=8):  # pytest's monkeypatch would hide the setting afterwards
+    # pytest's monkeypatch would hide the setting afterwards
+    with torch._dynamo.config.patch(recompile_limit=8):
         plain.compile()
         assert compiled_variants(plain) < 20  # torch's limit: it runs the others uncompiled
         compile_blocks([block], torch.device("cpu"))
         assert compiled_variants(block) == 20
-        assert torch._dynamo.config.recompile_limit == 8  # other code of the process keeps its limit
+        # other code of the process keeps its limit
+        assert torch._dynamo.config.recompile_limit == 8
         assert compiled_variants(plain) < 20

@@ -1,4 +1,6 @@
-"""Filling of whole and sharded parameters, from the meta device on, with the rows of each rank alone."""
+"""Filling of whole and sharded parameters, from the meta device on, with the rows of each rank
+alone.
+"""
 
 from collections import Counter
 from typing import Any
@@ -15,7 +17,9 @@ from understudy.testing.ranks import in_ranks
 
 
 class Network(nn.Module):
-    """Parameters whose rows two ranks share evenly, unevenly, and not at all; a scalar; a buffer."""
+    """Parameters whose rows two ranks share evenly, unevenly, and not at all; a scalar; a
+    buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,16 +47,25 @@ def test_fill_fills_whole_tensors_of_any_dtype(monkeypatch: pytest.MonkeyPatch) 
         for parameter in network.parameters():
             parameter.data.fill_(torch.nan)
         fill(network.named_parameters(), lambda name, start, stop: WHOLE[name][start:stop].double())
-        assert all(torch.equal(parameter, WHOLE[name]) for name, parameter in network.named_parameters())
+        assert all(
+            torch.equal(parameter, WHOLE[name]) for name, parameter in network.named_parameters()
+        )
     scalar = torch.tensor(0.0)
     small = torch.zeros(2, dtype=torch.bfloat16)
-    fill([("scalar", scalar), ("small", small)], lambda *_: torch.tensor([1.5, 2.0])[: 1 if _[0] == "scalar" else 2])
+    fill(
+        [("scalar", scalar), ("small", small)],
+        lambda *_: torch.tensor([1.5, 2.0])[: 1 if _[0] == "scalar" else 2],
+    )
     assert (scalar.item(), small.tolist()) == (1.5, [1.5, 2.0])
 
 
 def fill_rank(shards: int) -> dict[str, Any]:
-    """Shard on the meta device, give memory, fill; returns whole tensors and the rows that this rank read."""
-    config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards))
+    """Shard on the meta device, give memory, fill; returns whole tensors and the rows that this
+    rank read.
+    """
+    config = TrainConfig(
+        data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards)
+    )
     rows: Counter[str] = Counter()
 
     def read(name: str, start: int, stop: int) -> Tensor:
@@ -67,7 +80,11 @@ def fill_rank(shards: int) -> dict[str, Any]:
         fill(network.named_parameters(), read)
         own = {name: local_rows(parameter)[1:] for name, parameter in network.named_parameters()}
         whole = {name: parameter.full_tensor() for name, parameter in network.named_parameters()}
-    return {"equal": {n: torch.equal(t, WHOLE[n]) for n, t in whole.items()}, "rows": dict(rows), "own": own}
+    return {
+        "equal": {n: torch.equal(t, WHOLE[n]) for n, t in whole.items()},
+        "rows": dict(rows),
+        "own": own,
+    }
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -75,7 +92,9 @@ def test_fill_reads_the_rows_of_each_rank_alone(shards: int) -> None:
     found = in_ranks(2, fill_rank, shards)
     for rank in found:
         assert all(rank["equal"].values())
-        assert rank["rows"] == {name: stop - start for name, (start, stop) in rank["own"].items() if stop > start}
+        assert rank["rows"] == {
+            name: stop - start for name, (start, stop) in rank["own"].items() if stop > start
+        }
     read = sum((Counter(rank["rows"]) for rank in found), Counter())
     assert read == {name: len(tensor) * 2 // shards for name, tensor in WHOLE.items()}
     if shards == 2:

@@ -1,4 +1,6 @@
-"""The launcher: ranks know their number, stop together, fail together and leave no process. Ranks without torch."""
+"""The launcher: ranks know their number, stop together, fail together and leave no process. Ranks
+without torch.
+"""
 
 import errno
 import json
@@ -23,7 +25,15 @@ from understudy_kit.cli import main
 from understudy_kit.launch import launch, read_hosts
 
 RANK = Path(__file__).parents[4] / "packages/understudy/src/understudy/testing/rank.py"
-ENVIRONMENT = ("RANK", "WORLD_SIZE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+ENVIRONMENT = (
+    "RANK",
+    "WORLD_SIZE",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +65,17 @@ def alive(pid: int) -> bool:
 
 
 class Launched:
-    """A launcher in a process of its own, so that signals and kills meet it as they do in the world."""
+    """A launcher in a process of its own, so that signals and kills meet it as they do in the
+    world.
+    """
 
     def __init__(self, folder: Path, count: int, *words: str, first: str = "") -> None:
         # Whatever signals an earlier test's library has blocked in this process, a shell would not.
         code = "import signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
-        code += f"from understudy_kit.launch import launch; {first}sys.exit(launch(sys.argv[1:], {count}))"
+        code += (
+            f"from understudy_kit.launch import launch; {first}sys.exit(launch(sys.argv[1:], "
+            f"{count}))"
+        )
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *ranks(folder, *words)], stderr=subprocess.PIPE, text=True
@@ -91,7 +106,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_launch_sets_variables_and_shows_only_rank_0(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_launch_sets_variables_and_shows_only_rank_0(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     assert launch(ranks(tmp_path, "say"), 3) == 0
     mine = told(tmp_path)
     assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"], r["LOCAL_WORLD_SIZE"]) for r in mine] == [
@@ -116,7 +133,10 @@ def test_launch_passes_the_environment_on(
         monkeypatch.setenv(name, value)
     assert launch(ranks(tmp_path, "say"), 2) == 0
     mine = told(tmp_path)
-    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"]) for r in mine] == [("2", "0", "4"), ("3", "1", "4")]
+    assert [(r["RANK"], r["LOCAL_RANK"], r["WORLD_SIZE"]) for r in mine] == [
+        ("2", "0", "4"),
+        ("3", "1", "4"),
+    ]
     assert {(r["MASTER_ADDR"], r["MASTER_PORT"], r["OMP_NUM_THREADS"]) for r in mine} == {
         ("the-first-host", "1234", "3")
     }
@@ -135,7 +155,9 @@ def test_launch_passes_the_environment_on(
         ({"MASTER_PORT": "70000"}, ["MASTER_PORT='70000'"]),
     ],
 )
-def test_read_hosts_refuses_a_wrong_environment(environment: dict[str, str], told: list[object]) -> None:
+def test_read_hosts_refuses_a_wrong_environment(
+    environment: dict[str, str], told: list[object]
+) -> None:
     with refused(*told, kind=ConfigError):
         read_hosts(environment)
 
@@ -158,8 +180,12 @@ def test_reserved_port_allows_a_store() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_launch_forwards_a_signal_once_to_every_rank(start: Callable[..., Launched], number: signal.Signals) -> None:
-    """The last rank still writes for 0.8 s when the first has left with 75, longer than failures take to settle."""
+def test_launch_forwards_a_signal_once_to_every_rank(
+    start: Callable[..., Launched], number: signal.Signals
+) -> None:
+    """The last rank still writes for 0.8 s when the first has left with 75, longer than failures
+    take to settle.
+    """
     job = start(3, "stay")
     job.process.send_signal(number)
     assert job.end() == (75, "")
@@ -181,7 +207,9 @@ def test_launch_forwards_an_early_signal_once(start: Callable[..., Launched]) ->
 
 
 def test_launch_waits_for_stopping_ranks(start: Callable[..., Launched]) -> None:
-    """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of it."""
+    """One of several hosts' ranks got the signal, and the ranks agreed: the launcher never heard of
+    it.
+    """
     job = start(2, "stay")
     for pid in job.pids:
         os.kill(pid, signal.SIGUSR1)
@@ -202,7 +230,8 @@ def test_ranks_end_with_a_killed_launcher(start: Callable[..., Launched]) -> Non
     job.process.kill()
     assert job.end()[0] == -signal.SIGKILL
     saved = [json.loads((job.folder / f"saved-{rank}.json").read_text()) for rank in range(2)]
-    # They could still write a checkpoint. (The kernel signals them once for each thread of the launcher.)
+    # They could still write a checkpoint. (The kernel signals them once for each thread of the
+    # launcher.)
     assert [set(got) for got in saved] == [{signal.SIGTERM}] * 2
 
 
@@ -217,11 +246,27 @@ def test_launch_with_a_signal_before_the_ranks_handle_it(start: Callable[..., La
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("stay", "exit=1"), 1, ["rank 1 of 2 failed with exit code 1", "| rank 1 leaves because of a reason"]),
-        (("stay", "exit=2"), 2, ["rank 1 of 2 failed with exit code 2", "| rank 1 leaves because of a reason"]),
-        (("exit=1", "stay"), 1, ["rank 0 leaves because of a reason\n", "rank 0 of 2 failed with exit code 1"]),
+        (
+            ("stay", "exit=1"),
+            1,
+            ["rank 1 of 2 failed with exit code 1", "| rank 1 leaves because of a reason"],
+        ),
+        (
+            ("stay", "exit=2"),
+            2,
+            ["rank 1 of 2 failed with exit code 2", "| rank 1 leaves because of a reason"],
+        ),
+        (
+            ("exit=1", "stay"),
+            1,
+            ["rank 0 leaves because of a reason\n", "rank 0 of 2 failed with exit code 1"],
+        ),
         (("stay", "die"), 1, ["rank 1 of 2 was killed by SIGKILL"]),
-        (("exit=1", "die"), 1, ["rank 1 of 2 was killed by SIGKILL", "rank 0 then failed with exit code 1"]),
+        (
+            ("exit=1", "die"),
+            1,
+            ["rank 1 of 2 was killed by SIGKILL", "rank 0 then failed with exit code 1"],
+        ),
     ],
 )
 def test_launch_reports_the_failed_ranks(
@@ -259,7 +304,8 @@ def test_launch_ends_after_a_signal_at_the_timeout(
     stays = launcher.Rank(1, 2)
     may_leave = threading.Event()
     left = []
-    failed.process = SimpleNamespace(pid=1, poll=lambda: 1, wait=lambda _: 1)  # type: ignore[assignment]
+    process: Any = SimpleNamespace(pid=1, poll=lambda: 1, wait=lambda _: 1)
+    failed.process = process
     failed.wait = lambda ended: ended.put(failed)  # type: ignore[method-assign]
 
     def wait(ended: Any) -> None:
@@ -301,9 +347,16 @@ def test_launch_prints_the_cause_last(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--launch", "2", "--steps", "3"], ["--launch=2", "--steps", "3"], ["--steps", "3", "--launch", "2"]]
+    "arguments",
+    [
+        ["--launch", "2", "--steps", "3"],
+        ["--launch=2", "--steps", "3"],
+        ["--steps", "3", "--launch", "2"],
+    ],
 )
-def test_command_line_launches_without_the_flag(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_launches_without_the_flag(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[object] = []
 
     def record(*given: object) -> int:
@@ -327,7 +380,10 @@ def test_command_line_launches_without_the_flag(arguments: list[str], monkeypatc
     ],
 )
 def test_command_line_refuses_mistakes_before_launching(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     assert main.main(arguments) == main.WRONG_INPUT

@@ -1,4 +1,6 @@
-"""A training of two processes from the command line: stopped by a signal, hit by a kill, carried on under torchrun."""
+"""A training of two processes from the command line: stopped by a signal, hit by a kill, carried on
+under torchrun.
+"""
 
 import json
 import os
@@ -38,9 +40,15 @@ class Command:
 
     def rank(self, number: int) -> int:
         """Process id of that rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
         told = f"RANK={number}".encode()
-        (found,) = [int(pid) for pid in children if told in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+        (found,) = [
+            int(pid)
+            for pid in children
+            if told in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        ]
         return found
 
     def wait_for_step(self, run: Path, step: int) -> None:
@@ -71,7 +79,13 @@ def last_step(run: Path) -> int:
 def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Command]) -> None:
     run = tmp_path / "run"
     file = tmp_path / "c.yaml"
-    config = tiny_config(tiny_dataset(tmp_path / "dataset"), run, steps=STEPS, val={"every": 0}, log={"report": False})
+    config = tiny_config(
+        tiny_dataset(tmp_path / "dataset"),
+        run,
+        steps=STEPS,
+        val={"every": 0},
+        log={"report": False},
+    )
     file.write_text(dump_yaml(config))
 
     def command(*arguments: object) -> Command:
@@ -109,16 +123,32 @@ def test_two_processes_stopped_killed_and_resumed(tmp_path: Path, begun: list[Co
 
 def test_accelerate_launch_starts_the_same_run(tmp_path: Path, begun: list[Command]) -> None:
     pytest.importorskip("accelerate")
-    config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", micro_batch_size=2, steps=3)
+    config = tiny_config(
+        tiny_dataset(tmp_path / "data"), tmp_path / "run", micro_batch_size=2, steps=3
+    )
     (tmp_path / "c.yaml").write_text(dump_yaml(config))
-    launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
+    launch = (
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+    )
     train = (*UNDERSTUDY, "train", tmp_path / "c.yaml", "--device", "cpu", "--output-dir")
-    for name, words in (("one", ()), ("two", launch), ("refused", (*launch, "--mixed_precision", "bf16"))):
+    for name, words in (
+        ("one", ()),
+        ("two", launch),
+        ("refused", (*launch, "--mixed_precision", "bf16")),
+    ):
         begun.append(Command(tmp_path / name, *words, *train, tmp_path / "runs" / name))
         code, text = begun[-1].end()
         assert (code == 0) == (name != "refused"), text
         assert ("2 processes" in text) == (name == "two")
         assert ("--precision bf16" in text) == (name == "refused")
-    losses = [[record["loss"] for record in series(tmp_path / "runs" / name)] for name in ("one", "two")]
+    losses = [
+        [record["loss"] for record in series(tmp_path / "runs" / name)] for name in ("one", "two")
+    ]
     assert losses[0] == losses[1]
     assert not (tmp_path / "runs" / "refused").exists()

@@ -1,4 +1,6 @@
-"""The mesh: who is who, agreement, errors that reach every rank, and weights spread over processes."""
+"""The mesh: who is who, agreement, errors that reach every rank, and weights spread over
+processes.
+"""
 
 import hashlib
 import os
@@ -29,7 +31,9 @@ def refuse() -> None:
 
 def agreement() -> dict[str, Any]:
     with parallel.join_mesh(config()) as mesh:
-        told: dict[str, Any] = {"who": (mesh.rank, mesh.world_size, mesh.local_rank, mesh.local_world_size, mesh.shape)}
+        told: dict[str, Any] = {
+            "who": (mesh.rank, mesh.world_size, mesh.local_rank, mesh.local_world_size, mesh.shape)
+        }
         told["sum"] = mesh.sum(torch.tensor([mesh.rank + 0.25], dtype=torch.float64)).item()
         told["any"] = [mesh.any(mesh.rank == 1), mesh.any(False)]
         told["first"] = mesh.first(lambda: os.getpid())
@@ -96,7 +100,11 @@ def long_work(seconds: float) -> int:
 def alone_for_long() -> list[int]:
     patient = config(parallel=ParallelConfig(timeout=TIMEOUT))
     with parallel.join_mesh(patient) as mesh:
-        return [mesh.first(lambda: long_work(TIMEOUT + 2)), mesh.first(os.getpid), mesh.gather(os.getpid())[0]]
+        return [
+            mesh.first(lambda: long_work(TIMEOUT + 2)),
+            mesh.first(os.getpid),
+            mesh.gather(os.getpid())[0],
+        ]
 
 
 @pytest.mark.long
@@ -108,7 +116,9 @@ def test_ranks_wait_for_the_first_one_as_long_as_it_works() -> None:
 
 
 def busy_helper() -> int:
-    """A thread of its own computes for seven seconds, and who waits for it uses no time of a processor."""
+    """A thread of its own computes for seven seconds, and who waits for it uses no time of a
+    processor.
+    """
 
     def work() -> None:
         until = time.monotonic() + 7
@@ -134,7 +144,9 @@ def test_ranks_wait_while_threads_of_the_first_one_work() -> None:
 
 def hang() -> None:
     """Do nothing until the other rank is gone, which ends the thread that talks to it."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    others = [
+        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+    ]
     for thread in others:
         thread.join(60)
 
@@ -168,7 +180,9 @@ def vanishing() -> None:
         mesh.sum(torch.zeros(()))
 
 
-@pytest.mark.skipif(not torch_release.has_gradient_sum(), reason="a run of several processes needs torch 2.8")
+@pytest.mark.skipif(
+    not torch_release.has_gradient_sum(), reason="a run of several processes needs torch 2.8"
+)
 def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
     (kind, said), other = outcomes_in_ranks(2, vanishing)
     assert other == ("died", 7)
@@ -180,7 +194,12 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     def arranged(world: int, **changes: Any) -> tuple[int, int]:
         return parallel.mesh_shape(TrainConfig(parallel=ParallelConfig(**changes)), world)
 
-    assert [arranged(1), arranged(4), arranged(4, dp_shard=2), arranged(4, dp_shard=4, dp_replicate=1)] == [
+    assert [
+        arranged(1),
+        arranged(4),
+        arranged(4, dp_shard=2),
+        arranged(4, dp_shard=4, dp_replicate=1),
+    ] == [
         (1, 1),
         (4, 1),
         (2, 2),
@@ -208,7 +227,9 @@ def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch_release, "has_gradient_sum", lambda: False)
     monkeypatch.setattr(torch_release, "has_grad_dtype", lambda: False)
     split = config(precision="bf16-split", batch_size=8)
@@ -229,14 +250,18 @@ def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(monkeypat
 
 
 def test_this_torch_has_what_it_is_asked_for() -> None:
-    """The names by which it is recognised are torch's own: one that is renamed would turn everybody away."""
+    """The names by which it is recognised are torch's own: one that is renamed would turn everybody
+    away.
+    """
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     assert torch_release.has_gradient_sum() == (release >= (2, 8))
     assert torch_release.has_grad_dtype() == (release >= (2, 10))
 
 
 def test_a_process_begins_and_ends_run_after_run() -> None:
-    """Before torch 2.8 freeing a process group could wait for ever for a thread that waited for the interpreter."""
+    """Before torch 2.8 freeing a process group could wait for ever for a thread that waited for the
+    interpreter.
+    """
     config = TrainConfig()
     for number in range(60):
         with parallel.join_mesh(config) as mesh:
@@ -256,7 +281,12 @@ def test_a_process_begins_and_ends_run_after_run() -> None:
 def test_options_of_accelerate_launch_are_refused_with_ours(
     name: str, value: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for neutral in ("MIXED_PRECISION=no", "DYNAMO_BACKEND=NO", "USE_FSDP=false", "GRADIENT_ACCUMULATION_STEPS=1"):
+    for neutral in (
+        "MIXED_PRECISION=no",
+        "DYNAMO_BACKEND=NO",
+        "USE_FSDP=false",
+        "GRADIENT_ACCUMULATION_STEPS=1",
+    ):
         monkeypatch.setenv(*f"ACCELERATE_{neutral}".split("="))
     with parallel.join_mesh(config()):
         pass

@@ -1,4 +1,6 @@
-"""Signals ask for a stop: one request may arrive more than once, a second request acts as it always did."""
+"""Signals ask for a stop: one request may arrive more than once, a second request acts as it always
+did.
+"""
 
 import os
 import signal
@@ -21,7 +23,14 @@ from understudy.testing.ranks import in_ranks, outcomes_in_ranks
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy_kit import signals
-from understudy_kit.signals import SIGNALS, Interrupted, Stopped, ended_in_calls, interrupted_by_signals, stop_signals
+from understudy_kit.signals import (
+    SIGNALS,
+    Interrupted,
+    Stopped,
+    ended_in_calls,
+    interrupted_by_signals,
+    stop_signals,
+)
 
 
 def send(number: signal.Signals) -> None:
@@ -31,7 +40,9 @@ def send(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_stop_signals_merge_repeated_requests(number: signal.Signals) -> None:
-    """From the scheduler, and again from the launcher; SIGTERM and SIGUSR1 would end this process if they counted."""
+    """From the scheduler, and again from the launcher; SIGTERM and SIGUSR1 would end this process
+    if they counted.
+    """
     before = signal.getsignal(number)
     with stop_signals() as stop:
         assert not stop.asked
@@ -42,7 +53,9 @@ def test_stop_signals_merge_repeated_requests(number: signal.Signals) -> None:
     assert signal.getsignal(number) == before
 
 
-def test_stop_signals_second_request_has_its_default_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_signals_second_request_has_its_default_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
 
     def asked_twice() -> None:
@@ -227,7 +240,9 @@ def test_an_interrupted_eval_leaves_the_exit_code(tmp_path: Path) -> None:
     """Python ends a module that is run by SIGINT after a KeyboardInterrupt has left an eval."""
     (tmp_path / "evaluated.py").write_text(EVALUATED)
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-m", "evaluated"], env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-m", "evaluated"], env=os.environ | {"PYTHONPATH": path}
+    )
     assert done.returncode == 143
 
 

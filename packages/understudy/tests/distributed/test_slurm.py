@@ -1,4 +1,6 @@
-"""The sbatch script on a SLURM of two virtual hosts: one training over both, stopped, requeued, carried on, done."""
+"""The sbatch script on a SLURM of two virtual hosts: one training over both, stopped, requeued,
+carried on, done.
+"""
 
 import json
 import os
@@ -37,7 +39,11 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
     run = tmp_path / "run"
     file = tmp_path / "c.yaml"
     config = tiny_config(
-        tiny_dataset(tmp_path / "dataset"), run, val={"every": 0}, log={"report": False}, checkpoint={"every": 10_000}
+        tiny_dataset(tmp_path / "dataset"),
+        run,
+        val={"every": 0},
+        log={"report": False},
+        checkpoint={"every": 10_000},
     )
     file.write_text(dump_yaml(config))
     log = tmp_path / "job.log"
@@ -49,7 +55,8 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_ends(
             return "\n".join([log.read_text() if log.exists() else "", slurm.logs()])
 
         wait_for(lambda: len(series(run)) >= 3, 200, logs)
-        slurm.call("scancel", "--signal=USR1", job)  # as --signal=USR1@120 does two minutes before the time limit
+        # as --signal=USR1@120 does two minutes before the time limit
+        slurm.call("scancel", "--signal=USR1", job)
         wait_for(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED"), 300, logs)
         end = slurm.job(job)
     said = log.read_text()

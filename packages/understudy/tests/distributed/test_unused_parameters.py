@@ -7,7 +7,14 @@ import pytest
 
 from understudy.distributed.unused_parameters import freeze_patterns
 
-TRAINED = ["text.embed.weight", "text.mix.weight", "text.mix.bias", "head.weight", "head.bias", "texture.weight"]
+TRAINED = [
+    "text.embed.weight",
+    "text.mix.weight",
+    "text.mix.bias",
+    "head.weight",
+    "head.bias",
+    "texture.weight",
+]
 
 
 @pytest.mark.parametrize(
@@ -19,6 +26,8 @@ TRAINED = ["text.embed.weight", "text.mix.weight", "text.mix.bias", "head.weight
         ([], []),
     ],
 )
-def test_freeze_patterns_fit_the_unread_parameters_alone(unread: list[str], patterns: list[str]) -> None:
+def test_freeze_patterns_fit_the_unread_parameters_alone(
+    unread: list[str], patterns: list[str]
+) -> None:
     assert freeze_patterns(unread, TRAINED) == patterns
     assert {name for pattern in patterns for name in fitting(TRAINED, pattern)} == set(unread)

@@ -1,4 +1,6 @@
-"""Policies, runs and datasets go to the hub and come back: equal to the byte, or a clear refusal."""
+"""Policies, runs and datasets go to the hub and come back: equal to the byte, or a clear
+refusal.
+"""
 
 import errno
 import logging
@@ -48,12 +50,23 @@ def saved(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Files of a folder without hidden ones."""
     found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return {str(own): path.read_bytes() for own, path in found.items() if not any(p.startswith(".") for p in own.parts)}
+    return {
+        str(own): path.read_bytes()
+        for own, path in found.items()
+        if not any(p.startswith(".") for p in own.parts)
+    }
 
 
 def observation() -> dict[str, object]:
-    images = {f"observation.images.{name}": np.full((16, 16, 3), 90, np.uint8) for name in ("front", "wrist")}
-    return {**images, "observation.state": np.array([0.5, 1.0], np.float32), "task": "pick up the red block"}
+    images = {
+        f"observation.images.{name}": np.full((16, 16, 3), 90, np.uint8)
+        for name in ("front", "wrist")
+    }
+    return {
+        **images,
+        "observation.state": np.array([0.5, 1.0], np.float32),
+        "task": "pick up the red block",
+    }
 
 
 def test_pushed_policy_acts_from_its_hub_id(
@@ -63,7 +76,9 @@ def test_pushed_policy_acts_from_its_hub_id(
     assert main(["push", str(folder), "--to", "hf://me/policy"]) == 0
     repo = hub.repos["models/me/policy"]
     assert repo.private
-    assert {name: data for name, data in repo.files("main").items() if not name.startswith(".")} == contents(folder)
+    assert {
+        name: data for name, data in repo.files("main").items() if not name.startswith(".")
+    } == contents(folder)
     assert TOKEN not in "".join(capsys.readouterr())
     repo.add({"old.bin": b"a pickle", "large.pt": b"another"})
     own, theirs, named, pinned = (
@@ -82,7 +97,9 @@ def test_local_folder_of_that_name_takes_precedence(hub: WritableHub, tmp_path: 
     assert hub.downloads == []
 
 
-def test_files_of_a_repository_are_replaced_on_request_alone(hub: WritableHub, tmp_path: Path) -> None:
+def test_files_of_a_repository_are_replaced_on_request_alone(
+    hub: WritableHub, tmp_path: Path
+) -> None:
     folder = saved(tmp_path / "policy")
     words = ["push", str(folder), "--to", "hf://me/policy"]
     assert main([*words, "--public"]) == 0
@@ -92,12 +109,22 @@ def test_files_of_a_repository_are_replaced_on_request_alone(hub: WritableHub, t
     assert main(words) == WRONG_INPUT
     assert hub.repos["models/me/policy"].main == first
     assert main([*words, "--update"]) == 0
-    assert hub.repos["models/me/policy"].files("main")["model.safetensors"] == contents(folder)["model.safetensors"]
-    assert hub.repos["models/me/policy"].files(first)["model.safetensors"] != contents(folder)["model.safetensors"]
+    assert (
+        hub.repos["models/me/policy"].files("main")["model.safetensors"]
+        == contents(folder)["model.safetensors"]
+    )
+    assert (
+        hub.repos["models/me/policy"].files(first)["model.safetensors"]
+        != contents(folder)["model.safetensors"]
+    )
 
 
-@pytest.mark.parametrize("to", ["hf://datasets/me/policy", "me/policy", "hf://me", "hf://me/policy@v1"])
-def test_wrong_repository_is_refused_before_it_is_made(hub: WritableHub, tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize(
+    "to", ["hf://datasets/me/policy", "me/policy", "hf://me", "hf://me/policy@v1"]
+)
+def test_wrong_repository_is_refused_before_it_is_made(
+    hub: WritableHub, tmp_path: Path, to: str
+) -> None:
     assert main(["push", str(saved(tmp_path / "policy")), "--to", to]) == WRONG_INPUT
     assert hub.repos == {}
 
@@ -124,7 +151,9 @@ def test_folders_behind_links_are_published(
     words = ["push", str(tmp_path / "set"), "--to", "hf://datasets/me/set"]
     assert main(words) == 0
     published = hub.repos["datasets/me/set"].files("main")
-    assert {path: content for path, content in published.items() if not path.startswith(".")} == whole
+    assert {
+        path: content for path, content in published.items() if not path.startswith(".")
+    } == whole
     for link, to in (("loop", tmp_path / "set"), ("lost", tmp_path / "nothing")):
         (tmp_path / "set" / link).symlink_to(to)
         assert main([*words, "--update"]) == WRONG_INPUT
@@ -160,7 +189,9 @@ def test_edited_card_of_a_repository_stays(hub: WritableHub, tmp_path: Path) -> 
     assert repo.files("main")["README.md"] == b"other words"
 
 
-def test_readme_of_a_repository_is_replaced_on_request_alone(hub: WritableHub, tmp_path: Path) -> None:
+def test_readme_of_a_repository_is_replaced_on_request_alone(
+    hub: WritableHub, tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "set", Spec(lengths=(4,), gop=2))
     (tmp_path / "set" / "README.md").write_text("of the folder")
     hub.repos["datasets/me/set"] = repo = Repo()
@@ -172,7 +203,9 @@ def test_readme_of_a_repository_is_replaced_on_request_alone(hub: WritableHub, t
     assert repo.files("main")["README.md"] == b"of the folder"
 
 
-def test_other_folder_is_refused(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_folder_is_refused(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "some").mkdir()
     assert main(["push", str(tmp_path / "some"), "--to", "hf://me/policy"]) == WRONG_INPUT
     assert str(tmp_path / "some") in capsys.readouterr().err
@@ -231,12 +264,16 @@ def test_policy_that_was_changed_is_not_published(
     assert main(command) == WRONG_INPUT
     assert str(config) in capsys.readouterr().err
     assert hub.repos == {}
-    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line))
+    sums.write_text(
+        "".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line)
+    )
     if not inner:
         assert main(command) == 0
 
 
-def test_stopped_pull_continues(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_pull_continues(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
     hub.broken = "model.safetensors"
     assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == WRONG_INPUT
@@ -251,11 +288,14 @@ def test_stopped_pull_continues(hub: WritableHub, tmp_path: Path, capsys: pytest
     assert not [path for path in hub.downloads if path.endswith("config.json")]
 
 
-def test_pull_replaces_no_folder(hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pull_replaces_no_folder(
+    hub: WritableHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["push", str(saved(tmp_path / "source")), "--to", "hf://me/policy"]) == 0
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.txt").write_text("mine")
-    for command in ("pull", "resume"):  # resume has no other folder to name: its remedy is the command that has
+    # resume has no other folder to name: its remedy is the command that has
+    for command in ("pull", "resume"):
         assert main([command, "hf://me/policy"]) == WRONG_INPUT
         assert "understudy pull hf://me/policy --output-dir" in capsys.readouterr().err
     assert contents(tmp_path / "policy") == {"mine.txt": b"mine"}
@@ -271,7 +311,9 @@ def test_stopped_pull_continues_after_another_commit(hub: WritableHub, tmp_path:
     hub.broken = ""
     hub.downloads.clear()
     assert main(["pull", "hf://me/policy", "--output-dir", "copy"]) == 0
-    assert contents(tmp_path / "copy") == contents(tmp_path / "policy") | {"new.txt": b"of the second commit"}
+    assert contents(tmp_path / "copy") == contents(tmp_path / "policy") | {
+        "new.txt": b"of the second commit"
+    }
     assert not [path for path in hub.downloads if path.endswith("model.safetensors")]
 
 
@@ -286,28 +328,40 @@ def test_processes_of_a_run_fetch_it_once(hub: WritableHub, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "policy/../../evil.txt", "/evil.txt", "..", "a\\..\\..\\evil.txt"])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "policy/../../evil.txt", "/evil.txt", "..", "a\\..\\..\\evil.txt"]
+)
 def test_names_outside_the_folder_are_refused(
-    hub: WritableHub, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hub: WritableHub,
+    tmp_path: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
     hub.repos["models/me/policy"].add({name: b"evil"})
     asked: list[list[str]] = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *args, **kwargs: asked.append(args)
+    )
     assert main(["pull", "hf://me/policy", "--output-dir", str(tmp_path / "a/copy")]) == WRONG_INPUT
     assert repr(name) in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
     assert asked == []
 
 
-def test_policy_is_loaded_without_names_outside_its_folder(hub: WritableHub, tmp_path: Path) -> None:
+def test_policy_is_loaded_without_names_outside_its_folder(
+    hub: WritableHub, tmp_path: Path
+) -> None:
     assert main(["push", str(saved(tmp_path / "policy")), "--to", "hf://me/policy"]) == 0
     hub.repos["models/me/policy"].add({"../evil.txt": b"evil", "/evil.txt": b"evil"})
     assert torch.equal(us.load_policy("hf://me/policy").policy.fuse.weight, policy().fuse.weight)
     assert not [path for path in hub.downloads if "evil" in path]
 
 
-def test_full_disk_is_no_error_of_the_hub(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_no_error_of_the_hub(
+    hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: object, **kwargs: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -328,11 +382,15 @@ def test_policy_of_a_run_comes_without_its_checkpoints(hub: WritableHub, tmp_pat
     loaded = us.load_policy("hf://me/run")
     assert torch.equal(loaded.policy.fuse.weight, policy().fuse.weight)
     config = with_local_files(TrainConfig(init_from="hf://me/run"))
-    assert (Path(config.init_from) / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert (Path(config.init_from) / "config.json").read_bytes() == (
+        folder / "config.json"
+    ).read_bytes()
     assert not [path for path in hub.downloads if "checkpoints" in path]
 
 
-def test_path_is_never_a_repository(hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_never_a_repository(
+    hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["push", str(saved(tmp_path / "source")), "--to", "hf://me/policy"]) == 0
     with pytest.raises(FileNotFoundError):
         us.load_policy(Path("me/policy"))
@@ -361,13 +419,19 @@ def test_run_resumes_from_the_hub_as_if_it_had_never_left(
     (whole / "wandb").mkdir()
     (whole / "wandb" / "wandb-metadata.json").write_text('{"host": "mine", "email": "me@home"}')
     assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8"]) == 0
-    assert not [path for path in hub.repos["models/me/run"].files("main") if path.startswith("wandb")]
+    assert not [
+        path for path in hub.repos["models/me/run"].files("main") if path.startswith("wandb")
+    ]
     shutil.rmtree(whole / "wandb")
     hub.repos["models/me/run"].add({"policy/README.md": b"my words"})
     assert main(["push", str(whole), "--to", "hf://me/run", "--checkpoint", "8", "--update"]) == 0
     assert hub.repos["models/me/run"].files("main")["policy/README.md"] == b"my words"
     hub.repos["models/me/run"].add({"policy/README.md": (whole / "policy/README.md").read_bytes()})
-    steps = {name.split("/")[1] for name in hub.repos["models/me/run"].files("main") if name.startswith("checkpoints/")}
+    steps = {
+        name.split("/")[1]
+        for name in hub.repos["models/me/run"].files("main")
+        if name.startswith("checkpoints/")
+    }
     assert steps == {"step-00000008"}
     assert main(["resume", "hf://me/run", "--log.no-report"]) == 0
     same_run(whole, tmp_path / "run")
@@ -397,7 +461,10 @@ def test_checkpoint_of_a_run_is_chosen_by_its_step(
 
 
 def test_no_connection_is_named_as_the_cause(
-    hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: WritableHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("hf_api.api.endpoint", "constants.ENDPOINT"):
         monkeypatch.setattr(f"huggingface_hub.{name}", "http://127.0.0.1:9")
@@ -409,11 +476,21 @@ def test_no_connection_is_named_as_the_cause(
         assert "log in" not in message
 
 
-def test_offline_mode_is_named_as_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_mode_is_named_as_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    for words in (["pull", "hf://me/other"], ["serve", "me/other"], ["check", "hf://datasets/me/other"]):
+    for words in (
+        ["pull", "hf://me/other"],
+        ["serve", "me/other"],
+        ["check", "hf://datasets/me/other"],
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "understudy", *words], env=environment, capture_output=True, text=True, timeout=100
+            [sys.executable, "-m", "understudy", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
         assert done.returncode in (FAILED, WRONG_INPUT)
         assert "HF_HUB_OFFLINE forbids" in done.stderr

@@ -1,4 +1,6 @@
-"""The plugin of `lerobot-train`: on a script with LeRobot's functions, and in LeRobot itself where it is installed."""
+"""The plugin of `lerobot-train`: on a script with LeRobot's functions, and in LeRobot itself where
+it is installed.
+"""
 
 import sys
 from collections import Counter
@@ -32,22 +34,31 @@ def data(tmp_path: Path) -> Path:
 def config(**dataset: Any) -> SimpleNamespace:
     transforms = SimpleNamespace(enable=dataset.pop("transforms", False))
     own = SimpleNamespace(streaming=False, image_transforms=transforms)
-    return SimpleNamespace(batch_size=4, num_workers=2, steps=9, dataset=SimpleNamespace(**{**vars(own), **dataset}))
+    return SimpleNamespace(
+        batch_size=4, num_workers=2, steps=9, dataset=SimpleNamespace(**{**vars(own), **dataset})
+    )
 
 
 def script(root: Path, **meta: Any) -> ModuleType:
     """The functions of LeRobot's training script that the plugin replaces."""
     catalog = us.Catalog.open(root)
-    about = {"video_keys": catalog.camera_keys, "depth_keys": [], "has_language_columns": False, **meta}
+    about = {
+        "video_keys": catalog.camera_keys,
+        "depth_keys": [],
+        "has_language_columns": False,
+        **meta,
+    }
     fps = catalog.fps
     deltas = {"action": [0, 1 / fps], catalog.camera_keys[0]: [0.0]}
-    dataset = SimpleNamespace(root=root, episodes=[0, 2, 3], delta_timestamps=deltas, meta=SimpleNamespace(**about))
-    found = ModuleType("lerobot.scripts.lerobot_train")
-    found.make_train_eval_datasets = lambda config: (dataset, None)  # type: ignore[attr-defined]
-    found.EpisodeAwareSampler = lambda *args, **kwargs: "their sampler"  # type: ignore[attr-defined]
-    found.compute_sampler_state = lambda *args: {"epoch": 0}  # type: ignore[attr-defined]
-    found.cycle = iter  # type: ignore[attr-defined]
-    found.train = lambda config: None  # type: ignore[attr-defined]
+    dataset = SimpleNamespace(
+        root=root, episodes=[0, 2, 3], delta_timestamps=deltas, meta=SimpleNamespace(**about)
+    )
+    found: Any = ModuleType("lerobot.scripts.lerobot_train")
+    found.make_train_eval_datasets = lambda config: (dataset, None)
+    found.EpisodeAwareSampler = lambda *args, **kwargs: "their sampler"
+    found.compute_sampler_state = lambda *args: {"epoch": 0}
+    found.cycle = iter
+    found.train = lambda config: None
     return found
 
 
@@ -70,20 +81,28 @@ def test_batches_are_ours_in_the_form_of_theirs(data: Path) -> None:
     assert got[0][camera].shape[:2] == (4, 3)
     assert got[0][camera].dtype == torch.uint8
     assert got[0]["action"].shape[:2] == (4, 2)
-    assert {tensor.dtype for tensor in got[0].values() if isinstance(tensor, torch.Tensor)}.isdisjoint({torch.float64})
+    assert {
+        tensor.dtype for tensor in got[0].values() if isinstance(tensor, torch.Tensor)
+    }.isdisjoint({torch.float64})
     assert not {"position", "source"} & got[0].keys()
-    seen = torch.cat([torch.stack([b["episode_index"], b["frame_index"]]) for b in got], dim=1).T.tolist()
+    seen = torch.cat(
+        [torch.stack([b["episode_index"], b["frame_index"]]) for b in got], dim=1
+    ).T.tolist()
     wanted = [[e, f] for e, n in ((0, 9), (2, 11), (3, 8)) for f in range(n - 1)]
     assert sorted(seen[: len(wanted)]) == wanted  # an epoch, without the last frame of each episode
 
 
-def test_log_of_a_training_has_a_line_of_the_plugin(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_training_has_a_line_of_the_plugin(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = script(data)
     install(found)
     caplog.set_level("INFO")
     caplog.clear()  # LeRobot sets up its log after the import
     next(batches(found))
-    assert [record.levelname for record in caplog.records if record.name.startswith("understudy")] == ["INFO"]
+    assert [
+        record.levelname for record in caplog.records if record.name.startswith("understudy")
+    ] == ["INFO"]
 
 
 def test_resumed_run_gets_the_next_batches(data: Path) -> None:
@@ -92,7 +111,9 @@ def test_resumed_run_gets_the_next_batches(data: Path) -> None:
     install(whole)
     install(resumed)
     indices = [next(own)["index"].tolist() for own in [batches(whole)] for _ in range(8)]
-    assert [next(own)["index"].tolist() for own in [batches(resumed, step=3)] for _ in range(5)] == indices[3:]
+    assert [
+        next(own)["index"].tolist() for own in [batches(resumed, step=3)] for _ in range(5)
+    ] == indices[3:]
 
 
 def test_order_file_is_written_before_the_first_batch_and_then_played(
@@ -101,7 +122,11 @@ def test_order_file_is_written_before_the_first_batch_and_then_played(
     def indices(step: int = 0, seed: int = 5) -> list[list[int]]:
         found = script(data)
         install(found)
-        return [next(own)["index"].tolist() for own in [batches(found, step, seed)] for _ in range(9 - step)]
+        return [
+            next(own)["index"].tolist()
+            for own in [batches(found, step, seed)]
+            for _ in range(9 - step)
+        ]
 
     usual = indices()
     file = data.parent / "order.parquet"
@@ -111,7 +136,10 @@ def test_order_file_is_written_before_the_first_batch_and_then_played(
     assert indices(step=3, seed=6) == usual[3:]
     assert file.read_bytes() == written
     table = pq.read_table(file)
-    index = [FRAMES.index(sample) for sample in zip(table["episode"].to_pylist(), table["frame"].to_pylist())]
+    index = [
+        FRAMES.index(sample)
+        for sample in zip(table["episode"].to_pylist(), table["frame"].to_pylist())
+    ]
     assert list(chain(*usual)) == index
     table = table.slice(0, 32)
     pq.write_table(pa.table({name: table[name] for name in ("episode", "frame")}), file)
@@ -159,7 +187,9 @@ def test_settings_that_would_be_ignored_are_refused(data: Path, setting: dict[st
         found.make_train_eval_datasets(config(**setting))
 
 
-@pytest.mark.parametrize("meta", [{"depth_keys": ["observation.depth"]}, {"has_language_columns": True}])
+@pytest.mark.parametrize(
+    "meta", [{"depth_keys": ["observation.depth"]}, {"has_language_columns": True}]
+)
 def test_datasets_that_would_differ_are_refused(data: Path, meta: dict[str, Any]) -> None:
     found: Any = script(data, **meta)
     install(found)
@@ -203,15 +233,20 @@ ROW = ("episode", "frame", "samples")
 
 
 class RealScript:
-    """LeRobot's training script in this process; `batches` has the samples (episode, frame) of each of its steps."""
+    """LeRobot's training script in this process; `batches` has the samples (episode, frame) of each
+    of its steps.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
-        self._script = pytest.importorskip("lerobot.scripts.lerobot_train", reason="needs lerobot[training]")
+        self._script = pytest.importorskip(
+            "lerobot.scripts.lerobot_train", reason="needs lerobot[training]"
+        )
         self.folder, self._patch, self.batches = folder, monkeypatch, list[list[tuple[int, int]]]()
         write_dataset(folder / "set", Spec(lengths=LENGTHS, gop=4, foreign=False))
         update = self._script.update_policy
-        self._own = {name: getattr(self._script, name) for name in _NEEDED}  # restored at the end of the test
+        # restored at the end of the test
+        self._own = {name: getattr(self._script, name) for name in _NEEDED}
         for name, function in self._own.items():
             monkeypatch.setattr(self._script, name, function)
         monkeypatch.setattr(self._script, "_understudy", None, raising=False)
@@ -222,9 +257,13 @@ class RealScript:
 
         monkeypatch.setattr(self._script, "update_policy", noted)
 
-    def run(self, out: str, *words: str, plugin: bool = True, order: str = "") -> list[list[tuple[int, int]]]:
+    def run(
+        self, out: str, *words: str, plugin: bool = True, order: str = ""
+    ) -> list[list[tuple[int, int]]]:
         """Train, and return the samples of the steps of this run."""
-        for module in [name for name in sys.modules if name.startswith("understudy_data.integrations.lerobot")]:
+        for module in [
+            name for name in sys.modules if name.startswith("understudy_data.integrations.lerobot")
+        ]:
             self._patch.delitem(sys.modules, module)
         for name, function in self._own.items():
             setattr(self._script, name, function)
@@ -239,7 +278,11 @@ class RealScript:
     def audit(self, order: str, step: int | str) -> Counter[tuple[int, int]]:
         """Samples of each frame by the account of an order file."""
         _, counts = audit_file(self.folder / order, step, (), ())
-        rows = [row for block in counts.frames() for row in zip(*(block[name].tolist() for name in ROW), strict=True)]
+        rows = [
+            row
+            for block in counts.frames()
+            for row in zip(*(block[name].tolist() for name in ROW), strict=True)
+        ]
         return Counter({(episode, frame): samples for episode, frame, samples in rows if samples})
 
 
@@ -248,14 +291,18 @@ def test_lerobot_train_reads_our_batches(tmp_path: Path, monkeypatch: pytest.Mon
     script = RealScript(tmp_path, monkeypatch)
     whole = script.run("whole", "--steps=4", "--save_freq=4")
     with us.Loader(tmp_path / "set", batch_size=2, seed=3) as order:
-        assert whole == [[FRAMES[index] for index in batch["index"]] for _, batch in zip(whole, order)]
+        assert whole == [
+            [FRAMES[index] for index in batch["index"]] for _, batch in zip(whole, order)
+        ]
     cut = script.run("cut", "--steps=2", "--save_freq=2")
     saved = tmp_path / "cut" / "checkpoints" / "last" / "pretrained_model" / "train_config.json"
     assert cut + script.run("cut", "--steps=4", "--resume=true", f"--config_path={saved}") == whole
 
 
 def test_lerobot_train_has_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run writes its order, another one plays it, and the account of each checkpoint is that of its batches."""
+    """A run writes its order, another one plays it, and the account of each checkpoint is that of
+    its batches.
+    """
     script = RealScript(tmp_path, monkeypatch)
     first = script.run("first", "--steps=5", "--save_freq=5", order="order.parquet")
     for step in (2, 5):
@@ -272,18 +319,26 @@ def test_lerobot_train_has_an_account(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-def test_order_of_lerobots_own_sampler_has_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its epochs of 35 frames end with a short batch; the batches are written down by hand, and may be played again."""
+def test_order_of_lerobots_own_sampler_has_an_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its epochs of 35 frames end with a short batch; the batches are written down by hand, and may
+    be played again.
+    """
     script = RealScript(tmp_path, monkeypatch)
     words = ("--steps=5", "--save_freq=5", "--batch_size=16")
     theirs = script.run("theirs", *words, plugin=False)
     assert list(map(len, theirs)) == [16, 16, 3, 16, 16]
     rows = [(step, *sample) for step, samples in enumerate(theirs) for sample in samples]
     names = ("step", "episode_index", "frame_index")
-    pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows)), strict=True))), tmp_path / "hand.parquet")
+    pq.write_table(
+        pa.table(dict(zip(names, map(list, zip(*rows)), strict=True))), tmp_path / "hand.parquet"
+    )
     for step in (1, 3, 5, "latest"):
         steps = len(theirs) if step == "latest" else int(step)
         assert script.audit("hand.parquet", step) == Counter(list(chain(*theirs[:steps])))
     samples = list(chain(*theirs))
-    played = script.run("played", "--steps=4", "--save_freq=4", "--batch_size=16", order="hand.parquet")
+    played = script.run(
+        "played", "--steps=4", "--save_freq=4", "--batch_size=16", order="hand.parquet"
+    )
     assert list(chain(*played)) == samples[:64]

@@ -1,4 +1,6 @@
-"""Episodes in a batch: counted for each step, and compared with a uniform shuffle before the first one."""
+"""Episodes in a batch: counted for each step, and compared with a uniform shuffle before the first
+one.
+"""
 
 from pathlib import Path
 
@@ -40,7 +42,9 @@ def test_episodes_of_two_sources_are_distinct(tmp_path: Path) -> None:
     assert measure_mixing(order, parts, 0).uniform == pytest.approx(np.mean(draws), rel=0.05)
 
 
-@pytest.mark.parametrize(("mode", "is_poor"), [("sequential", True), ("uniform", False), ("clips", False)])
+@pytest.mark.parametrize(
+    ("mode", "is_poor"), [("sequential", True), ("uniform", False), ("clips", False)]
+)
 def test_stored_order_has_few_episodes(mode: str, is_poor: bool, tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
     data = EpisodeDataset(tmp_path / "set")
@@ -62,7 +66,11 @@ def test_a_run_counts_and_warns_before_the_first_step(
     config = override(config, data={"shuffle": shuffle})
     with caplog.at_level("INFO", "understudy"):
         assert run.train(config) == run.DONE
-    warnings = [record for record in caplog.records if record.levelname == "WARNING" and "episodes" in record.message]
+    warnings = [
+        record
+        for record in caplog.records
+        if record.levelname == "WARNING" and "episodes" in record.message
+    ]
     assert bool(warnings) == (shuffle == "sequential")
     train = series(tmp_path / "r")
     assert [record["step"] for record in train] == [1, 2, 3]
@@ -79,10 +87,24 @@ def test_order_explain_compares_a_file(
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
     pairs = np.array([(episode, frame) for episode in range(chosen) for frame in range(20)])
     pairs = pairs if stored else np.random.default_rng(0).permutation(pairs)
-    table = pa.table({"position": np.arange(len(pairs)), "episode_index": pairs[:, 0], "frame_index": pairs[:, 1]})
+    table = pa.table(
+        {
+            "position": np.arange(len(pairs)),
+            "episode_index": pairs[:, 0],
+            "frame_index": pairs[:, 1],
+        }
+    )
     pq.write_table(table, tmp_path / "order.parquet")
     for paths in ([], [str(tmp_path / "set")]):
-        explained = ["order", "explain", *paths, "--order", str(tmp_path / "order.parquet"), "--batch-size", "8"]
+        explained = [
+            "order",
+            "explain",
+            *paths,
+            "--order",
+            str(tmp_path / "order.parquet"),
+            "--batch-size",
+            "8",
+        ]
         assert main(explained) == 0
         assert (FEW_EPISODES in capsys.readouterr().out) == (stored and chosen == 30)
 
@@ -104,8 +126,12 @@ def test_order_explain_takes_a_file_without_a_whole_batch_as_one(
     assert lines[2].startswith(f"a batch of {rows} samples has frames of {rows} episodes")
 
 
-def test_order_explain_measures_the_steps_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps of 4 rows of one episode: their design effect, at any --batch-size, and with the dataset."""
+def test_order_explain_measures_the_steps_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 4 rows of one episode: their design effect, at any --batch-size, and with the
+    dataset.
+    """
     write_dataset(tmp_path / "set", Spec(lengths=(4,) * 16, cameras=()))
     episodes = np.repeat(np.arange(16), 4)
     frames = np.tile(np.arange(4), 16)
@@ -114,6 +140,8 @@ def test_order_explain_measures_the_steps_of_the_file(tmp_path: Path, capsys: py
     effect = float(design_effect(np.zeros((1, 4), int), np.arange(4)[None])[0])
     for size in (4, 16, 256):
         for paths in ([], [tmp_path / "set"]):
-            lines = explained(capsys, *paths, "--order", tmp_path / "order.parquet", "--batch-size", size)
+            lines = explained(
+                capsys, *paths, "--order", tmp_path / "order.parquet", "--batch-size", size
+            )
             assert any("a batch of 4 samples" in line and f"{effect:.3g}" in line for line in lines)
             assert any(f"--batch-size {size}" in line for line in lines) == (size != 4)

@@ -12,7 +12,12 @@ import understudy as us
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.select import Selection, SelectionOptions
-from understudy_data.load.batch_request import BatchOptions, BatchRequest, DatasetOptions, ReadOptions
+from understudy_data.load.batch_request import (
+    BatchOptions,
+    BatchRequest,
+    DatasetOptions,
+    ReadOptions,
+)
 from understudy_data.testing.batches import all_same, least_memory
 from understudy_data.testing.datasets import Spec, write_dataset
 
@@ -38,9 +43,17 @@ def test_loader_opens_a_path_a_catalog_or_a_dataset(root: Path) -> None:
     expected = take(us.Loader(data, batch_size=BATCH, seed=3))
     assert expected[0]["action"].shape[:2] == (BATCH, 2)
     for given in (str(root), root, Catalog.open(root), [root]):
-        assert all_same(take(us.Loader(given, batch_size=BATCH, seed=3, delta_timestamps=windows)), expected)
+        assert all_same(
+            take(us.Loader(given, batch_size=BATCH, seed=3, delta_timestamps=windows)), expected
+        )
     assert all_same(
-        take(us.Loader(root, order=us.Order.from_datasets(data, batch_size=BATCH, seed=3), delta_timestamps=windows)),
+        take(
+            us.Loader(
+                root,
+                order=us.Order.from_datasets(data, batch_size=BATCH, seed=3),
+                delta_timestamps=windows,
+            )
+        ),
         expected,
     )
 
@@ -54,7 +67,9 @@ def test_loader_mixes_datasets_by_weights(root: Path) -> None:
 
 
 def test_loader_passes_its_own_options_on(root: Path) -> None:
-    with us.Loader(root, batch_size=BATCH, rank=1, world_size=2, image_size=(16, 24), position=8) as loader:
+    with us.Loader(
+        root, batch_size=BATCH, rank=1, world_size=2, image_size=(16, 24), position=8
+    ) as loader:
         batch = next(loader)
     assert batch["position"].tolist() == [10, 11]
     assert batch["observation.images.top"].shape == (2, 3, 16, 24)
@@ -97,14 +112,17 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
         ({"pin_memory": True}, "pin=True"),
     ],
 )
-def test_options_of_a_torch_loader_are_refused_with_ours(root: Path, option: dict[str, Any], ours: str) -> None:
+def test_options_of_a_torch_loader_are_refused_with_ours(
+    root: Path, option: dict[str, Any], ours: str
+) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(option))}: .*{ours}"):
         us.Loader(root, batch_size=BATCH, **option)
 
 
 def test_every_option_is_in_the_signature() -> None:
     loader, stream, data = (
-        dict(inspect.signature(cls).parameters) for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
+        dict(inspect.signature(cls).parameters)
+        for cls in (us.Loader, us.EpisodeStream, us.EpisodeDataset)
     )
     assert set(loader) - set(stream) == {"num_threads", "pin", "device", "host_keys"}
     assert loader["options"].annotation == stream["options"].annotation == Unpack[ReadOptions]
@@ -126,10 +144,20 @@ def test_every_option_is_in_the_signature() -> None:
 
 
 def test_choose_order_has_the_options_of_an_order() -> None:
-    choose, order = (dict(inspect.signature(one).parameters) for one in (us.choose_order, us.Order.from_datasets))
+    choose, order = (
+        dict(inspect.signature(one).parameters) for one in (us.choose_order, us.Order.from_datasets)
+    )
     del order["sources"]
     assert {name: choose[name] for name in order} == order
-    others = {"datasets", "memory", "world_size", "num_threads", "workers", "image_size", "decoded_cache"}
+    others = {
+        "datasets",
+        "memory",
+        "world_size",
+        "num_threads",
+        "workers",
+        "image_size",
+        "decoded_cache",
+    }
     assert set(choose) - set(order) == others
 
 
@@ -142,7 +170,10 @@ def test_datasets_of_other_types_are_refused(given: Any) -> None:
 def test_loader_chooses_the_order_for_its_memory(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", Spec(lengths=(60,) * 24, gop=30))
     data = us.EpisodeDataset(tmp_path / "data", frame_cache_bytes=0)
-    tight = least_memory(data, order=us.Order.from_datasets(data, batch_size=4, mode="uniform")) + 3_000_000
+    tight = (
+        least_memory(data, order=us.Order.from_datasets(data, batch_size=4, mode="uniform"))
+        + 3_000_000
+    )
     chosen = us.choose_order(data, memory=tight, num_threads=2, batch_size=4, seed=1)
     assert chosen.order.spec.sources[0].lanes > 1
     with us.Loader(data, batch_size=4, seed=1, num_threads=2, memory=tight) as loader:
@@ -153,7 +184,14 @@ def test_loader_chooses_the_order_for_its_memory(tmp_path: Path) -> None:
 
 
 def test_every_public_name_is_imported_on_first_use() -> None:
-    assert {"Loader", "Order", "TrainConfig", "ConfigError", "UnderstudyError", "choose_order"} <= set(us.__all__)
+    assert {
+        "Loader",
+        "Order",
+        "TrainConfig",
+        "ConfigError",
+        "UnderstudyError",
+        "choose_order",
+    } <= set(us.__all__)
     assert dir(us) == us.__all__ == sorted(us.__all__)
     assert all(getattr(us, name) is not None for name in us.__all__)
     with pytest.raises(AttributeError, match="Laoder"):

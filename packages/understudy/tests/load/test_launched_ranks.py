@@ -1,4 +1,6 @@
-"""Loops of others, started by torchrun and `accelerate launch`: the ranks share an epoch without being named."""
+"""Loops of others, started by torchrun and `accelerate launch`: the ranks share an epoch without
+being named.
+"""
 
 import json
 import os
@@ -16,7 +18,14 @@ SCRIPT = Path(__file__).parents[4] / "packages/understudy/src/understudy/testing
 LAUNCHERS = {
     "torchrun": (["torch.distributed.run", "--nproc-per-node", "2", "--standalone"], []),
     "accelerate": (
-        ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+        [
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--main_process_port",
+            "0",
+        ],
         ["group"],
     ),
 }
@@ -36,13 +45,25 @@ def launch(launcher: str, *words: str | Path) -> str:
 def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     write_dataset(tmp_path / "dataset", Spec(lengths=LENGTHS, gop=4))
-    small = ["--steps", "1", "--batch-size", "8", "--val.every", "0", "--log.no-report", "--device", "cpu"]
+    small = [
+        "--steps",
+        "1",
+        "--batch-size",
+        "8",
+        "--val.every",
+        "0",
+        "--log.no-report",
+        "--device",
+        "cpu",
+    ]
     small += ["--data.root", str(tmp_path / "dataset"), "--output-dir", str(tmp_path / "run")]
     assert "2 processes on cpu" in launch("accelerate", "-m", "understudy", "train", *small)
     assert (tmp_path / "run" / "policy").is_dir()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.long)]
+)
 def test_two_processes_read_each_frame_of_an_epoch_once(launcher: str, tmp_path: Path) -> None:
     if launcher == "accelerate":
         pytest.importorskip("accelerate")
@@ -53,4 +74,6 @@ def test_two_processes_read_each_frame_of_an_epoch_once(launcher: str, tmp_path:
     for reader in ("readme", "stream"):
         assert [len(seen[reader]) for seen in ranks] == [48, 48]
         read = Counter(tuple(frame) for seen in ranks for frame in seen[reader])
-        assert read == Counter((episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(length))
+        assert read == Counter(
+            (episode, frame) for episode, length in enumerate(LENGTHS) for frame in range(length)
+        )

@@ -1,4 +1,6 @@
-"""The run's optimizer: float32 AdamW bit for bit, over weights that are stored in float32 or split."""
+"""The run's optimizer: float32 AdamW bit for bit, over weights that are stored in float32 or
+split.
+"""
 
 import copy
 import io
@@ -24,7 +26,9 @@ def bits(x: Tensor) -> Tensor:
 
 
 def model_like(dtype: torch.dtype) -> tuple[dict[str, Tensor], nn.ParameterDict]:
-    """float32 values and parameters of `dtype` (the vector stays float32, as norms and biases do)."""
+    """float32 values and parameters of `dtype` (the vector stays float32, as norms and biases
+    do).
+    """
     generator = torch.Generator().manual_seed(1)
     values = {
         "matrix": torch.randn(31, 17, generator=generator) * 0.02,
@@ -59,11 +63,14 @@ KINDS = {"single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"
     ],
     ids=[*KINDS, "whole weights, fused"],
 )
-def test_master_equals_float32_adamw_with_clip_and_schedule(stored: torch.dtype, kind: str, steps: int) -> None:
+def test_master_equals_float32_adamw_with_clip_and_schedule(
+    stored: torch.dtype, kind: str, steps: int
+) -> None:
     """Bit for bit with the fused kernel; torch's other two implementations round elsewhere.
 
-    The reference is flat and padded to full vector registers: on a CPU the fused kernel itself treats the end of a
-    tensor by other instructions, which round differently, and ours must not depend on where a tensor ends.
+    The reference is flat and padded to full vector registers: on a CPU the fused kernel itself
+    treats the end of a tensor by other instructions, which round differently, and ours must not
+    depend on where a tensor ends.
     """
     values, live = model_like(stored)
     truth = nn.ParameterDict({k: nn.Parameter(padded(v)) for k, v in values.items()})
@@ -88,19 +95,26 @@ def test_master_equals_float32_adamw_with_clip_and_schedule(stored: torch.dtype,
             schedule.step()
     for name, p in truth.items():
         pairs = [(ours.master(live[name]), p.detach())]
-        pairs += [(ours.state[live[name]][k], theirs.state[p][k]) for k in ("exp_avg", "exp_avg_sq")]
+        pairs += [
+            (ours.state[live[name]][k], theirs.state[p][k]) for k in ("exp_avg", "exp_avg_sq")
+        ]
         for mine, reference in pairs:
             reference = reference[: mine.numel()].view(mine.shape)
             torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-9)
             assert kind != "fused" or torch.equal(bits(mine), bits(reference)), name
         assert float(ours.state[live[name]]["step"]) == steps
         if kind == "fused" and live[name].dtype == torch.bfloat16:
-            assert torch.equal(live[name].detach(), split(p.detach())[0][: live[name].numel()].view(live[name].shape))
+            assert torch.equal(
+                live[name].detach(),
+                split(p.detach())[0][: live[name].numel()].view(live[name].shape),
+            )
     check_moments(ours)
 
 
 def test_pure_bfloat16_adamw_leaves_most_weights_where_they_were_and_split_does_not() -> None:
-    """The failure this exists for: at a fine-tuning rate most updates are below half a unit in the last place."""
+    """The failure this exists for: at a fine-tuning rate most updates are below half a unit in the
+    last place.
+    """
     generator = torch.Generator().manual_seed(0)
     start = (torch.randn(20000, generator=generator) * 0.05).to(torch.bfloat16)
     pure = nn.Parameter(start.clone())
@@ -169,8 +183,9 @@ def test_resume_is_bit_exact_by_name_and_nothing_is_cast() -> None:
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["split", "whole"])
 def test_where_a_tensor_ends_decides_no_bit(stored: torch.dtype) -> None:
-    """The beginnings of one vector, of all lengths, step to the same bits. By torch's kernel alone they do not: the
-    last places of some are rounded otherwise."""
+    """The beginnings of one vector, of all lengths, step to the same bits. By torch's kernel alone
+    they do not: the last places of some are rounded otherwise.
+    """
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(130, generator=generator).to(stored)
     params = [nn.Parameter(whole[:size].clone()) for size in range(1, 131)]

@@ -42,9 +42,10 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.int32)
 
 
-# Splitting a word is adding a carry that depends on its low half alone to its high half. So every low half is tried
-# under the high halves where something happens (zero, subnormals, ±max, ±inf, NaN), and every high half over the low
-# halves at which carry and sign change; random words besides.
+# Splitting a word is adding a carry that depends on its low half alone to its high half. So every
+# low half is tried under the high halves where something happens (zero, subnormals, ±max, ±inf,
+# NaN), and every high half over the low halves at which carry and sign change; random words
+# besides.
 HIGH_EDGES = [0x0000, 0x0001, 0x007F, 0x0080, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF]
 GRIDS = [
     words(HALVES, torch.tensor(EDGES)),
@@ -67,7 +68,9 @@ def test_split_and_join_are_a_bijection(x: Tensor) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif("UNDERSTUDY_EXHAUSTIVE" not in os.environ, reason="all 2^32 words: set UNDERSTUDY_EXHAUSTIVE=1")
+@pytest.mark.skipif(
+    "UNDERSTUDY_EXHAUSTIVE" not in os.environ, reason="all 2^32 words: set UNDERSTUDY_EXHAUSTIVE=1"
+)
 def test_split_and_join_are_a_bijection_on_all_words() -> None:
     words = torch.arange(1 << 22, dtype=torch.int32)
     for low in range(-(1 << 31), 1 << 31, 1 << 22):
@@ -99,7 +102,13 @@ def test_rounding_to_even_has_no_16_bit_remainder() -> None:
 def one_weight() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     hi, lo = split(torch.randn(4096, generator=generator) * 0.02)
-    return hi, lo, torch.randn(4096, generator=generator).bfloat16(), torch.zeros(4096), torch.zeros(4096)
+    return (
+        hi,
+        lo,
+        torch.randn(4096, generator=generator).bfloat16(),
+        torch.zeros(4096),
+        torch.zeros(4096),
+    )
 
 
 HYPER = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
@@ -119,13 +128,19 @@ def test_the_pointwise_step_is_the_same_adamw_to_rounding() -> None:
         lr = 1e-3 / step
         adamw_split_(theirs[0], theirs[1], grad, theirs[2], theirs[3], t, lr, *rest, **HYPER)
         adamw_split_pointwise_(ours[0], ours[1], grad, ours[2], ours[3], t, *rest, hyper(lr))
-    torch.testing.assert_close(join(ours[0], ours[1]), join(theirs[0], theirs[1]), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(
+        join(ours[0], ours[1]), join(theirs[0], theirs[1]), rtol=1e-5, atol=1e-8
+    )
     torch.testing.assert_close(ours[2], theirs[2], rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(ours[3], theirs[3], rtol=1e-5, atol=1e-8)
 
 
-def check_pointwise(step_: Callable[..., None], arithmetic: Callable[..., Any], device: str) -> None:
-    """1,000 steps of a split weight end at the bits of a float32 weight through the same arithmetic."""
+def check_pointwise(
+    step_: Callable[..., None], arithmetic: Callable[..., Any], device: str
+) -> None:
+    """1,000 steps of a split weight end at the bits of a float32 weight through the same
+    arithmetic.
+    """
     hi, lo, _, m, v = (t.to(device) for t in one_weight())
     whole = (join(hi, lo), m.clone(), v.clone())
     generator = torch.Generator().manual_seed(4)
@@ -145,11 +160,17 @@ def test_the_pointwise_step_keeps_every_bit_of_its_own_arithmetic() -> None:
 
 @pytest.mark.gpu
 def test_the_compiled_step_keeps_every_bit_of_its_own_arithmetic() -> None:
-    check_pointwise(compiled_step_, torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda")
+    check_pointwise(
+        compiled_step_, torch.compile(adamw_pointwise, fullgraph=True, dynamic=True), "cuda"
+    )
 
 
-def test_the_compiled_step_is_one_graph_for_all_shapes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced whole, without running a compiler; a second graph would be a compilation in the middle of a run."""
+def test_the_compiled_step_is_one_graph_for_all_shapes_and_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced whole, without running a compiler; a second graph would be a compilation in the middle
+    of a run.
+    """
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, inputs: object) -> object:
@@ -158,7 +179,13 @@ def test_the_compiled_step_is_one_graph_for_all_shapes_and_numbers(monkeypatch: 
 
     traced_step = torch.compile(adamw_split_pointwise_, backend=keep, fullgraph=True, dynamic=True)
     monkeypatch.setattr(bf16_split, "compiled_pointwise", lambda: traced_step)
-    for shape, beta2 in (((64,), 0.95), ((30, 10), 0.999), ((4, 3, 5), 0.9), ((2, 3, 4, 5), 0.95), ((4096,), 0.0)):
+    for shape, beta2 in (
+        ((64,), 0.95),
+        ((30, 10), 0.999),
+        ((4, 3, 5), 0.9),
+        ((2, 3, 4, 5), 0.95),
+        ((4096,), 0.0),
+    ):
         size = torch.Size(shape).numel()
         traced, plain = ([t[:size].clone().view(shape) for t in one_weight()] for _ in range(2))
         for k in (1, 2):
@@ -183,7 +210,8 @@ steps = [
     for weight, compiled in zip(weights, (False, True))
 ]
 for k in range(5):
-    grad = (torch.randn(64, 9, generator=torch.Generator().manual_seed(k)) * 10.0 ** (k % 3 - 3)).bfloat16()
+    drawn = torch.randn(64, 9, generator=torch.Generator().manual_seed(k))
+    grad = (drawn * 10.0 ** (k % 3 - 3)).bfloat16()
     for weight, optimizer in zip(weights, steps):
         weight.grad = grad.clone()
         optimizer.step()
@@ -194,7 +222,9 @@ torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
 
 @pytest.mark.long
 def test_a_run_never_steps_with_the_numbers_of_the_run_before(tmp_path: Path) -> None:
-    """Torch keeps compiled code on disk, and takes it for the next run even if a number that it was given differs."""
+    """Torch keeps compiled code on disk, and takes it for the next run even if a number that it was
+    given differs.
+    """
     if problem := missing_compiler(torch.device("cpu")):
         pytest.skip(problem)
     for beta2 in ("0.95", "0.999"):

@@ -36,7 +36,9 @@ class Seeds:
         return self.base + sum(name.encode())
 
 
-def adapted(rank: int = 4, frozen: tuple[str, ...] = (), compute: Any = "float32", **options: Any) -> FlowPolicy:
+def adapted(
+    rank: int = 4, frozen: tuple[str, ...] = (), compute: Any = "float32", **options: Any
+) -> FlowPolicy:
     policy = policies.policy(compute=compute)
     config = LoraConfig(rank, **options).resolved(("*",))
     add_adapters(policy, config, frozen, Seeds())
@@ -63,7 +65,9 @@ def test_fresh_adapters_change_no_bit(compute: str) -> None:
     policy = adapted(compute=compute)
     assert torch.equal(loss_of(plain), loss_of(policy))
     disturb(policy)
-    assert not torch.equal(loss_of(plain), loss_of(policy)), "the control: adapters that are not 0 do"
+    assert not torch.equal(loss_of(plain), loss_of(policy)), (
+        "the control: adapters that are not 0 do"
+    )
 
 
 def test_names_are_those_of_the_network_and_two_per_layer() -> None:
@@ -74,7 +78,10 @@ def test_names_are_those_of_the_network_and_two_per_layer() -> None:
     added = {f"{name}.{kind}" for name in linear for kind in ("lora_a", "lora_b")}
     assert set(policy.state_dict()) == set(plain.state_dict()) | added
     layer = adapted_layers(policy)["layers.0.grow"]
-    assert [tuple(layer.get_parameter(kind).shape) for kind in ("lora_a", "lora_b")] == [(4, 32), (64, 4)]
+    assert [tuple(layer.get_parameter(kind).shape) for kind in ("lora_a", "lora_b")] == [
+        (4, 32),
+        (64, 4),
+    ]
 
 
 def test_gradients_reach_adapters_alone_and_all_of_them() -> None:
@@ -82,10 +89,14 @@ def test_gradients_reach_adapters_alone_and_all_of_them() -> None:
     disturb(policy)  # with B = 0 no gradient of A differs from 0
     loss_of(policy).backward()
     reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.any()}
-    assert reached == {name for name, _ in policy.named_parameters() if name.endswith((".lora_a", ".lora_b"))}
+    assert reached == {
+        name for name, _ in policy.named_parameters() if name.endswith((".lora_a", ".lora_b"))
+    }
     plain = policies.policy()
     loss_of(plain).backward()
-    assert all(p.grad is not None for p in plain.parameters()), "the control: without adapters everything has one"
+    assert all(p.grad is not None for p in plain.parameters()), (
+        "the control: without adapters everything has one"
+    )
 
 
 def test_rank_0_changes_nothing() -> None:
@@ -108,11 +119,14 @@ def test_an_adapter_does_not_depend_on_other_layers() -> None:
     assert float(a.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.15)
 
 
-# -- patterns ----------------------------------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 
 def test_frozen_and_whole_layers_get_no_adapter() -> None:
-    policy = adapted(frozen=("vision.*", "*.shrink.lora_b"), also_train=("out_proj.*", "fuse.bias", "text.embed.*"))
+    policy = adapted(
+        frozen=("vision.*", "*.shrink.lora_b"),
+        also_train=("out_proj.*", "fuse.bias", "text.embed.*"),
+    )
     names = list(adapted_layers(policy))
     assert "fuse" in names, "a bias that trains does not exclude its layer"
     assert "out_proj" not in names
@@ -120,7 +134,12 @@ def test_frozen_and_whole_layers_get_no_adapter() -> None:
     trains = {name for name, p in policy.named_parameters() if p.requires_grad}
     expected = {f"{name}.{kind}" for name in names for kind in ("lora_a", "lora_b")}
     expected -= {"layers.0.shrink.lora_b", "layers.1.shrink.lora_b"}
-    assert trains == expected | {"out_proj.weight", "out_proj.bias", "fuse.bias", "text.embed.weight"}
+    assert trains == expected | {
+        "out_proj.weight",
+        "out_proj.bias",
+        "fuse.bias",
+        "text.embed.weight",
+    }
 
 
 @pytest.mark.parametrize(
@@ -129,7 +148,10 @@ def test_frozen_and_whole_layers_get_no_adapter() -> None:
         ({"targets": ("layer.*",)}, ["lora.targets", "'layer.*'"]),
         ({"targets": ("text.near",)}, ["lora.targets", "'text.near'"]),  # a convolution
         ({"also_train": ("out.*",)}, ["lora.also_train", "'out.*'"]),
-        ({"frozen": ("layers.*",), "targets": ("layers.*",)}, ["lora.targets", "layers.*", "optim.freeze"]),
+        (
+            {"frozen": ("layers.*",), "targets": ("layers.*",)},
+            ["lora.targets", "layers.*", "optim.freeze"],
+        ),
     ],
 )
 def test_patterns_without_effect_are_errors(options: dict[str, Any], words: list[str]) -> None:
@@ -138,7 +160,9 @@ def test_patterns_without_effect_are_errors(options: dict[str, Any], words: list
 
 
 def test_a_shared_weight_is_refused() -> None:
-    network = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4), "three": nn.Linear(4, 4)})
+    network = nn.ModuleDict(
+        {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4), "three": nn.Linear(4, 4)}
+    )
     network["two"].weight = network["one"].weight
     with refused("lora.targets", "weight", kind=ConfigError):
         add_adapters(network, LoraConfig(2, targets=("*",)), (), Seeds())
@@ -147,7 +171,9 @@ def test_a_shared_weight_is_refused() -> None:
 
 def test_adapters_of_a_network_on_the_meta_device_have_values_unless_that_is_the_default() -> None:
     for device, expected in (("cpu", "cpu"), ("meta", "meta")):
-        network = nn.Sequential(nn.Linear(2**16, 2**16, device="meta"), nn.Linear(2**16, 2**16, device="meta"))
+        network = nn.Sequential(
+            nn.Linear(2**16, 2**16, device="meta"), nn.Linear(2**16, 2**16, device="meta")
+        )
         with torch.device(device):
             add_adapters(network, LoraConfig(8, targets=("*",)), (), Seeds())
         trained = [p for p in network.parameters() if p.requires_grad]
@@ -155,23 +181,27 @@ def test_adapters_of_a_network_on_the_meta_device_have_values_unless_that_is_the
         assert sum(p.numel() for p in trained) == 4 * 8 * 2**16
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_optimizer_state_is_that_of_the_adapters(precision: Any) -> None:
     policy = adapted(rank := 4, compute=compute_dtype(precision))
     config = TrainConfig(precision=precision)
-    base = {name: p.detach().clone() for name, p in policy.named_parameters() if not p.requires_grad}
+    base = {
+        name: p.detach().clone() for name, p in policy.named_parameters() if not p.requires_grad
+    }
     optimizer = make_optimizer(policy, config, store(policy, config))
-    size = sum(rank * (layer.in_features + layer.out_features) for layer in adapted_layers(policy).values())
+    size = sum(
+        rank * (layer.in_features + layer.out_features) for layer in adapted_layers(policy).values()
+    )
     split = size - rank * 2 * 32  # the text encoder's last layer stays float32
     low = 2 * split if precision == "bf16-split" else 0
     state = [t for s in optimizer.state.values() for kind, t in s.items() if kind != "step"]
     assert sum(t.numel() * t.element_size() for t in state) == 2 * 4 * size + low
-    assert {name: p.dtype for name, p in policy.named_parameters() if name in base} == dict.fromkeys(
-        base, torch.float32
-    )
+    assert {
+        name: p.dtype for name, p in policy.named_parameters() if name in base
+    } == dict.fromkeys(base, torch.float32)
     for _ in range(3):
         optimizer.zero_grad()
         loss_of(policy).backward()
@@ -183,24 +213,34 @@ def test_optimizer_state_is_that_of_the_adapters(precision: Any) -> None:
 
 
 def counted(precision: Any, rank: int) -> list[int]:
-    """Trained parameters, bytes of the optimizer's state, and bytes of weights, gradients and state."""
+    """Trained parameters, bytes of the optimizer's state, and bytes of weights, gradients and
+    state.
+    """
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": policies.CAMERAS}
-    policy = FlowPolicy(FlowPolicyConfig(compute=compute_dtype(precision), **facts), policies.NORMALIZATION)
+    policy = FlowPolicy(
+        FlowPolicyConfig(compute=compute_dtype(precision), **facts), policies.NORMALIZATION
+    )
     add_adapters(policy, LoraConfig(rank, targets=("*",)), (), Seeds())
     config = TrainConfig(precision=precision)
     optimizer = make_optimizer(policy, config, store(policy, config))
-    state = sum(t.numel() * t.element_size() for each in optimizer.state.values() for t in each.values())
+    state = sum(
+        t.numel() * t.element_size() for each in optimizer.state.values() for t in each.values()
+    )
     trained = [p for p in policy.parameters() if p.requires_grad]
     resident = sum(p.numel() * p.element_size() for p in (*policy.parameters(), *trained))
     return [sum(p.numel() for p in trained), state, resident + state]
 
 
 def test_documented_bytes_are_those_of_the_policy() -> None:
-    rows = re.findall(r"^\| (`.*`) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*`) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE
+    )
     assert len(rows) == 4
     for precisions, rank, *figures in rows:
         for precision in re.findall(r"`(.*?)`", precisions):
-            assert counted(precision, int(rank)) == [int(figure.replace(",", "")) for figure in figures]
+            assert counted(precision, int(rank)) == [
+                int(figure.replace(",", "")) for figure in figures
+            ]
 
 
 def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> None:
@@ -208,13 +248,16 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     average = make_average(policy)
     mine = dict(policy.named_parameters())
     theirs = dict(average.named_parameters())
-    assert {n for n in mine if mine[n].data_ptr() == theirs[n].data_ptr()} == set(policies.policy().state_dict()) - {
-        name for name, _ in policy.named_buffers()
-    }
+    assert {n for n in mine if mine[n].data_ptr() == theirs[n].data_ptr()} == set(
+        policies.policy().state_dict()
+    ) - {name for name, _ in policy.named_buffers()}
     optimizer = make_optimizer(policy, TrainConfig(), {})
     stored = named_tensors(policy, optimizer, average)
     line = table(policy, optimizer, average, "float32").splitlines()[-1]
-    assert line.split()[:2] == ["average", f"{sum(p.numel() for p in mine.values() if p.requires_grad):,}"]
+    assert line.split()[:2] == [
+        "average",
+        f"{sum(p.numel() for p in mine.values() if p.requires_grad):,}",
+    ]
     assert "weights/out_proj.weight" in stored
     assert "average/out_proj.weight" not in stored
     assert "average/out_proj.lora_a" in stored
@@ -225,7 +268,7 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     assert "average/out_proj.weight" not in whole
 
 
-# -- merge ------------------------------------------------------------------------------------------------------------
+# -- merge -----------------------------------------------------------------------------------------
 
 
 def test_a_merged_policy_is_an_ordinary_one_that_computes_the_same() -> None:
@@ -234,10 +277,17 @@ def test_a_merged_policy_is_an_ordinary_one_that_computes_the_same() -> None:
     merged = policies.policy(seed=1)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     merged.load_weights(merge_adapters(policy.state_dict(), 2.0))
-    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items()), "given, not changed"
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items()), (
+        "given, not changed"
+    )
     noise = policies.draws(4)[0][:, 0]
     pairs = [(loss_of(policy), loss_of(merged))]
-    pairs += [(policy.act(policies.batch(4), {"noise": noise}), merged.act(policies.batch(4), {"noise": noise}))]
+    pairs += [
+        (
+            policy.act(policies.batch(4), {"noise": noise}),
+            merged.act(policies.batch(4), {"noise": noise}),
+        )
+    ]
     for one, two in pairs:
         torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-6)
     for scale in (1.0, -2.0):  # the control: another scale is another policy

@@ -68,9 +68,13 @@ def saved(state: Any) -> Any:
     return torch.load(file)
 
 
-def same(model: nn.Module, optimizer: MasterWeights, other: nn.Module, second: MasterWeights) -> bool:
+def same(
+    model: nn.Module, optimizer: MasterWeights, other: nn.Module, second: MasterWeights
+) -> bool:
     pairs = list(zip(model.parameters(), other.parameters()))
-    return all(torch.equal(p, q) and torch.equal(optimizer.master(p), second.master(q)) for p, q in pairs)
+    return all(
+        torch.equal(p, q) and torch.equal(optimizer.master(p), second.master(q)) for p, q in pairs
+    )
 
 
 # Exact
@@ -81,7 +85,8 @@ def test_master_equals_the_float32_optimizer_bit_for_bit(kind: str) -> None:
     def build(params: Any) -> torch.optim.Optimizer:
         if kind == "sgd":
             return torch.optim.SGD(params, lr=1e-2, momentum=0.9, nesterov=True)
-        if kind == "adagrad":  # makes its state in its constructor, in the dtype of the live weights
+        # makes its state in its constructor, in the dtype of the live weights
+        if kind == "adagrad":
             return torch.optim.Adagrad(params, lr=1e-2, initial_accumulator_value=0.125)
         return adamw(params, foreach=kind == "foreach", fused=kind == "fused")
 
@@ -95,7 +100,9 @@ def test_master_equals_the_float32_optimizer_bit_for_bit(kind: str) -> None:
     for step in range(1000 if kind == "fused" else 200):
         for p, q, grad in zip(live.parameters(), truth.parameters(), gradients(live, step)):
             p.grad, q.grad = grad, grad.float()
-        assert torch.equal(ours.clip_grad_norm_(5.0), nn.utils.clip_grad_norm_(truth.parameters(), 5.0))
+        assert torch.equal(
+            ours.clip_grad_norm_(5.0), nn.utils.clip_grad_norm_(truth.parameters(), 5.0)
+        )
         ours.step()
         theirs.step()
         for schedule in schedules:
@@ -112,7 +119,9 @@ def test_master_equals_the_float32_optimizer_bit_for_bit(kind: str) -> None:
 def test_masters_taken_before_the_cast_keep_the_pretrained_bits() -> None:
     values = {name: p.detach().clone() for name, p in network().named_parameters()}
     model = network().bfloat16()
-    kept = MasterWeights(adamw(model.named_parameters()), masters={**values, "a buffer": torch.zeros(1)})
+    kept = MasterWeights(
+        adamw(model.named_parameters()), masters={**values, "a buffer": torch.zeros(1)}
+    )
     assert all(torch.equal(kept.master(p), values[name]) for name, p in model.named_parameters())
     other, dropped = wrapped()
     assert not torch.equal(dropped.master(other[0].weight), values["0.weight"])
@@ -120,7 +129,10 @@ def test_masters_taken_before_the_cast_keep_the_pretrained_bits() -> None:
     with refused("masters", "model.named_parameters()", kind=ValueError):
         MasterWeights(adamw(model.parameters()), masters=values)
     with refused("2.bias", "bfloat16", kind=ValueError):
-        MasterWeights(adamw(model.named_parameters()), masters={k: v for k, v in values.items() if k != "2.bias"})
+        MasterWeights(
+            adamw(model.named_parameters()),
+            masters={k: v for k, v in values.items() if k != "2.bias"},
+        )
     cast = {k: v.bfloat16() for k, v in values.items()}
     with refused("0.weight", "torch.bfloat16", "float32", kind=ValueError):
         MasterWeights(adamw(model.named_parameters()), masters=cast)
@@ -193,13 +205,16 @@ def test_schedulers_hooks_and_groups_see_one_optimizer() -> None:
     model = network().bfloat16()
     inner = adamw(model.parameters())
     groups = inner.param_groups
-    early = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.1)  # made before wrapping, as many scripts do
+    # made before wrapping, as many scripts do
+    early = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.1)
     ours = MasterWeights(inner)
     assert isinstance(ours, torch.optim.Optimizer)
     assert ours.param_groups is groups
     assert ours.param_groups is inner.param_groups
     seen: list[str] = []
-    ours.register_step_pre_hook(lambda *_: seen.append(f"before {ours.param_groups[0]['params'][0].dtype}"))
+    ours.register_step_pre_hook(
+        lambda *_: seen.append(f"before {ours.param_groups[0]['params'][0].dtype}")
+    )
     ours.register_step_post_hook(lambda *_: seen.append("after"))
     run(model, ours, range(1))
     early.step()
@@ -252,14 +267,22 @@ def test_zero_grad_and_no_gradient_kept_beside() -> None:
 def test_added_groups_get_masters() -> None:
     model = network().bfloat16()
     ours = MasterWeights(adamw(model[0].named_parameters()))
-    ours.add_param_group({"params": [("2." + k, p) for k, p in model[2].named_parameters()], "lr": 1e-2})
+    ours.add_param_group(
+        {"params": [("2." + k, p) for k, p in model[2].named_parameters()], "lr": 1e-2}
+    )
     assert len(ours.param_groups) == len(ours.optimizer.param_groups) == 2
     backward(model)
     ours.step()
-    assert ours.master(model[2].weight).dtype == ours.state[model[2].weight]["exp_avg"].dtype == torch.float32
+    assert (
+        ours.master(model[2].weight).dtype
+        == ours.state[model[2].weight]["exp_avg"].dtype
+        == torch.float32
+    )
 
 
-@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "twin_of", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
+)
 def test_a_copy_goes_on_alone_with_the_same_bits(twin_of: Callable[[Any], Any]) -> None:
     model, ours = wrapped()
     run(model, ours, range(5))
@@ -303,16 +326,21 @@ def test_resume_is_bit_exact_and_without_the_masters_it_is_not() -> None:
     model, ours = wrapped()
     run(model, ours, range(10))
     weights, state = saved((model.state_dict(), ours.state_dict()))
-    assert all(s["master"].dtype == s["exp_avg"].dtype == torch.float32 for s in state["state"].values())
+    assert all(
+        s["master"].dtype == s["exp_avg"].dtype == torch.float32 for s in state["state"].values()
+    )
 
     other, resumed = wrapped()
     resumed.load_state_dict(state_dict=state)
-    assert same(model, ours, other, resumed), "the weights come from the masters, whatever the model held"
+    assert same(model, ours, other, resumed), (
+        "the weights come from the masters, whatever the model held"
+    )
     assert other[0].weight.dtype == torch.bfloat16
 
     forgetful = network().bfloat16()
     forgetful.load_state_dict(weights)
-    lost = MasterWeights(adamw(forgetful.named_parameters()))  # masters from bfloat16, moments right
+    # masters from bfloat16, moments right
+    lost = MasterWeights(adamw(forgetful.named_parameters()))
     rebuilt = saved(state)
     for (_, p), s in zip(forgetful.named_parameters(), rebuilt["state"].values()):
         s["master"] = p.detach().float()
@@ -384,7 +412,10 @@ def test_a_plain_optimizers_state_is_refused_and_can_be_taken_over_by_wrapping()
 
 
 def test_state_dict_hooks_and_distributed_checkpoints() -> None:
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
 
     model, ours = wrapped()
     run(model, ours, range(3))
@@ -393,13 +424,18 @@ def test_state_dict_hooks_and_distributed_checkpoints() -> None:
     other, resumed = wrapped()
     set_optimizer_state_dict(other, resumed, state)
     assert same(model, ours, other, resumed)
-    assert torch.equal(resumed.state[other[0].weight]["exp_avg"], ours.state[model[0].weight]["exp_avg"])
+    assert torch.equal(
+        resumed.state[other[0].weight]["exp_avg"], ours.state[model[0].weight]["exp_avg"]
+    )
 
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)  # torch unflattens by the keys of an optimizer's `state`
+    # torch unflattens by the keys of an optimizer's `state`
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
     with refused("0.weight", "flatten_optimizer_state_dict=False", kind=ValueError):
-        set_optimizer_state_dict(other, resumed, get_optimizer_state_dict(model, ours, options=flat), options=flat)
+        set_optimizer_state_dict(
+            other, resumed, get_optimizer_state_dict(model, ours, options=flat), options=flat
+        )
 
     calls: list[str] = []
     ours.register_state_dict_pre_hook(lambda o: calls.append("saving"))
@@ -419,7 +455,9 @@ def test_weights_written_by_others_are_refused_until_someone_says_which_is_true(
     ours.load_state_dict(saved(ours.state_dict()))
     model.load_state_dict(saved(model.state_dict()))  # the same weights: fine
     run(model, ours, range(2, 3))
-    assert all(ours._versions[p] == p._version for p in model.parameters()), "an ordinary step compares no weights"
+    assert all(ours._versions[p] == p._version for p in model.parameters()), (
+        "an ordinary step compares no weights"
+    )
     model.load_state_dict(network(7).bfloat16().state_dict())
     with refused("0.weight", "reset_masters()", "set_master", kind=RuntimeError):
         run(model, ours, range(3, 4))
@@ -460,7 +498,9 @@ def test_names_are_those_of_the_bare_model(prefix: str) -> None:
     assert bare.param_groups[0]["param_names"][0] == "0.weight"
     given = {name: bare.master(p).clone() for name, p in other.named_parameters()}
     again = network(2).bfloat16()
-    wrapped_again = MasterWeights(adamw([(prefix + name, p) for name, p in again.named_parameters()]), masters=given)
+    wrapped_again = MasterWeights(
+        adamw([(prefix + name, p) for name, p in again.named_parameters()]), masters=given
+    )
     assert same(again, wrapped_again, other, bare)
 
 
@@ -475,7 +515,9 @@ def test_names_that_would_coincide_stay_as_they_are() -> None:
 
 
 class KeepsItsOwn(torch.optim.SGD):
-    """Steps the weights that it was built with, whatever its groups say, as ZeroRedundancyOptimizer does."""
+    """Steps the weights that it was built with, whatever its groups say, as ZeroRedundancyOptimizer
+    does.
+    """
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, lr=1.0)
@@ -502,7 +544,9 @@ def test_a_wrapper_goes_around_and_not_inside() -> None:
     from accelerate.state import AcceleratorState
 
     try:
-        prepared = accelerate.Accelerator(cpu=True).prepare(adamw(network().bfloat16().parameters()))
+        prepared = accelerate.Accelerator(cpu=True).prepare(
+            adamw(network().bfloat16().parameters())
+        )
         with refused("AcceleratedOptimizer", "MasterWeights", kind=TypeError):
             MasterWeights(prepared)
     finally:
@@ -525,7 +569,8 @@ def test_clipping_spares_a_live_gradient_that_is_float32_already() -> None:
 
 def test_deepspeed_is_refused() -> None:
     model, ours = wrapped()
-    ours.param_groups[0]["params"] = [nn.Parameter(torch.zeros(50))]  # as its engine does: one flat float32 tensor
+    # as its engine does: one flat float32 tensor
+    ours.param_groups[0]["params"] = [nn.Parameter(torch.zeros(50))]
     with refused("DeepSpeed", "add_param_group", kind=RuntimeError):
         ours.step()
     model[0].weight.ds_id = 0  # as ZeRO-3 leaves on a weight
@@ -545,7 +590,9 @@ def test_fsdp_is_refused(alone: None) -> None:
     with refused("DTensor", kind=TypeError):
         ours.step()
     for whole in (True, False):
-        old = FullyShardedDataParallel(network().bfloat16(), device_id=torch.device("cpu"), use_orig_params=whole)
+        old = FullyShardedDataParallel(
+            network().bfloat16(), device_id=torch.device("cpu"), use_orig_params=whole
+        )
         with refused("FullyShardedDataParallel", kind=TypeError):
             MasterWeights(adamw(old.parameters()))
 
@@ -565,7 +612,9 @@ def on_two_ranks() -> None:
 
 def check_equal_on_both(ours: MasterWeights, when: str) -> None:
     """Each rank has other data, so masters agree only while gradients are still reduced."""
-    masters = torch.cat([ours.master(p).flatten() for group in ours.param_groups for p in group["params"]])
+    masters = torch.cat(
+        [ours.master(p).flatten() for group in ours.param_groups for p in group["params"]]
+    )
     both = [torch.empty_like(masters) for _ in range(2)]
     dist.all_gather(both, masters)
     assert torch.equal(both[0], both[1]), f"ranks drifted apart: {when}"
@@ -633,7 +682,14 @@ def test_accelerate_accumulates_schedules_saves_and_resumes(tmp_path: Path) -> N
         schedule = torch.optim.lr_scheduler.StepLR(ours, 1, gamma=0.9)
         return accelerator, ours, *accelerator.prepare(model, ours, schedule)
 
-    def train(accelerator: Any, ours: MasterWeights, model: Any, optimizer: Any, schedule: Any, steps: range) -> None:
+    def train(
+        accelerator: Any,
+        ours: MasterWeights,
+        model: Any,
+        optimizer: Any,
+        schedule: Any,
+        steps: range,
+    ) -> None:
         for step in steps:
             with accelerator.accumulate(model):
                 torch.manual_seed(step)

@@ -31,12 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_arm_policy(tmp_path_factory.mktemp("arm") / "policy")
 
 
-def chunk(folder: Path, bounds: Any, contract: Any = "off", scale: float = 0.6) -> tuple[RobotPolicy, np.ndarray]:
-    """A chunk of a policy whose actions are `scale` times as far from the center as the network's."""
+def chunk(
+    folder: Path, bounds: Any, contract: Any = "off", scale: float = 0.6
+) -> tuple[RobotPolicy, np.ndarray]:
+    """A chunk of a policy whose actions are `scale` times as far from the center as the
+    network's.
+    """
     policy = us.load_policy(folder, head="arm", contract=contract, action_bounds=bounds)
     original = policy.policy.act
     center = torch.as_tensor(FACTS.center, dtype=torch.float32)
-    policy.policy.act = lambda *args, **options: (original(*args, **options) - center) * scale + center  # type: ignore[method-assign]
+    policy.policy.act = lambda *args, **options: (
+        (original(*args, **options) - center) * scale + center
+    )  # type: ignore[method-assign]
     policy.reset(seed=1)
     return policy, policy.act(SEEN)
 
@@ -46,8 +52,13 @@ def test_actions_are_moved_to_their_bounds_and_named(folder: Path) -> None:
     policy, actions = chunk(folder, "clamp")
     beyond = np.maximum(LOW - raw, raw - HIGH).max(0)
     assert 0 < (beyond > 0).sum() < 7
-    assert (free.clamped, policy.clamped.keys()) == ({}, {name for name, d in zip(NAMES, beyond) if d > 0})
-    assert all(np.isclose(policy.clamped[name], beyond[NAMES.index(name)]) for name in policy.clamped)
+    assert (free.clamped, policy.clamped.keys()) == (
+        {},
+        {name for name, d in zip(NAMES, beyond) if d > 0},
+    )
+    assert all(
+        np.isclose(policy.clamped[name], beyond[NAMES.index(name)]) for name in policy.clamped
+    )
     np.testing.assert_array_equal(actions, np.clip(raw, LOW, HIGH).astype(np.float32))
     policy.reset()
     assert policy.clamped == {}
@@ -105,8 +116,12 @@ def test_bounds_of_learnt_differences_are_those_of_the_recorded_actions(folder: 
         chunks[bounds] = policy.act(SEEN)
     plain = us.load_policy(folder, head="arm", contract="off")
     plain.reset(seed=1)
-    np.testing.assert_allclose(chunks["off"], plain.act(SEEN) + SEEN["observation.state"], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(chunks["clamp"], np.clip(chunks["off"], LOW, HIGH).astype(np.float32))
+    np.testing.assert_allclose(
+        chunks["off"], plain.act(SEEN) + SEEN["observation.state"], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_array_equal(
+        chunks["clamp"], np.clip(chunks["off"], LOW, HIGH).astype(np.float32)
+    )
     assert policy.clamped
 
 

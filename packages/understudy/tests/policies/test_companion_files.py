@@ -11,7 +11,12 @@ import torch
 
 from understudy.policies import policy_folder, registry
 from understudy.policies.policy_folder import check_unchanged, digests
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, network_differences
+from understudy.policies.registry import (
+    PolicyConfig,
+    PolicySettings,
+    PolicyType,
+    network_differences,
+)
 from understudy.testing.policies import editable
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
@@ -47,7 +52,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(here: Path, **changes: Any) -> ReaderConfig:
-    return ReaderConfig(action_dim=1, **({"words": str(here / "my.model"), "codes": str(here / "codes")} | changes))
+    return ReaderConfig(
+        action_dim=1, **({"words": str(here / "my.model"), "codes": str(here / "codes")} | changes)
+    )
 
 
 def save(here: Path, own: ReaderConfig, name: str = "policy") -> Path:
@@ -58,7 +65,13 @@ def save(here: Path, own: ReaderConfig, name: str = "policy") -> Path:
 def test_a_saved_policy_has_copies_and_finds_them_anywhere(here: Path) -> None:
     saved = save(here, config(here))
     files = sorted(str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file())
-    names = ["codes/codes.json", "codes/more.json", "config.json", "model.safetensors", "normalisation.json"]
+    names = [
+        "codes/codes.json",
+        "codes/more.json",
+        "config.json",
+        "model.safetensors",
+        "normalisation.json",
+    ]
     assert files == ["README.md", *names, "understudy.sha256", "words.model"]
     moved = saved.rename(here / "elsewhere")
     (here / "my.model").unlink()

@@ -1,4 +1,6 @@
-"""A load fills the policy part by part: no second copy of the weights is in memory, and no tensor stays unfilled."""
+"""A load fills the policy part by part: no second copy of the weights is in memory, and no tensor
+stays unfilled.
+"""
 
 import json
 import re
@@ -80,7 +82,8 @@ from understudy.policies import policy_folder, weight_files
 from understudy.policies.policy import build_saved
 
 def peak():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 small, large, how = sys.argv[1:]
 weight_files.PART, weight_files.LARGE = 1 << 20, 64
@@ -91,15 +94,21 @@ if how == "whole":
     tensors = dict(saved.weights)
 print(peak() - before, sum(p.numel() * p.element_size() for p in made.parameters()))
 """
-NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"
+)
 
 
 def grown(folder: Path, make: Maker, sizes: Sizes, how: str = "parts") -> float:
-    """Peak memory of a load in a new process, as a multiple of the bytes of the policy's parameters."""
+    """Peak memory of a load in a new process, as a multiple of the bytes of the policy's
+    parameters.
+    """
     folder.mkdir()
     paths = [make(folder / name, own) for name, own in (("small", SMALL), ("large", sizes))]
     command = [sys.executable, "-c", MEASURE, *map(str, paths), how]
-    peak, size = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.split()
+    peak, size = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=600
+    ).stdout.split()
     assert int(size) > 4e7, "too small to be measured"
     return int(peak) / int(size)
 
@@ -115,12 +124,18 @@ def test_load_takes_no_second_copy(make: Maker, tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_load_of_hundreds_of_megabytes_takes_no_second_copy(make: Maker, tmp_path: Path) -> None:
     assert grown(tmp_path / "w", make, WIDEST) < 1.15
-    assert grown(tmp_path / "control", make, WIDEST, "whole") > 1.75, "the control holds the file beside the policy"
+    assert grown(tmp_path / "control", make, WIDEST, "whole") > 1.75, (
+        "the control holds the file beside the policy"
+    )
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_each_tensor_of_the_policy_is_filled(make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All parameters have the values of the file, and without any one of its tensors the folder does not load."""
+def test_each_tensor_of_the_policy_is_filled(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parameters have the values of the file, and without any one of its tensors the folder
+    does not load.
+    """
     monkeypatch.setattr(weight_files, "LARGE", 1)
     path = make(tmp_path / "w", SMALL)
     saved = policy_folder.load(path)
@@ -129,8 +144,11 @@ def test_each_tensor_of_the_policy_is_filled(make: Maker, tmp_path: Path, monkey
         if make is flow:
             assert torch.equal(parameter, saved.weights[name])
         else:
-            assert parameter.eq(2 if name == "embedding.weight" and make is pi052 else 1).all(), name
-    # Neither head of LeRobot's files is read; without the embedding its head is the embedding, to which it is tied.
+            assert parameter.eq(2 if name == "embedding.weight" and make is pi052 else 1).all(), (
+                name
+            )
+    # Neither head of LeRobot's files is read; without the embedding its head is the embedding, to
+    # which it is tied.
     unread = (EXPERT_HEAD, HEAD, EMBEDDING) if make is pi052 else (EXPERT_HEAD,)
     for key in [name for name in saved.weights if not name.endswith(unread)]:
         weights = copy(saved.weights)

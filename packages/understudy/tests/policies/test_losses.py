@@ -1,4 +1,6 @@
-"""Per-sample losses: padded slots reach neither loss nor gradient, and the scalar is derived from the parts."""
+"""Per-sample losses: padded slots reach neither loss nor gradient, and the scalar is derived from
+the parts.
+"""
 
 import torch
 

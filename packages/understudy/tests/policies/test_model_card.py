@@ -1,4 +1,6 @@
-"""README.md of a policy folder: facts of the policy, in a form that hubs read; a user's own text is kept."""
+"""README.md of a policy folder: facts of the policy, in a form that hubs read; a user's own text is
+kept.
+"""
 
 import re
 from pathlib import Path
@@ -19,21 +21,36 @@ from understudy_data.hub.cards import is_unchanged
 
 def test_card_of_a_run_has_its_facts(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), root, val={"every": 6})) == run.DONE
+    assert (
+        run.train(tiny_config(tiny_dataset(tmp_path / "data"), root, val={"every": 6})) == run.DONE
+    )
     export(ExportConfig(run=str(root)))
     facts = us.load_policy(root).facts
     assert facts is not None
     for folder in (root / "policy", root / "export"):
         text = (folder / "README.md").read_text()
         head = yaml.safe_load(text.split("---")[1])
-        assert head == {"library_name": "understudy", "pipeline_tag": "robotics", "tags": ["robotics", "flow"]}
+        assert head == {
+            "library_name": "understudy",
+            "pipeline_tag": "robotics",
+            "tags": ["robotics", "flow"],
+        }
         contract = us.load_policy(folder).contract
         assert contract is not None
         shown = [f"{value:.6g}" for value in contract.provenance["figures"].values()]
-        shown += [facts.action.key, *facts.action.names, *facts.tasks, *contract.provenance["datasets"], "step 12"]
+        shown += [
+            facts.action.key,
+            *facts.action.names,
+            *facts.tasks,
+            *contract.provenance["datasets"],
+            "step 12",
+        ]
         shown += [camera.key for camera in facts.cameras.values()]
         assert [each for each in shown if each not in text] == []
-        assert contract.provenance["figures"].keys() == {"loss, mean of all samples", "loss, mean of the tasks"}
+        assert contract.provenance["figures"].keys() == {
+            "loss, mean of all samples",
+            "loss, mean of the tasks",
+        }
         assert is_unchanged(text.encode())
 
 
@@ -50,7 +67,9 @@ def test_texts_of_a_dataset_have_no_effect_in_a_card() -> None:
     plain = re.sub("`[^`\n]*`", "", text.partition("## Data")[2].partition("<!--")[0])
     assert not set("<[\x1b`") & set(plain.replace("[H, W, 3]", "").replace("[2]", ""))
     lines = text.splitlines()
-    assert [line for line in lines if line.startswith("#") and "forged" in line and "`" not in line] == []
+    assert [
+        line for line in lines if line.startswith("#") and "forged" in line and "`" not in line
+    ] == []
     assert {line.count("|") for line in lines if line.startswith("|")} == {4}
 
 
@@ -76,7 +95,9 @@ def test_edited_card_stays_when_its_policy_is_replaced(tmp_path: Path) -> None:
     assert (card.parent / "model.safetensors").read_bytes() != weights
 
 
-@pytest.mark.parametrize("change", [lambda text: text + "\nmine", lambda text: "mine " + text, lambda text: "mine"])
+@pytest.mark.parametrize(
+    "change", [lambda text: text + "\nmine", lambda text: "mine " + text, lambda text: "mine"]
+)
 def test_any_change_counts_as_edited(tmp_path: Path, change: object) -> None:
     policy().save(tmp_path / "policy")
     text = (tmp_path / "policy" / "README.md").read_text()
@@ -84,7 +105,9 @@ def test_any_change_counts_as_edited(tmp_path: Path, change: object) -> None:
     assert not is_unchanged(change(text).encode())  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("step", "shown"), [({}, "From run `r`."), ({"step": 7}, "From run `r` at step 7.")])
+@pytest.mark.parametrize(
+    ("step", "shown"), [({}, "From run `r`."), ({"step": 7}, "From run `r` at step 7.")]
+)
 def test_card_of_a_provenance_with_and_without_a_step(step: dict[str, int], shown: str) -> None:
     card = make_card({"type": "flow"}, 3, {"provenance": {"run": "r", **step}})
     assert shown in card

@@ -22,8 +22,15 @@ def seen(history: ObservationHistory) -> tuple[list[int], list[bool]]:
     return found[KEY][:, 0, 0, 0].tolist(), found[f"{KEY}_is_pad"].tolist()
 
 
-@given(st.sets(st.integers(1, 40), max_size=5), st.integers(1, 60), st.sampled_from([5, 10, 30]), st.booleans())
-def test_windows_are_those_of_recordings(steps: set[int], length: int, fps: int, by_time: bool) -> None:
+@given(
+    st.sets(st.integers(1, 40), max_size=5),
+    st.integers(1, 60),
+    st.sampled_from([5, 10, 30]),
+    st.booleans(),
+)
+def test_windows_are_those_of_recordings(
+    steps: set[int], length: int, fps: int, by_time: bool
+) -> None:
     """Replay of an episode, by the step and by the clock of the recording."""
     times = [-step / fps for step in sorted(steps, reverse=True)] + [0.0]
     offsets = time_windows.frame_offsets({KEY: times}, fps, [KEY])[KEY]
@@ -47,7 +54,10 @@ def test_irregular_clocks_give_the_nearest_observation() -> None:
     clock = [0.0, 0.21, 0.4, 0.58, 0.83, 1.0, 1.19]
     for step, time in enumerate(clock):
         history.add({KEY: image(step)}, time)
-        wanted = [min(range(step + 1), key=lambda i, at=time - age: abs(clock[i] - at)) for age in (1.0, 0.5, 0.0)]  # type: ignore[misc]
+        wanted = [
+            min(range(step + 1), key=lambda i, at=time - age: abs(clock[i] - at))
+            for age in (1.0, 0.5, 0.0)
+        ]  # type: ignore[misc]
         assert seen(history) == (wanted, [time < 1.0, time < 0.5, False])
 
 

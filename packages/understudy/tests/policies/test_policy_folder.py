@@ -32,15 +32,20 @@ def test_what_is_loaded_is_bit_equal(tmp_path: Path) -> None:
     model.save(tmp_path / "policy")
     state = torch.get_rng_state()
     back = FlowPolicy.load(tmp_path / "policy")
-    assert torch.equal(torch.get_rng_state(), state)  # loading draws nothing that anyone could notice
+    # loading draws nothing that anyone could notice
+    assert torch.equal(torch.get_rng_state(), state)
     assert back.config == model.config
-    for (name, weight), (other_name, other) in zip(model.state_dict().items(), back.state_dict().items(), strict=True):
+    for (name, weight), (other_name, other) in zip(
+        model.state_dict().items(), back.state_dict().items(), strict=True
+    ):
         assert name == other_name
         assert torch.equal(weight, other)
     for (name, buffer), (_, other) in zip(model.named_buffers(), back.named_buffers(), strict=True):
         assert torch.equal(buffer, other), name
     data, (noise, _) = batch(3), draws(3)
-    assert torch.equal(model.act(data, {"noise": noise[:, 0]}), back.act(data, {"noise": noise[:, 0]}))
+    assert torch.equal(
+        model.act(data, {"noise": noise[:, 0]}), back.act(data, {"noise": noise[:, 0]})
+    )
 
 
 def test_normalization_survives_where_decimal_text_could_round(tmp_path: Path) -> None:
@@ -67,7 +72,10 @@ def test_the_folder_holds_five_readable_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "policy/config.json").read_text())["chunk"] == 4
     maps = json.loads((tmp_path / "policy/normalisation.json").read_text())
     assert set(maps) == {"heads", "action", "observation.state", "delta", "dims"}
-    assert all(weight.dtype == torch.float32 for weight in load_file(tmp_path / "policy/model.safetensors").values())
+    assert all(
+        weight.dtype == torch.float32
+        for weight in load_file(tmp_path / "policy/model.safetensors").values()
+    )
 
 
 def test_saving_again_replaces_the_folder_whole(tmp_path: Path) -> None:
@@ -77,7 +85,9 @@ def test_saving_again_replaces_the_folder_whole(tmp_path: Path) -> None:
     assert torch.equal(FlowPolicy.load(tmp_path / "policy").fuse.weight, policy(seed=1).fuse.weight)
 
 
-def test_a_save_that_breaks_off_leaves_the_old_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_breaks_off_leaves_the_old_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy(seed=0).save(tmp_path / "policy")
 
     def full(*_: object) -> None:
@@ -105,10 +115,15 @@ def _killed(target: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize(("at", "seed"), [(1, 0), (2, 1)])
-def test_a_kill_between_the_renames_costs_neither_policy(tmp_path: Path, at: int, seed: int) -> None:
+def test_a_kill_between_the_renames_costs_neither_policy(
+    tmp_path: Path, at: int, seed: int
+) -> None:
     target = tmp_path / "policy"
     policy(seed=0).save(target)
-    foreign = [tmp_path / name for name in (".policy-2.understudy", ".policy-mine-a.understudy", "policy.old")]
+    foreign = [
+        tmp_path / name
+        for name in (".policy-2.understudy", ".policy-mine-a.understudy", "policy.old")
+    ]
     for folder_ in foreign:
         folder_.mkdir()
         (folder_ / "thesis.txt").write_text("years of work")
@@ -149,17 +164,28 @@ def _another_policy(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [_a_file, _a_folder, _a_policy_with_notes, _a_policy_with_a_folder_of_our_name, _another_policy]
+    "made",
+    [
+        _a_file,
+        _a_folder,
+        _a_policy_with_notes,
+        _a_policy_with_a_folder_of_our_name,
+        _another_policy,
+    ],
 )
 def test_what_is_no_policy_is_not_replaced(tmp_path: Path, made: Callable[[Path], None]) -> None:
     made(tmp_path / "there")
     before = {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")}
     with pytest.raises(FileExistsError, match="there"):
         policy().save(tmp_path / "there")
-    assert {path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")} == before
+    assert {
+        path: path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")
+    } == before
 
 
-def test_a_link_stays_a_link_and_the_current_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_stays_a_link_and_the_current_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy(seed=0).save(tmp_path / "first")
     (tmp_path / "latest").symlink_to("first")
     policy(seed=1).save(tmp_path / "latest")
@@ -178,7 +204,9 @@ def test_the_files_are_readable_as_the_umask_says(tmp_path: Path, umask: int) ->
         policy().save(tmp_path / "policy")
     finally:
         os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {0o666 & ~umask}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {
+        0o666 & ~umask
+    }
     assert (tmp_path / "policy").stat().st_mode & 0o777 == 0o777 & ~umask
 
 
@@ -188,7 +216,9 @@ def test_the_weights_say_which_library_they_are_for(tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = recorded_calls(monkeypatch)
     policy().save(tmp_path / "policy")
     named = next(number for number, (call, path) in enumerate(calls) if call == "rename")
@@ -206,12 +236,15 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("{", "JSON"), ("[]", "list"), ('{"type": "Other"}', "'Other'"), ("SURPLUS", "'surplus'")]
+    ("text", "named"),
+    [("{", "JSON"), ("[]", "list"), ('{"type": "Other"}', "'Other'"), ("SURPLUS", "'surplus'")],
 )
 def test_a_wrong_config_is_refused(tmp_path: Path, text: str, named: str) -> None:
     policy().save(tmp_path)
     path = editable(tmp_path) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"surplus": 1}) if text == "SURPLUS" else text)
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"surplus": 1}) if text == "SURPLUS" else text
+    )
     with refused(path, named, kind=ValueError):
         FlowPolicy.load(tmp_path)
 
@@ -227,7 +260,9 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     policy(width=64).save(tmp_path / "wide")
     policy().save(tmp_path / "policy")
-    (tmp_path / "wide/model.safetensors").rename(editable(tmp_path / "policy") / "model.safetensors")
+    (tmp_path / "wide/model.safetensors").rename(
+        editable(tmp_path / "policy") / "model.safetensors"
+    )
     with refused("text.near.weight", 64, 32, kind=ValueError):
         FlowPolicy.load(tmp_path / "policy")
 
@@ -263,14 +298,19 @@ def test_wrong_number_of_dimensions_is_one_clean_error(tmp_path: Path, dims: Any
         FlowPolicy.load(tmp_path)
 
 
-def test_own_way_to_load_weights_takes_no_memory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_way_to_load_weights_takes_no_memory_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a policy fills missing names by itself, and the shapes of the others are compared."""
 
     def load_weights(self: FlowPolicy, weights: Mapping[str, Tensor]) -> None:
         Policy.load_weights(self, {"out_proj.bias": torch.ones(12), **weights})
 
     monkeypatch.setattr(FlowPolicy, "load_weights", load_weights)
-    policy().save(tmp_path, {name: weight for name, weight in policy().state_dict().items() if name != "out_proj.bias"})
+    policy().save(
+        tmp_path,
+        {name: weight for name, weight in policy().state_dict().items() if name != "out_proj.bias"},
+    )
     assert FlowPolicy.load(tmp_path).get_parameter("out_proj.bias").eq(1).all()
     path = editable(tmp_path) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"width": 1_000_000}))

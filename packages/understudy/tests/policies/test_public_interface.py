@@ -1,7 +1,8 @@
-"""The interface of `understudy.policies` that semantic versioning promises: names, arguments and defaults.
+"""The interface of `understudy.policies` that semantic versioning promises: names, arguments and
+defaults.
 
-An argument may be added at the end with a default, and a field too. Any other difference is an incompatible change: it
-raises the version (docs/policies.md), and only then this table.
+An argument may be added at the end with a default, and a field too. Any other difference is an
+incompatible change: it raises the version (docs/policies.md), and only then this table.
 """
 
 import inspect
@@ -36,8 +37,20 @@ CALLABLES: dict[str, list[tuple[str, Any]]] = {
     "policy_type": [("name", NONE)],
     "valid_elements": [("is_pad", NONE), ("draws", NONE), ("dim", NONE), ("dim_is_pad", None)],
     "Policy.counts": [("self", NONE), ("batch", NONE), ("draws", NONE)],
-    "Policy.losses": [("self", NONE), ("batch", NONE), ("draws", NONE), ("terms", None), ("detail", False)],
-    "Policy.act": [("self", NONE), ("batch", NONE), ("draws", NONE), ("steps", 10), ("mode", "policy")],
+    "Policy.losses": [
+        ("self", NONE),
+        ("batch", NONE),
+        ("draws", NONE),
+        ("terms", None),
+        ("detail", False),
+    ],
+    "Policy.act": [
+        ("self", NONE),
+        ("batch", NONE),
+        ("draws", NONE),
+        ("steps", 10),
+        ("mode", "policy"),
+    ],
     "Policy.random_spec": [("self", NONE), ("use", NONE)],
     "Policy.preprocess": [("self", NONE), ("batch", NONE)],
     "Policy.blocks": [("self", NONE)],
@@ -50,9 +63,19 @@ CALLABLES: dict[str, list[tuple[str, Any]]] = {
 
 
 def test_names_of_the_interface_remain() -> None:
-    promised = {name.partition(".")[0] for name in CALLABLES} | {"ACTION", "STATE", "TASK", "Draws", "generate_draws"}
+    promised = {name.partition(".")[0] for name in CALLABLES} | {
+        "ACTION",
+        "STATE",
+        "TASK",
+        "Draws",
+        "generate_draws",
+    }
     assert promised == set(us.policies.__all__)
-    assert (us.policies.ACTION, us.policies.STATE, us.policies.TASK) == ("action", "observation.state", "task")
+    assert (us.policies.ACTION, us.policies.STATE, us.policies.TASK) == (
+        "action",
+        "observation.state",
+        "task",
+    )
     assert isinstance(inspect.getattr_static(us.policies.Policy, "loss_terms"), property)
 
 
@@ -60,7 +83,9 @@ def test_names_of_the_interface_remain() -> None:
 def test_arguments_of_the_interface_remain(name: str) -> None:
     owner, _, method = name.partition(".")
     target = getattr(us.policies, owner)
-    parameters = list(inspect.signature(getattr(target, method) if method else target).parameters.values())
+    parameters = list(
+        inspect.signature(getattr(target, method) if method else target).parameters.values()
+    )
     promised = CALLABLES[name]
     assert [(own.name, own.default) for own in parameters[: len(promised)]] == promised
     assert all(own.default is not NONE for own in parameters[len(promised) :])

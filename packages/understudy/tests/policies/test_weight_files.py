@@ -1,4 +1,6 @@
-"""Reading of safetensors files row by row: single and sharded ones, damage, and the memory that it takes."""
+"""Reading of safetensors files row by row: single and sharded ones, damage, and the memory that it
+takes.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +23,9 @@ TENSORS = {
 
 def sharded(folder: Path, tensors: dict[str, Tensor]) -> Path:
     """A folder with one file for each tensor, and their index."""
-    weight_map = {key: f"model-{i:05}-of-{len(tensors):05}.safetensors" for i, key in enumerate(tensors)}
+    weight_map = {
+        key: f"model-{i:05}-of-{len(tensors):05}.safetensors" for i, key in enumerate(tensors)
+    }
     for key, name in weight_map.items():
         save_file({key: tensors[key]}, folder / name)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -34,7 +38,9 @@ def single(folder: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 @pytest.mark.parametrize("write", [single, sharded])
-def test_weight_files_read_any_rows_in_the_files_dtype(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+def test_weight_files_read_any_rows_in_the_files_dtype(  # type: ignore[no-untyped-def]
+    tmp_path: Path, write
+) -> None:
     files = WeightFiles(write(tmp_path, TENSORS))
     assert files.shapes == {key: tuple(tensor.shape) for key, tensor in TENSORS.items()}
     assert files.dtypes == {key: tensor.dtype for key, tensor in TENSORS.items()}
@@ -85,9 +91,16 @@ def test_weight_files_name_damage_of_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [single, sharded])
-def test_weight_files_never_mix_two_checkpoints(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
-    """A folder that is replaced between two reads, as `export` does, and a file that is written over."""
-    for name, tensors in (("a", TENSORS), ("b", {key: tensor + 1 for key, tensor in TENSORS.items()})):
+def test_weight_files_never_mix_two_checkpoints(  # type: ignore[no-untyped-def]
+    tmp_path: Path, write
+) -> None:
+    """A folder that is replaced between two reads, as `export` does, and a file that is written
+    over.
+    """
+    for name, tensors in (
+        ("a", TENSORS),
+        ("b", {key: tensor + 1 for key, tensor in TENSORS.items()}),
+    ):
         (tmp_path / name).mkdir()
         write(tmp_path / name, tensors)
     files = WeightFiles(tmp_path / "a")
@@ -95,7 +108,11 @@ def test_weight_files_never_mix_two_checkpoints(tmp_path: Path, write) -> None: 
     assert torch.equal(files.read("a.weight", 0, 2), TENSORS["a.weight"][:2])
     (tmp_path / "a").rename(tmp_path / "old")
     (tmp_path / "b").rename(tmp_path / "a")
-    for read in (lambda: files.read("a.weight", 2, 4), lambda: files.copy_into("c", torch.ones(())), files.digest):
+    for read in (
+        lambda: files.read("a.weight", 2, 4),
+        lambda: files.copy_into("c", torch.ones(())),
+        files.digest,
+    ):
         with refused(tmp_path / "a", kind=ValueError):
             read()
     assert WeightFiles(tmp_path / "a").digest() != digest == WeightFiles(tmp_path / "old").digest()
@@ -118,7 +135,9 @@ def test_weight_files_never_read_pickles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_weight_files_refuse_values_that_are_not_finite(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+def test_weight_files_refuse_values_that_are_not_finite(
+    tmp_path: Path, dtype: torch.dtype, bad: float
+) -> None:
     tensor = torch.zeros(5, 3, dtype=dtype)
     tensor[3, 1] = bad
     files = WeightFiles(single(tmp_path, {"a.weight": tensor}))
@@ -150,7 +169,9 @@ def test_weight_files_check_the_index(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="outside"):
             WeightFiles(written({**names, "c": outside}))
     with refused("d", names["d"], kind=ValueError):
-        WeightFiles(written({key: name for key, name in names.items() if key != "d"} | {"c": names["d"]}))
+        WeightFiles(
+            written({key: name for key, name in names.items() if key != "d"} | {"c": names["d"]})
+        )
     (tmp_path / INDEX).write_text("[" * 99999)
     with pytest.raises(ValueError, match=INDEX):
         WeightFiles(tmp_path)

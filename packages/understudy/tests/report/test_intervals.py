@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy.report.intervals import loss_interval, paired_difference, success_difference, t_quantile
+from understudy.report.intervals import (
+    loss_interval,
+    paired_difference,
+    success_difference,
+    t_quantile,
+)
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
@@ -16,7 +21,16 @@ from understudy_kit.intervals import Z95
 
 @pytest.mark.parametrize(
     ("degrees", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (10, 2.2281), (29, 2.0452), (120, 1.9799)],
+    [
+        (1, 12.7062),
+        (2, 4.3027),
+        (3, 3.1824),
+        (4, 2.7764),
+        (5, 2.5706),
+        (10, 2.2281),
+        (29, 2.0452),
+        (120, 1.9799),
+    ],
 )
 def test_t_quantile_is_that_of_the_tables(degrees: int, quantile: float) -> None:
     assert t_quantile(degrees) == pytest.approx(quantile, abs=6e-5)
@@ -57,7 +71,9 @@ def test_success_difference_of_equal_extremes_is_no_point() -> None:
 # -- paired differences by hand, and of the files of a run ----------
 
 
-def sums(values: list[float], counts: list[float] | None = None, digest: str = "same") -> EpisodeSums:
+def sums(
+    values: list[float], counts: list[float] | None = None, digest: str = "same"
+) -> EpisodeSums:
     """One term `flow`, an episode a value; the last episode is of the source `b`."""
     count = len(values)
     return EpisodeSums(
@@ -73,7 +89,9 @@ def sums(values: list[float], counts: list[float] | None = None, digest: str = "
 
 
 def test_paired_difference_by_hand() -> None:
-    """Losses 3 and 2. The residuals (-2, -1, 3)/3 and (-2, 0, 2)/3 differ by (0, -1, 1)/3: se^2 = 3/2 * 2/9 = 1/3."""
+    """Losses 3 and 2. The residuals (-2, -1, 3)/3 and (-2, 0, 2)/3 differ by (0, -1, 1)/3: se^2 =
+    3/2 * 2/9 = 1/3.
+    """
     difference, interval = paired_difference(sums([1, 2, 6]), sums([0, 2, 4])) or (0, None)
     assert difference == pytest.approx(1)
     half = 4.302653 * 3**-0.5

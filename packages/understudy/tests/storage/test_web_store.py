@@ -38,7 +38,12 @@ QUICK = RetryPolicy(deadline=120.0, stall=60.0, initial_backoff=0.001, max_backo
 def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with all kinds of features: two cameras, images in the rows, text."""
     path = tmp_path_factory.mktemp("sites") / request.param
-    write_dataset(path, Spec(version=request.param, lengths=(4, 3, 5, 2), cameras=(TOP, SIDE_CAM), rich=True, gop=3))
+    write_dataset(
+        path,
+        Spec(
+            version=request.param, lengths=(4, 3, 5, 2), cameras=(TOP, SIDE_CAM), rich=True, gop=3
+        ),
+    )
     return path
 
 
@@ -69,16 +74,28 @@ def same(there: Catalog, here: Path) -> None:
         got, wanted = (one.batch(*one.locate(np.arange(len(one)))) for one in (data, theirs))
         assert got.keys() == wanted.keys()
         for key, value in wanted.items():
-            assert torch.equal(got[key], value) if isinstance(value, torch.Tensor) else got[key] == value, key
+            assert (
+                torch.equal(got[key], value)
+                if isinstance(value, torch.Tensor)
+                else got[key] == value
+            ), key
     there.files.close()
 
 
 def test_https_gives_the_local_samples(root: Path, tmp_path: Path) -> None:
     with RangeServer(folder(root, "/a b/set")) as server:
-        same(Catalog.open(f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)), root)
+        same(
+            Catalog.open(
+                f"{server.url}/a%20b/set/", RemoteOptions(cache=str(tmp_path), retry=QUICK)
+            ),
+            root,
+        )
         assert server.sent <= sum(map(len, folder(root).values())), "no byte twice"
     with refused("'color'", where="/x", fix="headers, verify"):
-        Catalog.open("https://127.0.0.1:1/x", RemoteOptions(storage_options={"color": 1}, cache=str(tmp_path)))
+        Catalog.open(
+            "https://127.0.0.1:1/x",
+            RemoteOptions(storage_options={"color": 1}, cache=str(tmp_path)),
+        )
 
 
 def test_s3_gives_the_local_samples(root: Path, tmp_path: Path, s3: dict[str, Any]) -> None:
@@ -107,7 +124,9 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
 
         def opened(address: str, token: str = "secret") -> Catalog:
             options = {"endpoint": hub.url, "token": token}
-            return Catalog.open(address, RemoteOptions(storage_options=options, cache=str(tmp_path), retry=QUICK))
+            return Catalog.open(
+                address, RemoteOptions(storage_options=options, cache=str(tmp_path), retry=QUICK)
+            )
 
         first = hub.main
         address = f"hf://datasets/{REPO}/inside"
@@ -119,7 +138,10 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
         copy = pickle.loads(pickle.dumps(catalog))
         same(copy, root)
         fresh = Files(
-            address, RemoteOptions(storage_options={"endpoint": hub.url, "token": "secret"}, cache=str(tmp_path))
+            address,
+            RemoteOptions(
+                storage_options={"endpoint": hub.url, "token": "secret"}, cache=str(tmp_path)
+            ),
         )
         name = "meta/info.json"
         assert fresh.read(name) == (root / name).read_bytes()[::-1]
@@ -138,8 +160,12 @@ def test_hub_gives_the_local_samples_at_one_commit(root: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_fsspec_driver_gives_the_local_samples(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`memory://` represents all fsspec drivers; its responses carry no version, which is requested after each."""
+def test_fsspec_driver_gives_the_local_samples(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`memory://` represents all fsspec drivers; its responses carry no version, which is requested
+    after each.
+    """
     fs = fsspec.filesystem("memory")
     fs.put(f"{root}/", f"/{root.name}/", recursive=True)
     remote = RemoteOptions(cache=str(tmp_path), retry=QUICK)
@@ -162,7 +188,9 @@ def test_fsspec_driver_gives_the_local_samples(root: Path, tmp_path: Path, monke
     assert source.read(50, 20) == b"2" * 20
     with refused(where="nowhere", kind=MissingFileError):
         Files("memory://changing", remote).source("nowhere")
-    monkeypatch.setattr(type(fs), "info", lambda self, path: {"name": path, "size": 100, "type": "file"})
+    monkeypatch.setattr(
+        type(fs), "info", lambda self, path: {"name": path, "size": 100, "type": "file"}
+    )
     with refused("checksum", where="memory://changing/a"):
         Files("memory://changing", remote).source("a")
 
@@ -188,7 +216,9 @@ def _answered(status: int) -> OSError:
     ],
     ids=lambda value: repr(value) if isinstance(value, Exception) else "",
 )
-def test_call_driver_sorts_errors_into_transient_and_permanent(error: Exception, expected: tuple[Any, ...]) -> None:
+def test_call_driver_sorts_errors_into_transient_and_permanent(
+    error: Exception, expected: tuple[Any, ...]
+) -> None:
     def act() -> None:
         raise error
 
@@ -201,23 +231,35 @@ def test_fragmented_mp4_is_read_remotely(tmp_path: Path) -> None:
     options = {"movflags": "frag_keyframe+empty_moov"}
     path = write_video(tmp_path / "fragmented.mp4", "h264-bframes", container=options)
     with RangeServer({"/set/a.mp4": path.read_bytes()}) as server:
-        files = Files(f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK))
+        files = Files(
+            f"{server.url}/set", RemoteOptions(cache=str(tmp_path / "cache"), retry=QUICK)
+        )
         video = open_video(files.source("a.mp4"))
         assert np.array_equal(video.read(np.arange(video.count)), container_decode(path))
         assert server.sent == path.stat().st_size
 
 
 @pytest.mark.long
-def test_train_command_reads_a_remote_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_command_reads_a_remote_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tiny_dataset(tmp_path / "data")
     file = tmp_path / "config.yaml"
     file.write_text(dump_yaml(tiny_config(data, tmp_path / "run", steps=2)))
-    with RangeServer(folder(data, f"/{data.name}")) as server:  # the folder's name labels the losses
+    # the folder's name labels the losses
+    with RangeServer(folder(data, f"/{data.name}")) as server:
         there = f"{server.url}/{data.name}"
         assert main.main(["check", there, "--depth", "metadata", "--json"]) == 0
         assert '"episodes": 10' in capsys.readouterr().out
         for root, out in ((str(data), tmp_path / "here"), (there, tmp_path / "there")):
-            more = ["--data.root", root, "--data.cache", str(tmp_path / "cache"), "--output-dir", str(out)]
+            more = [
+                "--data.root",
+                root,
+                "--data.cache",
+                str(tmp_path / "cache"),
+                "--output-dir",
+                str(out),
+            ]
             assert main.main(["train", str(file), *more]) == 0
         assert server.sent
     assert (tmp_path / "cache" / "v1").is_dir()

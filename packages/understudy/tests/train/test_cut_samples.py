@@ -20,7 +20,11 @@ class TwoRanks:
 
 
 def test_count_cuts_counts_the_marks_alone() -> None:
-    batch = {"prompt_is_cut": torch.tensor([True, False, True]), "prompt_is_pad": torch.ones(3), "task": ["a"] * 3}
+    batch = {
+        "prompt_is_cut": torch.tensor([True, False, True]),
+        "prompt_is_pad": torch.ones(3),
+        "task": ["a"] * 3,
+    }
     assert count_cuts(batch) == {"prompt": 2}
     assert count_cuts({"task": ["a"]}) == {}
 
@@ -53,7 +57,8 @@ def test_a_cut_range_is_no_cut_end() -> None:
     messages = {}
     for name in ("prompt", "action_range"):
         lines: list[str] = []
-        cuts = CutSamples(SimpleNamespace(gather=lambda counts: [counts]), 8, lines.append)  # type: ignore[arg-type]
+        alone = SimpleNamespace(gather=lambda counts: [counts])
+        cuts = CutSamples(alone, 8, lines.append)  # type: ignore[arg-type]
         cuts.add([1], [{name: 2}])
         messages[name] = lines[0].replace(name.replace("_", " "), "")
     assert messages["prompt"] != messages["action_range"]

@@ -1,4 +1,6 @@
-"""Data that grow: a run holds its episodes, and `--data.update` adds appended ones from a checkpoint on."""
+"""Data that grow: a run holds its episodes, and `--data.update` adds appended ones from a
+checkpoint on.
+"""
 
 import json
 import os
@@ -42,14 +44,18 @@ SECOND = slice(OLD, MORE)
 
 
 def write(root: Path, episodes: int) -> Path:
-    """The first episodes, in files of two: more episodes change tables and add files. They replace earlier ones."""
+    """The first episodes, in files of two: more episodes change tables and add files. They replace
+    earlier ones.
+    """
     shutil.rmtree(root, ignore_errors=True)
     write_dataset(root, Spec(lengths=LENGTHS[:episodes], gop=4))
     return root
 
 
 def grow(root: Path, episodes: int) -> None:
-    """Add episodes as a recorder does: new files first, then those of meta/; no other file is written again."""
+    """Add episodes as a recorder does: new files first, then those of meta/; no other file is
+    written again.
+    """
     larger = write(root.with_name(f"{root.name}-larger"), episodes)
     for path in sorted(larger.rglob("*"), key=lambda path: "meta" in path.parts):
         place = root / path.relative_to(larger)
@@ -59,10 +65,14 @@ def grow(root: Path, episodes: int) -> None:
 
 
 def settings(root: Path, out: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(root, out, **{"val": {"every": 12}, "checkpoint": {"keep_last": 9}, **changes})
+    return tiny_config(
+        root, out, **{"val": {"every": 12}, "checkpoint": {"keep_last": 9}, **changes}
+    )
 
 
-def resumed(out: Path, session: int, update: bool, at: dict[int, Callable[[], object]] | None = None) -> int:
+def resumed(
+    out: Path, session: int, update: bool, at: dict[int, Callable[[], object]] | None = None
+) -> int:
     config = RunDir(out).settings()
     with recorded(out, session, at or {}):
         return run.resume(replace(config, data=replace(config.data, update=update)))
@@ -70,7 +80,9 @@ def resumed(out: Path, session: int, update: bool, at: dict[int, Callable[[], ob
 
 def copied(source: Path, out: Path) -> Path:
     shutil.copytree(source, out)
-    shutil.copytree(source.with_name(source.name + ".samples"), out.with_name(out.name + ".samples"))
+    shutil.copytree(
+        source.with_name(source.name + ".samples"), out.with_name(out.name + ".samples")
+    )
     return out
 
 
@@ -92,7 +104,9 @@ def die() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`held` never saw a longer dataset; `begun` was stopped at step 4; `grown` took the new episodes there."""
+    """`held` never saw a longer dataset; `begun` was stopped at step 4; `grown` took the new
+    episodes there.
+    """
     root = tmp_path_factory.mktemp("updates")
     with recorded(root / "held", 0, {}):
         assert run.train(settings(write(root / "data", OLD), root / "held")) == run.DONE
@@ -123,10 +137,16 @@ def test_update_adds_episodes_and_leaves_the_past(folder: Path) -> None:
     assert reserved
     old = held.frames["rows"][held.frames["part"] == 0, 0]
     assert set(ahead.tolist()) == {*old.tolist(), *new_training(OLD, MORE)}
-    facts = [json.loads((folder / name / "policy/normalisation.json").read_text()) for name in ("held", "grown")]
+    facts = [
+        json.loads((folder / name / "policy/normalisation.json").read_text())
+        for name in ("held", "grown")
+    ]
     assert facts[0] == facts[1]
     assert not RunDir(folder / "grown").settings().data.update
-    groups = [[(of["source"], of["task"]) for of in series(folder / n, "val")[-1]["groups"]] for n in ("held", "grown")]
+    groups = [
+        [(of["source"], of["task"]) for of in series(folder / n, "val")[-1]["groups"]]
+        for n in ("held", "grown")
+    ]
     assert groups[0] == groups[1]
 
 
@@ -153,7 +173,9 @@ def test_account_and_order_file_say_the_truth(folder: Path, tmp_path: Path) -> N
     table = {
         (e, f): n
         for block in counts.frames()
-        for e, f, n in zip(block["episode"].tolist(), block["frame"].tolist(), block["samples"].tolist())
+        for e, f, n in zip(
+            block["episode"].tolist(), block["frame"].tolist(), block["samples"].tolist()
+        )
         if n
     }
     assert table == {(e, f): n for (_, e, f), n in record.items()}
@@ -170,8 +192,14 @@ def test_account_and_order_file_say_the_truth(folder: Path, tmp_path: Path) -> N
     assert main(["order", "export", str(out), str(tmp_path / "o.parquet")]) == 0
     rows = pq.read_table(tmp_path / "o.parquet").to_pylist()
     assert Counter((0, row["episode"], row["frame"]) for row in rows) == record
-    with Loader(write(tmp_path / "data", ALL), order=Order.from_file(tmp_path / "o.parquet")) as loader:
-        played = [pair for b in loader for pair in zip(b["episode_index"].tolist(), b["frame_index"].tolist())]
+    with Loader(
+        write(tmp_path / "data", ALL), order=Order.from_file(tmp_path / "o.parquet")
+    ) as loader:
+        played = [
+            pair
+            for b in loader
+            for pair in zip(b["episode_index"].tolist(), b["frame_index"].tolist())
+        ]
     assert played == [(row["episode"], row["frame"]) for row in rows]
 
 
@@ -197,7 +225,11 @@ def test_two_updates_and_a_rewind(folder: Path, tmp_path: Path) -> None:
         write(root, ALL)
         assert resumed(out, 2, True) == run.DONE
         account = Account.open(out, "latest")
-        assert [source.name for source in account.order.spec.sources] == ["data", "data@4", "data@7"]
+        assert [source.name for source in account.order.spec.sources] == [
+            "data",
+            "data@4",
+            "data@7",
+        ]
         ahead = set(account.order.locate(np.arange(28, 9000))[1].tolist())
         assert ahead >= new_training(OLD, MORE) | new_training(MORE, ALL)
         assert audit_run(out, "latest", ())[0]["samples"] == 48
@@ -219,7 +251,10 @@ def test_update_on_two_ranks_is_the_same(folder: Path, tmp_path: Path) -> None:
     out = copied(folder / "begun", tmp_path / "r")
     assert in_ranks(2, on_ranks, out, 1) == [run.DONE] * 2
     assert trained(out, 12) == trained(folder / "grown", 12)
-    assert Account.open(out, "latest").order.spec == Account.open(folder / "grown", "latest").order.spec
+    assert (
+        Account.open(out, "latest").order.spec
+        == Account.open(folder / "grown", "latest").order.spec
+    )
 
 
 def opens_late(root: Path, out: Path) -> int:
@@ -279,10 +314,15 @@ def test_changed_episodes_are_refused_by_name(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("update", [False, True])
-def test_removed_training_episodes_are_refused_by_name(folder: Path, tmp_path: Path, update: bool) -> None:
+def test_removed_training_episodes_are_refused_by_name(
+    folder: Path, tmp_path: Path, update: bool
+) -> None:
     """A run without an update, one with an update, and one whose update is gone whole."""
     trained_on = sorted(used(folder / "begun", 4))[:2]
-    gone = {"begun": trained_on, "grown": [*trained_on, min(used(folder / "grown") - set(range(OLD)))]}
+    gone = {
+        "begun": trained_on,
+        "grown": [*trained_on, min(used(folder / "grown") - set(range(OLD)))],
+    }
     for name, ids in gone.items():
         out = copied(folder / name, tmp_path / f"{name}-{update}")
         root = tmp_path / f"{name}-data-{update}"
@@ -290,10 +330,14 @@ def test_removed_training_episodes_are_refused_by_name(folder: Path, tmp_path: P
         keep = tuple(episode for episode in range(ALL) if episode not in ids)
         write_dataset(root, Spec(lengths=tuple(LENGTHS[e] for e in keep), ids=keep, gop=4))
         config = replace(config, steps=14, data=replace(config.data, root=str(root), update=update))
-        with refused("2 episodes", ", ".join(map(str, trained_on)), ids[-1], "restore", kind=ConfigError):
+        with refused(
+            "2 episodes", ", ".join(map(str, trained_on)), ids[-1], "restore", kind=ConfigError
+        ):
             run.resume(config)
     with refused("data@4", OLD, MORE - 1, "restore", fix=None):  # the whole update
-        run.resume(replace(config, data=replace(config.data, root=str(write(tmp_path / "old", OLD)))))
+        run.resume(
+            replace(config, data=replace(config.data, root=str(write(tmp_path / "old", OLD))))
+        )
 
 
 def test_episodes_that_are_no_longer_selected_are_named(tmp_path: Path) -> None:
@@ -314,20 +358,30 @@ def test_update_without_new_episodes_adds_nothing_and_says_so(
 ) -> None:
     out = copied(folder / "begun", tmp_path / "r")
     config = RunDir(out).settings()
-    config = replace(config, data=replace(config.data, root=str(write(tmp_path / "data", OLD)), update=True))
+    config = replace(
+        config, data=replace(config.data, root=str(write(tmp_path / "data", OLD)), update=True)
+    )
     with caplog.at_level("INFO", logger="understudy"):
         assert run.resume(config) == run.DONE
     assert any("nothing is added" in record.getMessage() for record in caplog.records)
     same_run(folder / "held", out)
     state = checkpoint.read_state(out / "checkpoints/step-00000012")
-    assert (state["updates"], state["schedule"]) == ([], RunDir(out).read_record()["order"]["schedule"])
+    assert (state["updates"], state["schedule"]) == (
+        [],
+        RunDir(out).read_record()["order"]["schedule"],
+    )
 
 
 def test_updated_run_resumes_on_a_renamed_dataset(folder: Path, tmp_path: Path) -> None:
     out = copied(folder / "grown", tmp_path / "r")
     config = RunDir(folder / "grown").settings()
     root = str(write(tmp_path / "renamed", MORE))
-    assert run.resume(replace(config, output_dir=str(out), steps=13, data=replace(config.data, root=root))) == run.DONE
+    assert (
+        run.resume(
+            replace(config, output_dir=str(out), steps=13, data=replace(config.data, root=root))
+        )
+        == run.DONE
+    )
 
 
 def test_open_loader_continues_while_the_dataset_grows(tmp_path: Path) -> None:
@@ -346,7 +400,9 @@ def test_open_loader_continues_while_the_dataset_grows(tmp_path: Path) -> None:
 def test_death_at_file_operations_around_an_update(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the first checkpoint behind the update: the run has the update and its frames, or neither."""
+    """Up to the first checkpoint behind the update: the run has the update and its frames, or
+    neither.
+    """
     done = [0]
 
     def until(number: int) -> Account:

@@ -1,4 +1,6 @@
-"""The version of each dataset that a run read: recorded, shown by `audit`, named when `resume` refuses."""
+"""The version of each dataset that a run read: recorded, shown by `audit`, named when `resume`
+refuses.
+"""
 
 import json
 import shutil
@@ -75,7 +77,10 @@ def test_an_equal_dataset_of_another_version_resumes_and_is_recorded(
     assert RunDir(out).read_record()["versions"] == [first]
     capsys.readouterr()
     assert main(["audit", str(out), "--json"]) == 0
-    assert [row["version"] for row in json.loads(capsys.readouterr().out)["versions"]] == [before, after]
+    assert [row["version"] for row in json.loads(capsys.readouterr().out)["versions"]] == [
+        before,
+        after,
+    ]
 
 
 def test_versions_are_no_part_of_the_samples(tmp_path: Path) -> None:
@@ -122,7 +127,11 @@ def test_refusal_names_the_publication_that_is_read_again(tmp_path: Path) -> Non
     out = tmp_path / "r"
     assert main(["publish", str(written(tmp_path / "writer")), str(place)]) == 0
     address = f"{place}@000001"
-    assert started(place, out) == {"source": "all", "version": "publication 000001", "address": address}
+    assert started(place, out) == {
+        "source": "all",
+        "version": "publication 000001",
+        "address": address,
+    }
     assert main(["order", "export", str(out), str(tmp_path / "order.parquet")]) == 0
     (stated,) = OrderFile(tmp_path / "order.parquet").facts["datasets"]
     assert (stated["version"], stated["address"]) == ("publication 000001", address)
@@ -134,7 +143,9 @@ def test_refusal_names_the_publication_that_is_read_again(tmp_path: Path) -> Non
     info.write_text(json.dumps(content | {"fps": content["fps"] * 2}))
     place.unlink()
     place.symlink_to(f"{store.name}/000002")
-    with refused("publication 000001", "publication 000002", f"--data.root {address}", kind=ConfigError):
+    with refused(
+        "publication 000001", "publication 000002", f"--data.root {address}", kind=ConfigError
+    ):
         run.resume(replace(RunDir(out).settings(), steps=6))
     assert main(["resume", str(out), "--steps", "6", "--data.root", address]) == 0
     assert rows(out) == [(0, "publication 000001", address)]
@@ -143,7 +154,9 @@ def test_refusal_names_the_publication_that_is_read_again(tmp_path: Path) -> Non
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     pytest.importorskip("huggingface_hub", reason="needs the extra hub")
-    files = {path.lstrip("/"): data for path, data in folder(written(tmp_path / "data"), "").items()}
+    files = {
+        path.lstrip("/"): data for path, data in folder(written(tmp_path / "data"), "").items()
+    }
     with HubServer(files) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -156,10 +169,16 @@ def test_refusal_names_the_commit_that_is_read_again(hub: HubServer, tmp_path: P
     commit = hub.main
     address = f"hf://datasets/{REPO}@{commit}"
     changes: dict[str, Any] = {"cache": str(tmp_path / "cache")}
-    config = override(tiny_config(Path("set"), out, **SHORT), data={"root": f"hf://datasets/{REPO}", **changes})
+    config = override(
+        tiny_config(Path("set"), out, **SHORT), data={"root": f"hf://datasets/{REPO}", **changes}
+    )
     assert run.train(config) == run.DONE
     (version,) = RunDir(out).read_record()["versions"]
-    assert version == {"source": version["source"], "version": f"commit {commit}", "address": address}
+    assert version == {
+        "source": version["source"],
+        "version": f"commit {commit}",
+        "address": address,
+    }
     moved(tmp_path / "data", 2.0)
     hub.push({path.lstrip("/"): data for path, data in folder(tmp_path / "data", "").items()})
     with refused(f"commit {commit}", hub.main, f"--data.root {address}", kind=ConfigError):

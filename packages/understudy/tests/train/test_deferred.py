@@ -1,4 +1,6 @@
-"""A policy that is built on the meta device, sharded and filled starts equal to one that is built whole."""
+"""A policy that is built on the meta device, sharded and filled starts equal to one that is built
+whole.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -25,7 +27,11 @@ from understudy.testing.pi05_policy import NORMALISATION
 from understudy.testing.pi05_policy import policy as pi05
 from understudy.testing.ranks import in_ranks
 from understudy.train.checkpoint.export import read_initial_policy
-from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights
+from understudy.train.memory_check import (
+    check_filled_weights,
+    check_gpu_memory,
+    check_whole_weights,
+)
 from understudy.train.state import TrainState, init_train_state
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
@@ -39,9 +45,13 @@ def rows(self: FlowPolicy, seed: int) -> Any:
     return lambda name, start, stop: dict(WHOLE.named_parameters())[name][start:stop].detach()
 
 
-def start(precision: str, shards: int, deferred: bool, resumed: bool = False, rank: int = 0) -> tuple[str, float, str]:
+def start(
+    precision: str, shards: int, deferred: bool, resumed: bool = False, rank: int = 0
+) -> tuple[str, float, str]:
     """Digests of the state of a run before and after a step, and its loss."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, weight_files.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights = deferred
+    FlowPolicy.first_weights = rows  # type: ignore[method-assign]
+    weight_files.LARGE = 8
     config = TrainConfig(
         data=DataConfig(root="d"),
         device="cpu",
@@ -55,7 +65,12 @@ def start(precision: str, shards: int, deferred: bool, resumed: bool = False, ra
     with join_mesh(config) as mesh:
         given = None if deferred else WHOLE.state_dict()
         state = init_train_state(
-            config, policies.run_data(policies.config()), policies.NORMALIZATION, mesh, given, {} if resumed else None
+            config,
+            policies.run_data(policies.config()),
+            policies.NORMALIZATION,
+            mesh,
+            given,
+            {} if resumed else None,
         )
         assert not any(parameter.is_meta for parameter in state.policy.parameters())
         before = digest(state.tensors())
@@ -66,7 +81,11 @@ def start(precision: str, shards: int, deferred: bool, resumed: bool = False, ra
 def step(state: TrainState) -> float:
     count = 4 // state.mesh.world_size
     own = slice(state.mesh.rank * count, (state.mesh.rank + 1) * count)
-    batch = {**policies.batch(4), "position": torch.arange(4), "source": torch.zeros(4, dtype=torch.int64)}
+    batch = {
+        **policies.batch(4),
+        "position": torch.arange(4),
+        "source": torch.zeros(4, dtype=torch.int64),
+    }
     return float(state.train_step({key: value[own] for key, value in batch.items()}).loss)
 
 
@@ -85,8 +104,12 @@ def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("world", "shards", "precision"), [(1, 1, "fp32"), (1, 1, "bf16-split"), (2, 2, "fp32")])
-def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("world", "shards", "precision"), [(1, 1, "fp32"), (1, 1, "bf16-split"), (2, 2, "fp32")]
+)
+def test_deferred_adapters_equal_those_of_a_whole_policy(
+    world: int, shards: int, precision: str
+) -> None:
     (whole,) = in_ranks(1, start, precision, 1, False, False, 4)
     assert in_ranks(world, start, precision, shards, True, False, 4) == [whole] * world
     (full,) = in_ranks(1, start, precision, 1, False)
@@ -95,9 +118,13 @@ def test_deferred_adapters_equal_those_of_a_whole_policy(world: int, shards: int
 
 def shared(deferred: bool) -> set[str]:
     """Names of the parameters of which policy and average have one memory."""
-    FlowPolicy.fills_weights, FlowPolicy.first_weights, weight_files.LARGE = deferred, rows, 8  # type: ignore[method-assign]
+    FlowPolicy.fills_weights = deferred
+    FlowPolicy.first_weights = rows  # type: ignore[method-assign]
+    weight_files.LARGE = 8
     optim = OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",))
-    with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)) as mesh:
+    with join_mesh(
+        config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)
+    ) as mesh:
         state = init_train_state(
             config,
             policies.run_data(policies.config()),
@@ -126,7 +153,9 @@ def test_average_shares_the_memory_of_frozen_weights(deferred: bool) -> None:
         ({"optim": OptimConfig(freeze=("*",))}, 4),
     ],
 )
-def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(changes: dict[str, Any], per_weight: int) -> None:
+def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(
+    changes: dict[str, Any], per_weight: int
+) -> None:
     config = TrainConfig(data=DataConfig(root="d"), **changes)
     made = policies.policy()
     if config.optim.freeze:
@@ -152,8 +181,13 @@ def test_weights_that_exceed_the_machine_are_an_error_before_the_run() -> None:
             half += parameter.numel()
     assert half > 0
     for shards, processes in ((1, 1), (2, 4)):
-        mesh: Any = SimpleNamespace(shape=(1, shards), local_world_size=processes, device=torch.device("cpu"))
-        checks: Any = (check_whole_weights, 4 * count), (check_filled_weights, (4 * count - 2 * half) // shards)
+        mesh: Any = SimpleNamespace(
+            shape=(1, shards), local_world_size=processes, device=torch.device("cpu")
+        )
+        checks: Any = (
+            (check_whole_weights, 4 * count),
+            (check_filled_weights, (4 * count - 2 * half) // shards),
+        )
         for check, size in checks:
             check(made, mesh, processes * size)
             with refused("policy", processes, kind=ConfigError):
@@ -177,7 +211,10 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ten
 
     def write(**changes: Tensor | None) -> TensorReader:
         tensors = {**WHOLE.state_dict(), "seen": torch.arange(10.0), **changes}
-        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / FILE)
+        save_file(
+            {name: tensor for name, tensor in tensors.items() if tensor is not None},
+            tmp_path / FILE,
+        )
         return WeightFiles(tmp_path, floats_only=False)
 
     return write
@@ -215,7 +252,7 @@ def test_file_of_another_network_fills_no_policy(
     assert name in str(caught.value)
 
 
-# -- a run of pi0.5 starts from the same bits on one and two ranks, fresh or from a released file ----------
+# -- a run of pi0.5 starts from the same bits on one and two ranks, fresh or from a released file --
 
 
 NO_TOKENIZER: Any = ""
@@ -228,7 +265,9 @@ def start_pi05(folder: str, shards: int, init_from: bool = False) -> str:
     network = replace(pi05(NO_TOKENIZER).config, weights="" if init_from else folder)
     given = read_initial_policy(folder, network).weights if init_from else None
     data = policies.run_data(network)
-    config = TrainConfig(data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards))
+    config = TrainConfig(
+        data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards)
+    )
     with join_mesh(config) as mesh:
         return digest(init_train_state(config, data, NORMALISATION, mesh, given).tensors())
 
@@ -242,7 +281,11 @@ def test_pi05_starts_from_the_same_bits_on_each_mesh(tmp_path: Path, released: b
     (alone,) = in_ranks(1, start_pi05, folder, 1)
     assert in_ranks(2, start_pi05, folder, 2) == [alone] * 2
     weights = {f"weights/{name}": tensor for name, tensor in made.state_dict().items()}
-    zeros = {f"{kind}/{name}": torch.zeros_like(p) for name, p in made.named_parameters() for kind in MOMENTS}
+    zeros = {
+        f"{kind}/{name}": torch.zeros_like(p)
+        for name, p in made.named_parameters()
+        for kind in MOMENTS
+    }
     steps = {f"step/{name}": torch.zeros(()) for name, _ in made.named_parameters()}
     assert (digest(weights | zeros | steps) == alone) == released
     if released:
@@ -256,22 +299,34 @@ def wide() -> Pi05Policy:
 
 
 def growths(folder: str) -> dict[str, int]:
-    return {setting: growth(folder, setting) for setting in ("policy.weights", "init_from", "a whole copy")}
+    return {
+        setting: growth(folder, setting)
+        for setting in ("policy.weights", "init_from", "a whole copy")
+    }
 
 
 def growth(folder: str, setting: str) -> int:
-    """Bytes by which the largest memory of this process grows from a start with frozen weights of `folder`."""
+    """Bytes by which the largest memory of this process grows from a start with frozen weights of
+    `folder`.
+    """
 
     def memory(name: str) -> int:
-        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+        (line,) = [
+            line
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith(name)
+        ]
         return int(line.split()[1]) * 1024
 
     saved = policy_folder.load(folder)
     network = replace(saved.config, weights=folder if setting == "policy.weights" else "")
     data = policies.run_data(network)
     lora = LoraConfig(2).resolved(network.LORA_TARGETS)
-    with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)) as mesh:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present memory
+    with join_mesh(
+        config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)
+    ) as mesh:
+        # the peak starts again from the present memory
+        Path("/proc/self/clear_refs").write_text("5")
         before = memory("VmRSS")
         given = None
         if setting == "init_from":

@@ -1,4 +1,6 @@
-"""Task modes: drawn by position, in the requested shares, and logged under the names of the losses."""
+"""Task modes: drawn by position, in the requested shares, and logged under the names of the
+losses.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +25,17 @@ from understudy_base.testing.refusals import refused
 
 
 @given(st.integers(0, 2**63 - 1), st.lists(st.floats(0, 5), min_size=3, max_size=3).filter(any))
-def test_draw_modes_depends_on_the_position_and_skips_zero_weights(seed: int, weights: list[float]) -> None:
+def test_draw_modes_depends_on_the_position_and_skips_zero_weights(
+    seed: int, weights: list[float]
+) -> None:
     shares = TrainConfig(mode=dict(zip(MODES, weights))).mode_weights()  # type: ignore[arg-type]
     positions = torch.arange(5000)
     drawn = draw_modes(seed, positions, shares)
     assert drawn.dtype == torch.int64
     for number, (mode, share) in enumerate(shares.items()):
         part = (drawn == number).double().mean()
-        few = 10 / 5000 if 0 < share < 1 else 0  # the normal law is no bound for shares of a few samples
+        # the normal law is no bound for shares of a few samples
+        few = 10 / 5000 if 0 < share < 1 else 0
         assert abs(part - share) <= 5 * (share * (1 - share) / 5000) ** 0.5 + few + 1e-12, mode
     some = torch.tensor([4999, 0, 17])
     assert torch.equal(draw_modes(seed, some, shares), drawn[some])
@@ -47,7 +52,9 @@ def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> 
     always = describe_modes("joint", shares, images=True, always=(FLOW,))
     assert always == with_images[1:]
     alone = TrainConfig(mode="forward_dynamics").mode_weights()
-    assert describe_modes("forward_dynamics", alone, always=(FLOW,)) == describe_modes("forward_dynamics", alone)
+    assert describe_modes("forward_dynamics", alone, always=(FLOW,)) == describe_modes(
+        "forward_dynamics", alone
+    )
 
 
 def test_describe_modes_lists_partly_trained_losses() -> None:
@@ -67,14 +74,23 @@ def test_describe_modes_lists_partly_trained_losses() -> None:
 
 @pytest.mark.parametrize("name", own_type_names())
 def test_no_recipe_trains_joint_unless_it_says_so(name: str) -> None:
-    """By default every sample trains the actions. The control: `joint` leaves out a third, and the summary says it."""
+    """By default every sample trains the actions. The control: `joint` leaves out a third, and the
+    summary says it.
+    """
     plain = TrainConfig(policy=policy_type(name).settings())
     joint = replace(plain, mode="joint")
     found = {}
     for config in (plain, joint):
-        modes = [MODES[number] for number in draw_modes(3, torch.arange(3000), config.mode_weights()).tolist()]
+        modes = [
+            MODES[number]
+            for number in draw_modes(3, torch.arange(3000), config.mode_weights()).tolist()
+        ]
         trained = sum(FLOW in TRAINS[mode] for mode in modes) / len(modes)
-        found[config.mode] = trained, config.learns_dynamics(), bool(describe_modes(config.mode, config.mode_weights()))
+        found[config.mode] = (
+            trained,
+            config.learns_dynamics(),
+            bool(describe_modes(config.mode, config.mode_weights())),
+        )
     assert found["policy"] == (1, False, False)
     assert found["joint"] == (pytest.approx(2 / 3, abs=0.03), True, True)
 
@@ -86,12 +102,16 @@ def random_spec(future: bool) -> Any:
 
 
 def test_draws_give_future_states_their_own_noise_and_times() -> None:
-    """Those of the actions stay as they are without; each stream has one time per stratum; nothing is shared."""
+    """Those of the actions stay as they are without; each stream has one time per stratum; nothing
+    is shared.
+    """
     at = torch.arange(4000)
     plain = make_draws(random_spec(future=False), 7, at)
     found = make_draws(random_spec(future=True), 7, at)
     noise = torch.cat([found["flow noise"], found["future noise"]], dim=3)
-    time = torch.stack([found["flow time"], found["future time"].gather(1, found["future stratum"])], dim=2)
+    time = torch.stack(
+        [found["flow time"], found["future time"].gather(1, found["future stratum"])], dim=2
+    )
     assert (noise.shape, time.shape) == ((4000, 4, 3, 4), (4000, 4, 2))
     assert torch.equal(noise[..., :2], plain["flow noise"])
     assert torch.equal(time[..., 0], plain["flow time"])
@@ -109,7 +129,9 @@ def test_draws_give_future_states_their_own_noise_and_times() -> None:
 def test_train_counts_the_losses_of_drawn_modes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    joint = tiny_config(data, tmp_path / "r", mode="joint", batch_size=8, micro_batch_size=2, device="cpu", steps=8)
+    joint = tiny_config(
+        data, tmp_path / "r", mode="joint", batch_size=8, micro_batch_size=2, device="cpu", steps=8
+    )
     seen: dict[str, int] = dict.fromkeys((FLOW, DYNAMICS, "should flow", "should dynamics"), 0)
     plain = FlowPolicy.losses
 
@@ -117,12 +139,17 @@ def test_train_counts_the_losses_of_drawn_modes(
         found = plain(self, batch, *rest, **more)
         if self.training:
             modes = [MODES[number] for number in batch["mode"].tolist()]
-            follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)  # nothing follows an episode's last frame
-            assert torch.equal(batch["mode"], draw_modes(7, batch["position"], joint.mode_weights()))
+            # nothing follows an episode's last frame
+            follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)
+            assert torch.equal(
+                batch["mode"], draw_modes(7, batch["position"], joint.mode_weights())
+            )
             for term in (FLOW, DYNAMICS):
                 seen[term] += int((found[term].count > 0).sum())
                 lessons = torch.tensor([term in TRAINS[mode] for mode in modes])
-                seen[f"should {term}"] += int((lessons & follows if term == DYNAMICS else lessons).sum())
+                seen[f"should {term}"] += int(
+                    (lessons & follows if term == DYNAMICS else lessons).sum()
+                )
         return found
 
     with monkeypatch.context() as patch:

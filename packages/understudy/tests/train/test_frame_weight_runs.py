@@ -1,4 +1,6 @@
-"""Frame weights in a run: the loss and the validation means by hand, resume after a kill, and the refusal of others."""
+"""Frame weights in a run: the loss and the validation means by hand, resume after a kill, and the
+refusal of others.
+"""
 
 import os
 import signal
@@ -44,13 +46,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, and w.parquet beside it."""
     path = tmp_path_factory.mktemp("weighted")
     frames = sorted(count_frames(EpisodeDataset(tiny_dataset(path / "set")).segments))
-    write_weights(path / "w.parquet", {frame: VALUES[i % len(VALUES)] for i, frame in enumerate(frames)})
+    write_weights(
+        path / "w.parquet", {frame: VALUES[i % len(VALUES)] for i, frame in enumerate(frames)}
+    )
     return path
 
 
 def configured(root: Path, out: Path, use: str = "both", **changes: Any) -> TrainConfig:
     config = tiny_config(root / "set", out, device="cpu", batch_size=8, **changes)
-    return override(config, data={"frame_weights": str(root / "w.parquet"), "frame_weights_in": use})
+    return override(
+        config, data={"frame_weights": str(root / "w.parquet"), "frame_weights_in": use}
+    )
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -70,7 +76,9 @@ def test_the_loss_is_the_weighted_mean_over_the_batch(root: Path, mesh: Mesh, pa
     loss = policy.losses(batch, draws)["flow"]
     mean = (weight * loss.sum).sum() / (weight * loss.count).sum()
     expected = torch.autograd.grad(mean, list(policy.parameters()), allow_unused=True)
-    expected = [torch.zeros_like(p) if g is None else g for g, p in zip(expected, policy.parameters())]
+    expected = [
+        torch.zeros_like(p) if g is None else g for g, p in zip(expected, policy.parameters())
+    ]
     norm = torch.stack([g.square().sum() for g in expected]).sum().sqrt()
     optimizer = make_optimizer(policy, config, {})
     found = optimizer_step(
@@ -95,20 +103,30 @@ def test_validation_means_are_weighted_by_frame(tmp_path: Path) -> None:
     frames = sorted(count_frames(EpisodeDataset(sources[0].root).segments))
     weights = {frame: VALUES[i % len(VALUES)] for i, frame in enumerate(frames)}
     given = replace(sources[0], frame_weights=str(write_weights(tmp_path / "w.parquet", weights)))
-    held = ValidationData.from_sources(open_data(mixed((given, sources[1]), tmp_path / "r")), mixed=True)
+    held = ValidationData.from_sources(
+        open_data(mixed((given, sources[1]), tmp_path / "r")), mixed=True
+    )
     assert held is not None
     rng = np.random.default_rng(0)
     sums = rng.random(len(held))
     counts = rng.integers(1, 9, len(held)).astype(np.float64)
-    result = group_losses({"flow": TermSums(sums, counts, sums[None])}, {"flow": 1.0}, held, ["x"] * len(held))
+    result = group_losses(
+        {"flow": TermSums(sums, counts, sums[None])}, {"flow": 1.0}, held, ["x"] * len(held)
+    )
     totals: dict[str, list[Fraction]] = {}
     for s, e, f, own, count in zip(held.source, held.episode, held.frame, sums, counts):
         name = held.names[s]
         weight = Fraction(weights[int(e), int(f)] if name == "wide" else 1.0)
         assert weight > 0
-        for total in (totals.setdefault(name, [Fraction(0)] * 4), totals.setdefault("all", [Fraction(0)] * 4)):
+        for total in (
+            totals.setdefault(name, [Fraction(0)] * 4),
+            totals.setdefault("all", [Fraction(0)] * 4),
+        ):
             total[:] = [
-                a + b for a, b in zip(total, (weight * Fraction(own), weight * int(count), Fraction(own), int(count)))
+                a + b
+                for a, b in zip(
+                    total, (weight * Fraction(own), weight * int(count), Fraction(own), int(count))
+                )
             ]
     for name, (a, b, c, d) in totals.items():
         entry = result if name == "all" else result["sources"][name]
@@ -152,7 +170,9 @@ def test_killed_run_with_weights_continues_on_any_ranks(root: Path, tmp_path: Pa
     weights = open_data(config).training[0].frame_weights
     frames = np.array(sorted(counts))
     factor = weights.loss_factors(*frames.T)
-    assert [counts[e, f] for e, f in frames.tolist()] * factor == pytest.approx(weights.weights(*frames.T))
+    assert [counts[e, f] for e, f in frames.tolist()] * factor == pytest.approx(
+        weights.weights(*frames.T)
+    )
 
 
 def test_resume_refuses_other_weights(root: Path, tmp_path: Path) -> None:
@@ -171,7 +191,8 @@ def test_resume_refuses_other_weights(root: Path, tmp_path: Path) -> None:
     for changed in (more, override(more, data={"frame_weights": ""})):
         with refused(recorded, kind=ConfigError):
             run.resume(changed)
-    assert run.resume(override(more, data={"frame_weights": str(root / "w.parquet")})) == run.DONE  # the same content
+    # the same content
+    assert run.resume(override(more, data={"frame_weights": str(root / "w.parquet")})) == run.DONE
 
 
 def test_summary_has_the_figures_of_the_weights(root: Path, tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")
 
 def soak(*options: object) -> tuple[int, dict[str, Any]]:
     """lab/benchmarks/soak_trainer.py in short: its exit code and its report."""
-    done = subprocess.run([sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, SOAK, "--json", *map(str, options)], stdout=subprocess.PIPE, text=True
+    )
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
@@ -40,15 +42,18 @@ def soak(*options: object) -> tuple[int, dict[str, Any]]:
             3,
             marks=[
                 pytest.mark.long,
-                pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients"),
+                pytest.mark.skipif(
+                    not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients"
+                ),
             ],
         ),
     ],
     ids=["one process", "two that share the weights"],
 )
 def test_run_is_identical_after_three_kills(kind: int) -> None:
-    """The run saves beside the training, and is killed once inside a save, once after a random time and once before a
-    random change of the disk; of two processes, one is killed."""
+    """The run saves beside the training, and is killed once inside a save, once after a random time
+    and once before a random change of the disk; of two processes, one is killed.
+    """
     code, report = soak("--kills", 3, "--per-run", 3, "--kinds", kind)
     assert (code, report["wrong"], report["kills"]) == (0, [], 3)
     assert report["finished"] == 1
@@ -72,11 +77,21 @@ def test_kill_test_detects_torn_checkpoints() -> None:
     assert "torn" in told["wrong"][0]
 
 
-def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run has far more steps
-    than it takes until it is stopped, however late that is; in the end it is given as many as it needs."""
-    schedule = ScheduleConfig("constant", warmup_steps=3)  # the learning rate does not depend on the number of steps
-    often = {"log": {"every": 1}, "checkpoint": {"every": 10}, "val": {"every": 0}, "schedule": schedule}
+def test_command_survives_sigterm_and_sigkill(
+    data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """As a scheduler and as a power cut do it, at an instant that the run does not choose. The run
+    has far more steps than it takes until it is stopped, however late that is; in the end it is
+    given as many as it needs.
+    """
+    # the learning rate does not depend on the number of steps
+    schedule = ScheduleConfig("constant", warmup_steps=3)
+    often = {
+        "log": {"every": 1},
+        "checkpoint": {"every": 10},
+        "val": {"every": 0},
+        "schedule": schedule,
+    }
     config = tiny_config(data, tmp_path / "r", steps=20_000, **often)
     (tmp_path / "config.yaml").write_text(dump_yaml(config))
     command = [sys.executable, "-m", "understudy"]
@@ -100,7 +115,11 @@ def test_command_survives_sigterm_and_sigkill(data: Path, tmp_path: Path, reques
     assert process.wait() == -signal.SIGKILL
     steps = checkpoint.list_steps(tmp_path / "r/checkpoints")[-1] + 10
     assert run.resume(replace(RunDir(tmp_path / "r").settings(), steps=steps)) == run.DONE
-    run.train(tiny_config(data, tmp_path / "whole", steps=steps, **often | {"checkpoint": {"every": steps}}))
+    run.train(
+        tiny_config(
+            data, tmp_path / "whole", steps=steps, **often | {"checkpoint": {"every": steps}}
+        )
+    )
     same_run(tmp_path / "whole", tmp_path / "r")
 
 
@@ -110,17 +129,24 @@ for word; do
 done
 exec g++ "$@"
 """
-"""Stops the run at its first kernel, and fails from then on: the signal went to the process group."""
+"""Stops the run at its first kernel, and fails from then on: the signal went to the process group.
+"""
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_signal_to_the_process_group_stops_a_compiling_run(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(dump_yaml(tiny_config(data, tmp_path / "r", compile=True)))
+    (tmp_path / "config.yaml").write_text(
+        dump_yaml(tiny_config(data, tmp_path / "r", compile=True))
+    )
     (compiler := tmp_path / "c++").write_text(COMPILER)
     compiler.chmod(0o755)
     command = [sys.executable, "-m", "understudy", "train", tmp_path / "config.yaml"]
-    environment = {**os.environ, "CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "CXX": str(compiler),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (tmp_path / "c++.asked").exists()
     assert (done.returncode, "Traceback" in done.stderr) == (run.STOPPED, False), done.stderr

@@ -22,7 +22,7 @@ from understudy.testing.pi05_policy import batch, policy
 BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 
 
-# -- the adapters -----------------------------------------------------------------------------------------------------
+# -- the adapters ----------------------------------------------------------------------------------
 
 
 def adapted(tokenizer: Path, adaptive: bool, **options: Any) -> tuple[Pi05Policy, list[str]]:
@@ -46,26 +46,42 @@ def disturb(made: Pi05Policy) -> None:
 
 
 @BOTH
-def test_default_adapters_are_on_both_towers_and_the_projections(tokenizer: Path, adaptive: bool) -> None:
+def test_default_adapters_are_on_both_towers_and_the_projections(
+    tokenizer: Path, adaptive: bool
+) -> None:
     _, names = adapted(tokenizer, adaptive)
     linear = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     linear += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    towers = {f"layers.{i}.{tower}.{name}" for i in range(3) for tower in ("vlm", "expert") for name in linear}
+    towers = {
+        f"layers.{i}.{tower}.{name}"
+        for i in range(3)
+        for tower in ("vlm", "expert")
+        for name in linear
+    }
     ends = {"action_in_proj", "action_out_proj"}
-    ends |= {"time_mlp_in", "time_mlp_out"} if adaptive else {"state_proj", "action_time_mlp_in", "action_time_mlp_out"}
+    ends |= (
+        {"time_mlp_in", "time_mlp_out"}
+        if adaptive
+        else {"state_proj", "action_time_mlp_in", "action_time_mlp_out"}
+    )
     assert set(names) == towers | ends
 
 
 @BOTH
-def test_fresh_adapters_change_no_bit_and_alone_have_gradients(tokenizer: Path, adaptive: bool) -> None:
+def test_fresh_adapters_change_no_bit_and_alone_have_gradients(
+    tokenizer: Path, adaptive: bool
+) -> None:
     plain, (made, names) = policy(tokenizer, adaptive), adapted(tokenizer, adaptive)
     assert torch.equal(loss_of(plain), loss_of(made))
     disturb(made)
     loss_of(made).backward()
     reached = {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
     unread = {f"layers.2.vlm.{name}" for name in ("self_attn.q_proj", "self_attn.o_proj")}
-    unread |= {f"layers.2.vlm.mlp.{name}_proj" for name in ("gate", "up", "down")}  # nothing reads their results
-    assert reached == {f"{name}.{kind}" for name in set(names) - unread for kind in ("lora_a", "lora_b")}
+    # nothing reads their results
+    unread |= {f"layers.2.vlm.mlp.{name}_proj" for name in ("gate", "up", "down")}
+    assert reached == {
+        f"{name}.{kind}" for name in set(names) - unread for kind in ("lora_a", "lora_b")
+    }
 
 
 @BOTH
@@ -78,9 +94,12 @@ def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adap
     disturb(made)
     loss_of(made).backward()
     trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
-    assert trained == {name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()}
+    assert trained == {
+        name for name, p in made.named_parameters() if p.grad is not None and p.grad.any()
+    }
     assert set(everything) - set(names) == {
-        f"layers.2.vlm.{name}_proj" for name in ("self_attn.q", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+        f"layers.2.vlm.{name}_proj"
+        for name in ("self_attn.q", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
     }
     assert set(names) <= set(everything)
 
@@ -94,7 +113,9 @@ def test_default_targets_of_predicted_tokens_are_all() -> None:
 
 
 @BOTH
-def test_merged_policy_has_the_own_keys_and_the_same_loss(tokenizer: Path, adaptive: bool, tmp_path: Path) -> None:
+def test_merged_policy_has_the_own_keys_and_the_same_loss(
+    tokenizer: Path, adaptive: bool, tmp_path: Path
+) -> None:
     made, _ = adapted(tokenizer, adaptive, alpha=8.0)
     disturb(made)
     merged = merge_adapters(made.state_dict(), 2.0)
@@ -112,7 +133,9 @@ def test_parts_cover_the_towers(tokenizer: Path) -> None:
     assert all(".vlm." in name or name == "projector" for name in names)
     whole = {name for name, p in made.named_parameters() if p.requires_grad and "lora" not in name}
     of_expert = {name for name in dict(policy(tokenizer).named_parameters()) if ".expert." in name}
-    of_expert |= {name for name in whole if name.startswith(("expert_norm", "action_", "time_mlp_"))}
+    of_expert |= {
+        name for name in whole if name.startswith(("expert_norm", "action_", "time_mlp_"))
+    }
     assert whole == of_expert
     assert len(of_expert) > 40
 
@@ -132,4 +155,4 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
     assert trained == 26_641_408
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------

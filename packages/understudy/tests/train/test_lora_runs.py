@@ -1,4 +1,6 @@
-"""Runs with low-rank adapters: trained, killed, resumed, sharded, validated, exported and played."""
+"""Runs with low-rank adapters: trained, killed, resumed, sharded, validated, exported and
+played.
+"""
 
 import json
 import signal
@@ -55,17 +57,21 @@ def weights(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     return {n.removeprefix(f"{kind}/"): t for n, t in tensors.items() if n.startswith(f"{kind}/")}
 
 
-# -- a run ------------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
-def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trained: Path, base: Path) -> None:
+def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(
+    trained: Path, base: Path
+) -> None:
     tensors = final_tensors(trained)
     first = FlowPolicy.load(base).state_dict()
     held = weights(tensors, "weights")
     assert {name for name in held if not is_adapter(name)} == set(first)
     assert [name for name in first if not torch.equal(first[name], held[name])] == []
     adapters = {name for name in held if is_adapter(name)}
-    assert all(held[name].any() for name in adapters if name.endswith("lora_b")), "every adapter was trained"
+    assert all(held[name].any() for name in adapters if name.endswith("lora_b")), (
+        "every adapter was trained"
+    )
     for kind in ("exp_avg", "exp_avg_sq", "step"):
         assert set(weights(tensors, kind)) == adapters
     assert set(weights(tensors, "average")) == adapters
@@ -74,33 +80,62 @@ def test_checkpoints_hold_the_base_to_the_bit_and_moments_of_adapters_alone(trai
 def test_exported_policy_is_an_ordinary_one(trained: Path, base: Path, tmp_path: Path) -> None:
     """Keys and config of the base; the actions of the run's own weights, which validation has."""
     assert main(["export", str(trained), "--output-dir", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out/model.safetensors").read_bytes() == (trained / "policy/model.safetensors").read_bytes()
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (
+        trained / "policy/model.safetensors"
+    ).read_bytes()
     one = FlowPolicy.load(base)
     two = FlowPolicy.load(trained / "policy")
     assert one.state_dict().keys() == two.state_dict().keys()
-    assert json.loads((base / "config.json").read_text()) == json.loads((trained / "policy/config.json").read_text())
+    assert json.loads((base / "config.json").read_text()) == json.loads(
+        (trained / "policy/config.json").read_text()
+    )
     tensors = final_tensors(trained)
     merged = merge_adapters(weights(tensors, "weights") | weights(tensors, "average"), ALPHA / RANK)
-    assert [name for name, tensor in two.state_dict().items() if not torch.equal(tensor, merged[name])] == []
-    moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, two.state_dict()[name])}
-    assert moved == {name.rpartition(".")[0] + ".weight" for name in weights(tensors, "weights") if is_adapter(name)}
+    assert [
+        name for name, tensor in two.state_dict().items() if not torch.equal(tensor, merged[name])
+    ] == []
+    moved = {
+        name
+        for name, tensor in one.state_dict().items()
+        if not torch.equal(tensor, two.state_dict()[name])
+    }
+    assert moved == {
+        name.rpartition(".")[0] + ".weight"
+        for name in weights(tensors, "weights")
+        if is_adapter(name)
+    }
 
 
-def test_exported_policy_validates_as_the_run_did(data: Path, trained: Path, tmp_path: Path) -> None:
-    """A run that starts from the export and trains nothing has the validation loss of the adapted weights."""
-    still = tiny_config(data, tmp_path / "still", init_from=str(trained / "policy"), steps=1, val={"every": 1})
-    assert run.train(replace(still, optim=replace(still.optim, lr=1e-30, weight_decay=0.0))) == run.DONE
+def test_exported_policy_validates_as_the_run_did(
+    data: Path, trained: Path, tmp_path: Path
+) -> None:
+    """A run that starts from the export and trains nothing has the validation loss of the adapted
+    weights.
+    """
+    still = tiny_config(
+        data, tmp_path / "still", init_from=str(trained / "policy"), steps=1, val={"every": 1}
+    )
+    assert (
+        run.train(replace(still, optim=replace(still.optim, lr=1e-30, weight_decay=0.0)))
+        == run.DONE
+    )
     there, here = (series(root, "val")[-1]["loss"] for root in (tmp_path / "still", trained))
     assert there == pytest.approx(here, rel=1e-5)
     assert run.evaluate_checkpoint(trained)["loss"] == here
 
 
-# -- resume -----------------------------------------------------------------------------------------------------------
+# -- resume ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"rank": 8}, {"rank": 0}, {"alpha": 4.0}, {"targets": ("layers.*",)}, {"also_train": ("out_proj.*",)}],
+    [
+        {"rank": 8},
+        {"rank": 0},
+        {"alpha": 4.0},
+        {"targets": ("layers.*",)},
+        {"also_train": ("out_proj.*",)},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_resume_refuses_other_adapters(trained: Path, change: dict[str, Any]) -> None:
@@ -118,13 +153,25 @@ def test_settings_of_a_run_are_resolved(trained: Path, data: Path, base: Path) -
     assert settings(data, base, trained, lora={"alpha": None}).resolved().lora.scale == 1.0
 
 
-# -- the dtype of the base --------------------------------------------------------------------------------------------
+# -- the dtype of the base -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def half(data: Path, base: Path) -> Path:
     """The policy to start from, in bfloat16."""
-    assert main(["export", str(base.parent), "--dtype", "bf16", "--output-dir", str(data.parent / "half")]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(base.parent),
+                "--dtype",
+                "bf16",
+                "--output-dir",
+                str(data.parent / "half"),
+            ]
+        )
+        == 0
+    )
     return data.parent / "half"
 
 
@@ -140,14 +187,20 @@ def frozen_dtypes(root: Path) -> dict[torch.dtype, int]:
 
 
 def same_training(one: Path, two: Path) -> None:
-    """Assert that two runs had the same losses, adapters and policy; their bases may have different dtypes."""
+    """Assert that two runs had the same losses, adapters and policy; their bases may have different
+    dtypes.
+    """
     assert series(one) == series(two)
     assert series(one, "val") == series(two, "val")
     first = final_tensors(one)
     second = final_tensors(two)
     assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name].float(), second[name].float())] == []
-    assert (one / "policy/model.safetensors").read_bytes() == (two / "policy/model.safetensors").read_bytes()
+    assert [
+        name for name in first if not torch.equal(first[name].float(), second[name].float())
+    ] == []
+    assert (one / "policy/model.safetensors").read_bytes() == (
+        two / "policy/model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.long
@@ -163,7 +216,9 @@ def test_base_of_a_bf16_file_has_the_bits_of_a_float32_base(
     wide = frozen_dtypes(tmp_path / "float32")
     assert set(wide) == {torch.float32}
     assert sum(narrow.values()) == sum(wide.values())
-    assert narrow[torch.bfloat16] > 0.4 * wide[torch.float32], "vectors and the table of letters stay float32"
+    assert narrow[torch.bfloat16] > 0.4 * wide[torch.float32], (
+        "vectors and the table of letters stay float32"
+    )
     assert main(["export", str(tmp_path / "stored"), "--output-dir", str(tmp_path / "out")]) == 0
     written = (tmp_path / "out/model.safetensors").read_bytes()
     assert written == (tmp_path / "stored/policy/model.safetensors").read_bytes()
@@ -179,24 +234,34 @@ def test_float32_file_is_rounded_once_on_request(
     data: Path, base: Path, half: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        assert run.train(settings(data, base, tmp_path / "asked", lora={"base": "bfloat16"}, steps=4)) == run.DONE
+        assert (
+            run.train(settings(data, base, tmp_path / "asked", lora={"base": "bfloat16"}, steps=4))
+            == run.DONE
+        )
     tensors = weights(final_tensors(tmp_path / "asked"), "weights")
     first = FlowPolicy.load(base).state_dict()
     narrow = {name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
     assert all(torch.equal(tensors[name], first[name].bfloat16()) for name in narrow)
-    assert all(torch.equal(tensors[name], first[name]) for name in first.keys() - narrow), "all others lose nothing"
+    assert all(torch.equal(tensors[name], first[name]) for name in first.keys() - narrow), (
+        "all others lose nothing"
+    )
     count = sum(first[name].numel() for name in narrow)
     (line,) = [line for line in caplog.text.splitlines() if line.startswith("lora.base: ")]
     assert line.count(f"{count:,}") == 2
     caplog.clear()
     with caplog.at_level("INFO"):
-        assert run.train(settings(data, half, tmp_path / "exact", lora={"base": "bfloat16"}, steps=4)) == run.DONE
+        assert (
+            run.train(settings(data, half, tmp_path / "exact", lora={"base": "bfloat16"}, steps=4))
+            == run.DONE
+        )
     (line,) = [line for line in caplog.text.splitlines() if line.startswith("lora.base: ")]
     assert line.count(f"{count:,}") == 1, "nothing was rounded"
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.skipif(
+    not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
+)
 def test_shards_change_no_bit_with_a_bf16_base(data: Path, half: Path, tmp_path: Path) -> None:
     on_mesh(data, half, tmp_path / "one", 1, {})
     in_ranks(2, on_mesh, data, half, tmp_path / "other", 2, {})
@@ -204,12 +269,18 @@ def test_shards_change_no_bit_with_a_bf16_base(data: Path, half: Path, tmp_path:
     assert torch.bfloat16 in frozen_dtypes(tmp_path / "other")
 
 
-# -- meshes, storage, recomputation -----------------------------------------------------------------------------------
+# -- meshes, storage, recomputation ----------------------------------------------------------------
 
 
 def on_mesh(data: Path, base: Path, out: Path, shards: int, options: dict[str, Any]) -> None:
     parallel = ParallelConfig(timeout=300, dp_shard=shards)
-    changes: dict[str, Any] = {"device": "cpu", "steps": 6, "micro_batch_size": 1, "parallel": parallel, **options}
+    changes: dict[str, Any] = {
+        "device": "cpu",
+        "steps": 6,
+        "micro_batch_size": 1,
+        "parallel": parallel,
+        **options,
+    }
     assert run.train(settings(data, base, out, **changes)) == run.DONE
 
 

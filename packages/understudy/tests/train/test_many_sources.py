@@ -1,4 +1,6 @@
-"""A run over hundreds of small sources from a list file: killed and continued, while its list and folders change."""
+"""A run over hundreds of small sources from a list file: killed and continued, while its list and
+folders change.
+"""
 
 import json
 import shutil
@@ -65,7 +67,9 @@ def test_a_killed_run_over_many_sources_is_identical(tmp_path: Path) -> None:
         assert run.resume(stored) == run.DONE
     same_run(tmp_path / "whole", tmp_path / "r")
     assert resumed.consumed(tmp_path / "r") == Counter(range(STEPS * BATCH))
-    orders = [json.loads((tmp_path / name / "order.json").read_text())["order"] for name in ("whole", "r")]
+    orders = [
+        json.loads((tmp_path / name / "order.json").read_text())["order"] for name in ("whole", "r")
+    ]
     assert orders[0] == orders[1]
     slots = np.array(orders[0]["schedule"][0]["slots"])
     weights = np.array([10.0 ** (number % 5 - 2) for number in range(SOURCES)])

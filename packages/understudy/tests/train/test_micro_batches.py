@@ -47,19 +47,29 @@ from understudy_kit.config.on_resume import ROUNDING, marker
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 
-# -- the cut ----------------------------------------------------------------------------------------------------------
+# -- the cut ---------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.one_of(st.none(), st.integers(20, 90)), LIMITS)
-def test_spans_are_the_longest_within_both_limits(tokens: list[int], budget: int | None, most: int | None) -> None:
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=30),
+    st.one_of(st.none(), st.integers(20, 90)),
+    LIMITS,
+)
+def test_spans_are_the_longest_within_both_limits(
+    tokens: list[int], budget: int | None, most: int | None
+) -> None:
     spans = fill_spans(len(tokens), tokens, budget, most)
-    assert [number for low, high in spans for number in range(low, high)] == list(range(len(tokens)))
+    assert [number for low, high in spans for number in range(low, high)] == list(
+        range(len(tokens))
+    )
     for low, high in spans:
         assert high > low
         assert budget is None or sum(tokens[low:high]) <= budget
         assert most is None or high - low <= most
         if high < len(tokens):  # the next sample exceeds a limit
-            assert high - low == most or (budget is not None and sum(tokens[low : high + 1]) > budget)
+            assert high - low == most or (
+                budget is not None and sum(tokens[low : high + 1]) > budget
+            )
 
 
 def test_a_sample_beyond_the_budget_is_named() -> None:
@@ -79,7 +89,7 @@ def test_any_number_of_parts_holds_every_sample_once(samples: int, most: int, mo
     assert spans[0][1] > 0
 
 
-# -- steps on meshes --------------------------------------------------------------------------------------------------
+# -- steps on meshes -------------------------------------------------------------------------------
 
 
 class Worded(FlowPolicy):
@@ -97,8 +107,20 @@ def worded() -> Worded:
 
 def flow_batch(count: int) -> dict[str, Any]:
     """Short texts first: the last rank has more parts."""
-    texts = ["go", "hi", "red", "push it", "pick up the block", "pick up the red", "put it back", "on the left"]
-    return batch(count) | {"task": [texts[number % 8] for number in range(count)], "position": torch.arange(count)}
+    texts = [
+        "go",
+        "hi",
+        "red",
+        "push it",
+        "pick up the block",
+        "pick up the red",
+        "put it back",
+        "on the left",
+    ]
+    return batch(count) | {
+        "task": [texts[number % 8] for number in range(count)],
+        "position": torch.arange(count),
+    }
 
 
 Outcome = tuple[float, dict[str, Tensor], PartCounts, int]
@@ -108,19 +130,36 @@ def step_of(made: Policy, given: dict[str, Any], shards: int, **limits: Any) -> 
     """Loss, gradients, counts and idle parts of one step of this rank on its share of a batch."""
     count = len(given["task"])
     config = TrainConfig(
-        device="cpu", batch_size=count, parallel=ParallelConfig(timeout=300, dp_shard=shards), **limits
+        device="cpu",
+        batch_size=count,
+        parallel=ParallelConfig(timeout=300, dp_shard=shards),
+        **limits,
     )
     with parallel.join_mesh(config) as mesh:
         low, high = rank_slice(count, mesh.rank, mesh.world_size)
         draws = make_draws(made.random_spec("train"), 3, given["position"][low:high])
-        parallel.shard(made, mesh, config, made.blocks(), made.float32_modules(), made.forward_methods)
+        parallel.shard(
+            made, mesh, config, made.blocks(), made.float32_modules(), made.forward_methods
+        )
         optimizer = make_optimizer(made, config, {})
-        parts, counts = cut_batch(made, config, mesh, {k: v[low:high] for k, v in given.items()}, draws)
+        parts, counts = cut_batch(
+            made, config, mesh, {k: v[low:high] for k, v in given.items()}, draws
+        )
         weights = dict.fromkeys(made.loss_terms, 1.0)
-        result = optimizer_step(made, optimizer, parts, mesh, lr=0.0, clip=1e9, weights=weights, check=True)
+        result = optimizer_step(
+            made, optimizer, parts, mesh, lr=0.0, clip=1e9, weights=weights, check=True
+        )
         grads = {n: p.grad for n, p in made.named_parameters() if p.grad is not None}
-        whole = {n: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for n, g in grads.items()}
-        return float(result.loss), whole, counts, sum(isinstance(part, IdleMicroBatch) for part in parts)
+        whole = {
+            n: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone()
+            for n, g in grads.items()
+        }
+        return (
+            float(result.loss),
+            whole,
+            counts,
+            sum(isinstance(part, IdleMicroBatch) for part in parts),
+        )
 
 
 def flow_step(count: int, shards: int, limits: dict[str, Any]) -> Outcome:
@@ -130,9 +169,14 @@ def flow_step(count: int, shards: int, limits: dict[str, Any]) -> Outcome:
 def close(one: Outcome, two: Outcome) -> None:
     assert one[0] == pytest.approx(two[0], rel=1e-6)
     assert one[1].keys() == two[1].keys()
-    error = sum(float((one[1][name] - expected).square().sum()) for name, expected in two[1].items())
+    error = sum(
+        float((one[1][name] - expected).square().sum()) for name, expected in two[1].items()
+    )
     # 1e-6 on most CPUs; the float32 kernels of some sum batches of other sizes differently.
-    assert error**0.5 <= 2e-6 * sum(float(expected.square().sum()) for expected in two[1].values()) ** 0.5
+    assert (
+        error**0.5
+        <= 2e-6 * sum(float(expected.square().sum()) for expected in two[1].values()) ** 0.5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +213,9 @@ def test_an_equal_cut_has_equal_bits() -> None:
         (4, 2, 7, {"max_num_tokens": 17}, 1),
     ],
 )
-def test_ranks_run_equally_many_parts(world: int, shards: int, count: int, limits: dict[str, Any], idle: int) -> None:
+def test_ranks_run_equally_many_parts(
+    world: int, shards: int, count: int, limits: dict[str, Any], idle: int
+) -> None:
     expected = flow_step(count, 1, {})
     everywhere = in_ranks(world, flow_step, count, shards, limits)
     assert len({found[2].parts for found in everywhere}) == 1
@@ -186,13 +232,22 @@ def packed_step(tokenizer: Path, shards: int, limits: dict[str, Any]) -> Outcome
 
     made = pi05_policy(tokenizer)
     made.packs = "max_num_tokens" in limits
-    return step_of(made, made.preprocess(pi05_batch(6) | {"position": torch.arange(6)}), shards, **limits)
+    return step_of(
+        made, made.preprocess(pi05_batch(6) | {"position": torch.arange(6)}), shards, **limits
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "shards", "budget", "parts"),
-    [(1, 1, 10**6, 1), (1, 1, 200, 2), (1, 1, 100, 3), (2, 1, 100, 2), (2, 2, 100, 2), (4, 2, 60, 2)],
+    [
+        (1, 1, 10**6, 1),
+        (1, 1, 200, 2),
+        (1, 1, 100, 3),
+        (2, 1, 100, 2),
+        (2, 2, 100, 2),
+        (4, 2, 60, 2),
+    ],
 )
 def test_packed_parts_of_each_budget_and_mesh(
     tokenizer: Path, world: int, shards: int, budget: int, parts: int
@@ -211,18 +266,25 @@ def test_packed_parts_of_each_budget_and_mesh(
         close(found, expected)
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def pi05_run(data: Path, out: Path, tokenizer: Path, **changes: Any) -> TrainConfig:
     from understudy.policies.pi05.config import Pi05Settings
 
     network = Pi05Settings(size="tiny", tokenizer=str(tokenizer), prompt_tokens=64)
-    return tiny_config(data, out, policy=network, **{"steps": 4, "val": {"every": 0}, "log": {"every": 2}} | changes)
+    return tiny_config(
+        data,
+        out,
+        policy=network,
+        **{"steps": 4, "val": {"every": 0}, "log": {"every": 2}} | changes,
+    )
 
 
 @pytest.mark.long
-def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_runs_with_a_budget_are_the_same_up_to_rounding(
+    data: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     """Two parts a step; `test_resume.py` resumes such a run."""
     assert run.train(pi05_run(data, tmp_path / "plain", tokenizer)) == run.DONE
     config = pi05_run(data, tmp_path / "cut", tokenizer, max_num_tokens=160, max_samples=3)
@@ -235,7 +297,9 @@ def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: P
             assert 0 < record["valid_share"] <= 1
             assert (record["samples_per_part"] == 4) == (name == "plain")
         page = write_report(tmp_path / name).read_text(encoding="utf-8")
-        shown = {label: value for value, label in re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)}
+        shown = {
+            label: value for value, label in re.findall(r"<b>([^<]*)</b><span>([^<]*)</span>", page)
+        }
         tokens = shown["tokens per second, median"]
         samples = shown["samples per micro-batch"]
         logged = series(tmp_path / name, "speed")
@@ -245,12 +309,19 @@ def test_runs_with_a_budget_are_the_same_up_to_rounding(data: Path, tokenizer: P
     assert marker(config, "max_num_tokens") == marker(config, "max_samples") == ROUNDING
 
 
-def test_a_budget_below_the_largest_sample_ends_before_the_run(data: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_budget_below_the_largest_sample_ends_before_the_run(
+    data: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     config = pi05_run(data, tmp_path / "r", tokenizer, max_num_tokens=80)
     with refused("max_num_tokens", 80, kind=ConfigError) as caught:
         run.train(config)
     assert not (tmp_path / "r/config.yaml").exists()
-    facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.front",), "chunk": 3}
+    facts: dict[str, Any] = {
+        "action_dim": 2,
+        "state_dim": 2,
+        "cameras": ("observation.images.front",),
+        "chunk": 3,
+    }
     images = policy_type("pi05").make_config(config.policy, **facts).sizes.vision.tokens
     assert str(images + 64 + 3) in str(caught.value)
     with pytest.raises(ConfigError, match="max_num_tokens"):
@@ -278,20 +349,33 @@ def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path)
         run.train(tiny_config(data, tmp_path / "r", max_num_tokens=80))
     found = profile(tiny_config(data, tmp_path / "r", max_samples=3), warmup=1, steps=1)
     assert found is not None
-    assert (found.samples_per_part, found.conditions["micro_batches"], found.tokens_per_s) == (2, 2, None)
+    assert (found.samples_per_part, found.conditions["micro_batches"], found.tokens_per_s) == (
+        2,
+        2,
+        None,
+    )
 
 
 def test_profile_counts_valid_and_computed_tokens() -> None:
     """Two steps of 2 s on two ranks."""
-    ranks = [RankProfile(2.0, 0.0, 2.0, {}, 0, 0.0, {}, 1, {}, PartCounts(16, 4, valid, 400)) for valid in (100, 300)]
+    ranks = [
+        RankProfile(2.0, 0.0, 2.0, {}, 0, 0.0, {}, 1, {}, PartCounts(16, 4, valid, 400))
+        for valid in (100, 300)
+    ]
     found = combine(ranks, 16, None, {"steps": 2})
     assert (found.samples_per_part, found.tokens_per_s, found.valid_share) == (4, 100, 0.5)
 
 
 def test_largest_part_is_within_the_limits() -> None:
     base = TrainConfig(batch_size=16)
-    assert [largest_part(replace(base, max_samples=most), 2, None) for most in (None, 3, 99)] == [8, 3, 8]
-    assert [largest_part(replace(base, max_num_tokens=most), 2, 100) for most in (100, 399, 10**6)] == [1, 3, 8]
+    assert [largest_part(replace(base, max_samples=most), 2, None) for most in (None, 3, 99)] == [
+        8,
+        3,
+        8,
+    ]
+    assert [
+        largest_part(replace(base, max_num_tokens=most), 2, 100) for most in (100, 399, 10**6)
+    ] == [1, 3, 8]
     assert largest_part(replace(base, micro_batch_size=4), 2, 100) == 4
 
 

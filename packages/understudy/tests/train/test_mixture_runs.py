@@ -1,6 +1,8 @@
-"""Training over a mixture: killed and carried on, on other numbers of processes, with other weights from a step on.
+"""Training over a mixture: killed and carried on, on other numbers of processes, with other weights
+from a step on.
 
-The sources differ in widths, frame rates, cameras, sizes of images and names of keys (`testing/mixtures.py`).
+The sources differ in widths, frame rates, cameras, sizes of images and names of keys
+(`testing/mixtures.py`).
 """
 
 import json
@@ -45,7 +47,9 @@ def sources(root: Path) -> tuple[SourceConfig, ...]:
 
 
 def settings(sources: tuple[SourceConfig, ...], out: Path, **changes: Any) -> TrainConfig:
-    return mixed(sources, out, **{"batch_size": 8, "micro_batch_size": 2, "device": "cpu", **changes})
+    return mixed(
+        sources, out, **{"batch_size": 8, "micro_batch_size": 2, "device": "cpu", **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +71,15 @@ def goes_on(out: Path) -> int:
         return run.resume(RunDir(out).settings())
 
 
-# -- the same run ----------------------------------------------------------------------------------------------------
+# -- the same run ----------------------------------------------------------------------------------
 
 
-def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
-    """Killed at step 7 of 12, behind the checkpoint of step 4: carried on by one process, and by two."""
+def test_killed_mixture_run_is_identical(
+    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
+    """Killed at step 7 of 12, behind the checkpoint of step 4: carried on by one process, and by
+    two.
+    """
     (kind, code), *_ = outcomes_in_ranks(1, killed, settings(sources, tmp_path / "r"), 7)
     assert (kind, code) == ("died", -signal.SIGKILL)
     assert checkpoint.list_steps(tmp_path / "r/checkpoints") == [4]
@@ -82,7 +90,9 @@ def test_killed_mixture_run_is_identical(whole: Path, sources: tuple[SourceConfi
     for out in (tmp_path / "r", tmp_path / "two"):
         same_run(whole, out)
         assert resumed.consumed(out) == Counter(range(12 * 8))
-    frozen = [json.loads((out / "order.json").read_text())["order"] for out in (whole, tmp_path / "two")]
+    frozen = [
+        json.loads((out / "order.json").read_text())["order"] for out in (whole, tmp_path / "two")
+    ]
     assert frozen[0] == frozen[1]
 
 
@@ -100,7 +110,7 @@ def test_mixture_shares_are_exact(whole: Path) -> None:
     assert resumed.consumed(whole) == Counter(range(12 * 8))
 
 
-# -- inputs of the policy ----------------------------------------------------------------------------------------------
+# -- inputs of the policy --------------------------------------------------------------------------
 
 
 def test_samples_are_normalized_by_the_head_of_their_source(
@@ -141,7 +151,7 @@ def test_single_dataset_equals_a_mixture_of_one(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-# -- carrying on with other settings -----------------------------------------------------------------------------------
+# -- carrying on with other settings ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -154,15 +164,18 @@ def half(root: Path, sources: tuple[SourceConfig, ...]) -> Path:
 
 def reweighted(out: Path, *weights: float) -> TrainConfig:
     config = RunDir(out).settings()
-    changed = tuple(replace(source, weight=weight) for source, weight in zip(config.data.sources, weights))
+    changed = tuple(
+        replace(source, weight=weight) for source, weight in zip(config.data.sources, weights)
+    )
     return replace(config, data=replace(config.data, sources=changed))
 
 
 def test_resume_with_new_weights_logs_and_keeps_them(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Positions before the change keep their samples; from there on shares are the new ones, each source continues
-    where it was; a kill, or another resume, finds the same order."""
+    """Positions before the change keep their samples; from there on shares are the new ones, each
+    source continues where it was; a kill, or another resume, finds the same order.
+    """
     out = tmp_path / "r"
     shutil.copytree(half, out)
     shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
@@ -189,7 +202,8 @@ def test_resume_with_new_weights_logs_and_keeps_them(
     after = np.arange(48, 48 + 800)
     assert all(np.array_equal(a, b) for a, b in zip(order.locate(before), plain.locate(before)))
     assert np.bincount(order.locate(after)[0]).tolist() == [100, 100, 600]
-    for number, part in enumerate(data.training):  # each source's own stream continues: every frame once per epoch
+    # each source's own stream continues: every frame once per epoch
+    for number, part in enumerate(data.training):
         where = np.concatenate([before, after])
         source, episode, frame = order.locate(where)
         own = list(zip(episode[source == number].tolist(), frame[source == number].tolist()))
@@ -221,7 +235,8 @@ def test_resume_refuses_new_weights_without_a_checkpoint_and_new_sources(
 def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_path: Path) -> None:
     shutil.copytree(half, tmp_path / "r")
     config = RunDir(tmp_path / "r").settings()
-    assert tuple(source.name for source in config.data.sources) == NAMES  # recorded when the run began
+    # recorded when the run began
+    assert tuple(source.name for source in config.data.sources) == NAMES
     moved = []
     for source in config.data.sources:
         shutil.copytree(source.root, tmp_path / f"moved-{source.name}")
@@ -234,21 +249,28 @@ def test_resume_accepts_moved_datasets_and_names_a_changed_one(half: Path, tmp_p
         run.resume(RunDir(tmp_path / "r").settings())
 
 
-# -- out of a run, and into the next -----------------------------------------------------------------------------------
+# -- out of a run, and into the next ---------------------------------------------------------------
 
 
-def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_export_of_several_heads_starts_a_run(
+    whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     export(ExportConfig(run=str(whole), output_dir=str(tmp_path / "policy")))
     assert FlowPolicy.load(tmp_path / "policy").norm_heads == ("arm::joint", "hand::joint")
     begins = settings(sources, tmp_path / "on", steps=2, init_from=str(tmp_path / "policy"))
     assert run.train(begins) == run.DONE
     other = tuple(replace(source, control_mode="velocity") for source in sources)
-    with refused("init_from", "arm::joint, hand::joint", "arm::velocity, hand::velocity", kind=ConfigError):
+    with refused(
+        "init_from", "arm::joint, hand::joint", "arm::velocity, hand::velocity", kind=ConfigError
+    ):
         run.train(replace(settings(other, tmp_path / "other"), init_from=str(tmp_path / "policy")))
     unknown = tuple(replace(source, control_mode="") for source in sources)
     with refused("init_from", "arm::joint, hand::joint", "small, two, wide", kind=ConfigError):
-        run.train(replace(settings(unknown, tmp_path / "unknown"), init_from=str(tmp_path / "policy")))
-    # As wide as the widest, but the other head's own dimensions are others: some would never be learnt.
+        run.train(
+            replace(settings(unknown, tmp_path / "unknown"), init_from=str(tmp_path / "policy"))
+        )
+    # As wide as the widest, but the other head's own dimensions are others: some would never be
+    # learnt.
     folder = editable(tmp_path / "policy") / "normalisation.json"
     units = json.loads(folder.read_text())
     folder.write_text(json.dumps(units | {"dims": units["dims"] | {"action": [4, 1]}}))
@@ -256,7 +278,8 @@ def test_export_of_several_heads_starts_a_run(whole: Path, sources: tuple[Source
         run.train(replace(begins, output_dir=str(tmp_path / "narrow")))
     folder.write_text(json.dumps(units))
     delta = tuple(
-        replace(source, delta_action_dims=(1,)) if source.robot_type == "arm" else source for source in sources
+        replace(source, delta_action_dims=(1,)) if source.robot_type == "arm" else source
+        for source in sources
     )
     with refused("init_from", [[], []], "delta_action_dims", kind=ConfigError):
         run.train(replace(settings(delta, tmp_path / "delta"), init_from=str(tmp_path / "policy")))
@@ -271,12 +294,20 @@ def test_startup_summary_of_a_mixture_run(
     kept = (replace(sources[0], keep_ranges=str(tmp_path / "keep.json")), *sources[1:])
     run.train(settings(kept, tmp_path / "r", steps=1, val={"every": 0}))
     said = capsys.readouterr().err
-    table = {line.split()[0]: " ".join(line.split()) for line in said.splitlines() if "::joint" in line}
-    assert table == {
-        "wide": "wide arm::joint 14 frames of 3 episodes 4 frames of 1 episode 50.000% 50.000% 3.5 steps 3",
-        "two": "two hand::joint 30 frames of 4 episodes 10 frames of 1 episode 33.333% 33.333% 11.25 steps 2",
-        "small": "small arm::joint 17 frames of 2 episodes 7 frames of 1 episode 16.667% 16.667% 12.75 steps 3",
+    table = {
+        line.split()[0]: " ".join(line.split()) for line in said.splitlines() if "::joint" in line
     }
-    assert f"wide: {tmp_path}/keep.json: 4 of 4 keys match an episode of this dataset, 4 of its 6" in said
+    assert table == {
+        "wide": "wide arm::joint 14 frames of 3 episodes 4 frames of 1 episode 50.000% 50.000% 3.5 "
+        "steps 3",
+        "two": "two hand::joint 30 frames of 4 episodes 10 frames of 1 episode 33.333% 33.333% "
+        "11.25 steps 2",
+        "small": "small arm::joint 17 frames of 2 episodes 7 frames of 1 episode 16.667% 16.667% "
+        "12.75 steps 3",
+    }
+    assert (
+        f"wide: {tmp_path}/keep.json: 4 of 4 keys match an episode of this dataset, 4 of its 6"
+        in said
+    )
     assert "2 episodes have no key and are left out" in said
     assert "images are loaded at 16 x 16" in said

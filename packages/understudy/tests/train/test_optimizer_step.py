@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from understudy.config.train import AugmentConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
+from understudy.config.train import (
+    AugmentConfig,
+    EmaConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
 from understudy.optim.adamw import Float32AdamW
@@ -100,7 +106,9 @@ def stepped(
     **other: Any,
 ) -> StepResult:
     parts = micro_batches(batch, as_draws(noise, time), accumulate)
-    return optimizer_step(policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0}, **other)
+    return optimizer_step(
+        policy, optimizer, parts, mesh, lr=lr, clip=clip, weights={"flow": 1.0}, **other
+    )
 
 
 # -- schedule
@@ -112,14 +120,20 @@ def test_the_schedule_at_its_corners() -> None:
     assert lr_factor(4, cosine, 20) == 1.0
     assert lr_factor(12, cosine, 20) == pytest.approx(0.55)
     assert lr_factor(20, cosine, 20) == lr_factor(99, cosine, 20) == pytest.approx(0.1)
-    assert lr_factor(12, ScheduleConfig(kind="linear", warmup_steps=4, final_lr_ratio=0.0), 20) == pytest.approx(0.5)
+    assert lr_factor(
+        12, ScheduleConfig(kind="linear", warmup_steps=4, final_lr_ratio=0.0), 20
+    ) == pytest.approx(0.5)
     assert lr_factor(12, ScheduleConfig(kind="constant", warmup_steps=4), 20) == 1.0
     assert lr_factor(5, ScheduleConfig(warmup_steps=0, decay_steps=5), 100) == 0.0
     assert lr_factor(0, ScheduleConfig(warmup_steps=10), 5) == 0.1  # a run shorter than its warm-up
 
 
 @given(
-    st.integers(0, 300), st.integers(0, 50), st.floats(0, 1), st.integers(1, 200), st.sampled_from(["cosine", "linear"])
+    st.integers(0, 300),
+    st.integers(0, 50),
+    st.floats(0, 1),
+    st.integers(1, 200),
+    st.sampled_from(["cosine", "linear"]),
 )
 def test_the_schedule_never_leaves_its_bounds_and_never_rises_again(
     step: int, warmup: int, final: float, steps: int, kind: Any
@@ -153,7 +167,10 @@ def test_a_draw_is_the_same_to_the_bit_whatever_is_drawn_with_it(future: bool) -
     drawing = spec(3, 2, future=future)
     whole = make_draws(drawing, 7, torch.arange(600))
     for size in (1, 2, 3, 5, 7, 11, 64):
-        parts = [make_draws(drawing, 7, torch.arange(low, min(low + size, 600))) for low in range(0, 600, size)]
+        parts = [
+            make_draws(drawing, 7, torch.arange(low, min(low + size, 600)))
+            for low in range(0, 600, size)
+        ]
         for name, all_of_it in whole.items():
             assert torch.equal(torch.cat([part[name] for part in parts]), all_of_it), (size, name)
 
@@ -169,16 +186,23 @@ def test_the_first_batch_is_that_of_the_recorded_order(root: Path, data: RunData
 
 
 def test_augmentation_is_one_samples_affair(root: Path) -> None:
-    plain, cameras = first_batch(tiny_config(root, root, batch_size=8, augment=AugmentConfig(shift=0, text_dropout=0)))
+    plain, cameras = first_batch(
+        tiny_config(root, root, batch_size=8, augment=AugmentConfig(shift=0, text_dropout=0))
+    )
     some = AugmentConfig(shift=3, text_dropout=0.5)
     changed = apply_augmentation(plain, cameras, some, seed=1)
     assert plain["task"].count("") == 0 < changed["task"].count("")
     assert not torch.equal(changed[cameras[0]], plain[cameras[0]])
     same = {k: v[[0] * 8] if isinstance(v, torch.Tensor) else [v[0]] * 8 for k, v in plain.items()}
-    moved = apply_augmentation(same | {"position": plain["position"]}, cameras, some, seed=1)[cameras[0]]
+    moved = apply_augmentation(same | {"position": plain["position"]}, cameras, some, seed=1)[
+        cameras[0]
+    ]
     assert len(moved.flatten(1).unique(dim=0)) > 4  # one image, moved differently at each position
     rows = [6, 1]
-    part = {k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows] for k, v in plain.items()}
+    part = {
+        k: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in rows]
+        for k, v in plain.items()
+    }
     alone = apply_augmentation(part, cameras, some, seed=1)
     assert torch.equal(alone[cameras[0]], changed[cameras[0]][rows])
     assert alone["task"] == [changed["task"][i] for i in rows]
@@ -187,9 +211,15 @@ def test_augmentation_is_one_samples_affair(root: Path) -> None:
 # -- the step
 
 
-def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    """By hand, sample by sample: one sum, one count. A mean of per-sample means is another number (the control)."""
-    batch = dict(batch, action_is_pad=torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.5)
+def test_the_gradient_is_that_of_sum_over_count(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
+    """By hand, sample by sample: one sum, one count. A mean of per-sample means is another number
+    (the control).
+    """
+    batch = dict(
+        batch, action_is_pad=torch.rand(8, 3, generator=torch.Generator().manual_seed(1)) < 0.5
+    )
     noise, time = drawn(batch)
     other = copy.deepcopy(policy)
     total = torch.zeros(())
@@ -203,7 +233,9 @@ def test_the_gradient_is_that_of_sum_over_count(mesh: Mesh, policy: FlowPolicy, 
         if int(loss.count.sum()):
             means.append(loss.sum.sum().item() / int(loss.count.sum()))
     (total / count).backward()
-    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=1e9)
+    result = stepped(
+        mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=1e9
+    )
     assert float(result.loss) == pytest.approx(total.item() / count, rel=1e-5)
     assert abs(float(result.loss) - float(np.mean(means))) > 1e-3
     for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
@@ -227,17 +259,27 @@ def test_a_loss_that_is_not_finite_affects_its_own_group_alone(
     noise, time = drawn(batch)
     noise[0] = float("nan")
     batch = dict(batch, source=torch.arange(8) % 3)
-    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, groups={"source": 4})
+    result = stepped(
+        mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, groups={"source": 4}
+    )
     assert result.groups is not None
     sums, counts = result.groups[..., 0]
     assert torch.isnan(sums).tolist() == [True, False, False, False]
     assert (counts.sum(), counts[3]) == (result.terms[1, 0], 0)
 
 
-def test_clipping_bounds_the_global_norm(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_clipping_bounds_the_global_norm(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
     noise, time = drawn(batch)
-    result = stepped(mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01)
-    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in policy.parameters() if p.grad is not None))
+    result = stepped(
+        mesh, policy, adamw(policy, OptimConfig()), batch, noise, time, lr=0.0, clip=0.01
+    )
+    norm = math.sqrt(
+        sum(
+            float(p.grad.double().square().sum()) for p in policy.parameters() if p.grad is not None
+        )
+    )
     assert float(result.grad_norm) > 0.1
     assert norm == pytest.approx(0.01, rel=1e-3)
 
@@ -256,29 +298,43 @@ def test_a_gradient_that_is_not_finite_changes_no_bit(
     assert (float(good.skipped), float(bad.skipped)) == (0.0, 1.0)
     after = snapshot(policy, optimizer)
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)  # and the next one counts again
+    # and the next one counts again
+    stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, clip=1.0)
     moved = snapshot(policy, optimizer)
     assert all(float(moved[name]) == 2 for name in moved if name.startswith("step/"))
-    assert any(not torch.equal(moved[name], after[name]) for name in moved if name.startswith("weights/"))
+    assert any(
+        not torch.equal(moved[name], after[name]) for name in moved if name.startswith("weights/")
+    )
 
 
 class Asks(TorchDispatchMode):
-    """Counts how often a value is asked of the device: `item`, `if tensor:`, and copies to the host that wait."""
+    """Counts how often a value is asked of the device: `item`, `if tensor:`, and copies to the host
+    that wait.
+    """
 
     count = 0
 
-    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        self.count += operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        self.count += operation in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.equal.default,
+        )
         return operation(*arguments, **(keywords or {}))
 
 
-def test_a_step_never_waits_for_the_device(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_a_step_never_waits_for_the_device(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
     optimizer = adamw(policy, OptimConfig())
     average = make_average(policy)
     noise, time = drawn(batch)
     with Asks() as asks:
         groups = {"source": 2}
-        result = stepped(mesh, policy, optimizer, batch, noise, time, lr=1e-2, accumulate=2, groups=groups)
+        result = stepped(
+            mesh, policy, optimizer, batch, noise, time, lr=1e-2, accumulate=2, groups=groups
+        )
         update_average(average, policy, optimizer, 0.9)
         assert asks.count == 0
         assert result.groups is not None
@@ -303,9 +359,14 @@ def test_a_process_on_its_own_does_not_talk_to_itself(
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-split"])
 def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     """As the driver counts it: from the batch at the host to the average of the weights."""
-    config = tiny_config(root, root, device="cuda", batch_size=8, micro_batch_size=4, precision=precision)
+    config = tiny_config(
+        root, root, device="cuda", batch_size=8, micro_batch_size=4, precision=precision
+    )
     data = open_data(config)
-    with parallel.join_mesh(config) as mesh, Loader(data.training, order=data.order(config), num_threads=1) as loader:
+    with (
+        parallel.join_mesh(config) as mesh,
+        Loader(data.training, order=data.order(config), num_threads=1) as loader,
+    ):
         training = init_train_state(config, data, compute_normalization(data, "mean_std"), mesh)
         training.sources = ("one", "two")  # so that losses are summed per source
         training.train_step(next(loader))  # objects made once may wait
@@ -322,12 +383,19 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
 # -- the optimizer
 
 
-def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
-    """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock fused AdamW."""
+def test_equal_to_the_stock_optimizer(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
+    """The whole step against plain torch: its own scalar loss, its norm, its clipping, a stock
+    fused AdamW.
+    """
     other = copy.deepcopy(policy)
     config = OptimConfig(weight_decay=0.05)
     optimizer = adamw(policy, config)
-    split = [[p for p in other.parameters() if p.ndim >= 2], [p for p in other.parameters() if p.ndim < 2]]
+    split = [
+        [p for p in other.parameters() if p.ndim >= 2],
+        [p for p in other.parameters() if p.ndim < 2],
+    ]
     stock = torch.optim.AdamW(
         [{"params": split[0], "weight_decay": 0.05}, {"params": split[1], "weight_decay": 0.0}],
         lr=1e-2,
@@ -344,7 +412,8 @@ def test_equal_to_the_stock_optimizer(mesh: Mesh, policy: FlowPolicy, batch: dic
         assert float(result.grad_norm) == pytest.approx(norm.item(), rel=1e-5)
         stock.step()
     for (name, mine), theirs in zip(policy.named_parameters(), other.parameters()):
-        if name.endswith("conv.bias"):  # the norm behind it takes it out: its gradient is rounding, which Adam enlarges
+        # the norm behind it takes it out: its gradient is rounding, which Adam enlarges
+        if name.endswith("conv.bias"):
             continue
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -366,18 +435,26 @@ def test_groups_follow_patterns_and_dimensions(policy: FlowPolicy) -> None:
     assert len(groups) == len({(g["weight_decay"], g["lr_scale"]) for g in groups})
 
 
-def test_each_group_is_stepped_at_its_own_rate(mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]) -> None:
+def test_each_group_is_stepped_at_its_own_rate(
+    mesh: Mesh, policy: FlowPolicy, batch: dict[str, Any]
+) -> None:
     before = copy.deepcopy(policy)
     config = OptimConfig(weight_decay=0.0, lr_scale={"fuse.weight": 0.0, "in_proj.weight": 0.5})
     stepped(mesh, policy, adamw(policy, config), batch, *drawn(batch), lr=1e-2)
-    moved = {n: (p - q).abs().max().item() for (n, p), q in zip(policy.named_parameters(), before.parameters())}
+    moved = {
+        n: (p - q).abs().max().item()
+        for (n, p), q in zip(policy.named_parameters(), before.parameters())
+    }
     assert moved["fuse.weight"] == 0.0
-    assert moved["in_proj.weight"] == pytest.approx(0.5e-2, rel=1e-2)  # Adam's first step is one learning rate long
+    # Adam's first step is one learning rate long
+    assert moved["in_proj.weight"] == pytest.approx(0.5e-2, rel=1e-2)
     assert moved["out_proj.weight"] == pytest.approx(1e-2, rel=1e-2)
 
 
 class TwoTerms(FlowPolicy):
-    """Also wants its first weights to be small: per sample their squares' sum, over three elements."""
+    """Also wants its first weights to be small: per sample their squares' sum, over three
+    elements.
+    """
 
     asked: list[list[str]]
 
@@ -388,7 +465,9 @@ class TwoTerms(FlowPolicy):
     def counts(self, batch: Any, draws: Any) -> dict[str, torch.Tensor]:
         return {**super().counts(batch, draws), "size": torch.tensor(3 * len(batch["action"]))}
 
-    def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> dict[str, Loss]:
+    def losses(
+        self, batch: Any, draws: Any, terms: Any = None, detail: bool = False
+    ) -> dict[str, Loss]:
         self.asked.append(list(terms))
         found = super().losses(batch, draws, terms)
         ones = torch.ones(len(draws["flow noise"]), dtype=torch.float64)
@@ -408,7 +487,9 @@ def test_terms_are_weighed_each_over_its_own_count_and_those_that_weigh_nothing_
         weights = loss_weights(policy.loss_terms, {"size": factor})
         micro = micro_batches(batch, as_draws(*drawn(batch)), parts)
         optimizer = adamw(policy, OptimConfig(weight_decay=0.0))
-        result = optimizer_step(policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights)
+        result = optimizer_step(
+            policy, optimizer, micro, mesh, lr=0.0, clip=math.inf, weights=weights
+        )
         assert first.grad is not None
         found[factor] = result.loss, first.grad.clone()
     assert policy.asked == [["flow"]] * parts + [["flow", "size"]] * parts
@@ -444,11 +525,17 @@ def test_the_decay_of_the_average_at_its_corners() -> None:
 def test_normalization_ignores_held_out_episodes(root: Path, data: RunData) -> None:
     assert data.validation[0] is not None
     maps = compute_normalization(data, "mean_std")
-    trained, held = (set(part.segments[:, 0].tolist()) for part in (data.training[0], data.validation[0]))
+    trained, held = (
+        set(part.segments[:, 0].tolist()) for part in (data.training[0], data.validation[0])
+    )
     assert trained
     assert held
     assert not trained & held
-    rows = [data.training[0].sample(e, f)["action"][0] for e, a, b in data.training[0].segments for f in range(a, b)]
+    rows = [
+        data.training[0].sample(e, f)["action"][0]
+        for e, a, b in data.training[0].segments
+        for f in range(a, b)
+    ]
     actions = torch.stack(rows).double()
     np.testing.assert_allclose(maps["action"]["offset"][0], actions.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(maps["action"]["spread"][0], actions.std(0, correction=0), rtol=1e-5)
@@ -456,7 +543,9 @@ def test_normalization_ignores_held_out_episodes(root: Path, data: RunData) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
-def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(
+    tmp_path: Path,
+) -> None:
     """Validation episodes included: their NaN would be the only validation loss of the run."""
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4, 5), per_data_file=1))
     config = tiny_config(tmp_path / "d", tmp_path)
@@ -467,7 +556,9 @@ def test_a_value_that_is_not_finite_is_told_wherever_it_is_and_can_be_left_out(t
     rows = pq.read_table(path)
     state = np.stack(rows["observation.state"].to_numpy())
     state[1, 0] = np.nan
-    column = pa.FixedSizeListArray.from_arrays(pa.array(state.ravel(), pa.float32()), state.shape[1])
+    column = pa.FixedSizeListArray.from_arrays(
+        pa.array(state.ravel(), pa.float32()), state.shape[1]
+    )
     at = rows.schema.get_field_index("observation.state")
     pq.write_table(rows.set_column(at, "observation.state", column), path)
     with refused("observation.state[0]", "nan", where=f"episode {bad}", fix="exclude_episodes"):
@@ -490,13 +581,18 @@ def test_what_a_policy_cannot_use_is_told_early(tmp_path: Path) -> None:
 
     assert opened().cameras == ("observation.images.top", "observation.images.still")
     assert opened(cameras=("observation.images.still",)).cameras == ("observation.images.still",)
-    with refused("'observation.images.hand'", where=str(tmp_path / "d"), fix="observation.images.top"):
+    with refused(
+        "'observation.images.hand'", where=str(tmp_path / "d"), fix="observation.images.top"
+    ):
         opened(cameras=("observation.images.hand",))
     write_dataset(tmp_path / "one", Spec(lengths=(5,)))
     with refused(1, where=str(tmp_path / "one"), fix="--data.val-fraction 0"):
         opened(root=str(tmp_path / "one"))
     gray = {"dtype": "image", "shape": [1, 64, 64], "names": ["channels", "height", "width"]}
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].update({"observation.images.still": gray}))
+    edit_json(
+        tmp_path / "d/meta/info.json",
+        lambda info: info["features"].update({"observation.images.still": gray}),
+    )
     with refused("'observation.images.still'", 1, where=str(tmp_path / "d"), fix="data.cameras"):
         opened()
     edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"].pop("action"))

@@ -1,4 +1,6 @@
-"""Numbers that a policy draws for itself: the same layout repeats them, and no global generator moves."""
+"""Numbers that a policy draws for itself: the same layout repeats them, and no global generator
+moves.
+"""
 
 import random
 import shutil
@@ -39,7 +41,8 @@ def drawing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 def global_states() -> tuple[Any, ...]:
     state = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), state[1].tolist(), state[2:], random.getstate()  # type: ignore[index]
+    of_numpy = state[1].tolist(), state[2:]  # type: ignore[index]
+    return torch.get_rng_state().tolist(), *of_numpy, random.getstate()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_own_draws_repeat_and_move_no_global_generator(
-    kind: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kind: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     drawing(monkeypatch, kind)
     for number, name in enumerate(("a", "b")):
@@ -67,7 +74,9 @@ def test_own_draws_repeat_and_move_no_global_generator(
     same_run(tmp_path / "a", tmp_path / "b")
 
 
-def test_validation_that_draws_repeats(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_that_draws_repeats(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawing(monkeypatch, "torch.rand")
     assert run.train(tiny_config(data, tmp_path / "a")) == run.DONE
     before = global_states()
@@ -76,19 +85,31 @@ def test_validation_that_draws_repeats(data: Path, tmp_path: Path, monkeypatch: 
     assert global_states() == before
 
 
-def test_recomputed_blocks_repeat_their_dropout(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_blocks_repeat_their_dropout(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from understudy.policies.common.layers import Linear
 
     forward = Linear.forward
-    monkeypatch.setattr(Linear, "forward", lambda self, x: torch.dropout(forward(self, x), 0.1, self.training))
+    monkeypatch.setattr(
+        Linear, "forward", lambda self, x: torch.dropout(forward(self, x), 0.1, self.training)
+    )
     for mode in ("none", "full", "selective"):
-        assert run.train(tiny_config(data, tmp_path / mode, steps=3, activation_checkpoint=mode)) == run.DONE
+        assert (
+            run.train(tiny_config(data, tmp_path / mode, steps=3, activation_checkpoint=mode))
+            == run.DONE
+        )
         assert series(tmp_path / mode) == series(tmp_path / "none")
         whole = final_tensors(tmp_path / "none")
-        assert all(torch.equal(value, whole[name]) for name, value in final_tensors(tmp_path / mode).items())
+        assert all(
+            torch.equal(value, whole[name])
+            for name, value in final_tensors(tmp_path / mode).items()
+        )
 
 
-def test_a_policy_without_draws_is_not_reported(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_without_draws_is_not_reported(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run.train(tiny_config(data, tmp_path / "a", steps=2)) == run.DONE
     assert "draws numbers of its own" not in capfd.readouterr().err
 

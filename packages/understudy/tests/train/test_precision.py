@@ -1,4 +1,6 @@
-"""The setting `precision`: dtypes of all tensors, before and after all that could change them, on any mesh."""
+"""The setting `precision`: dtypes of all tensors, before and after all that could change them, on
+any mesh.
+"""
 
 import copy
 from dataclasses import replace
@@ -22,7 +24,14 @@ from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import scalar
 from understudy.testing import policies
 from understudy.testing.ranks import in_ranks
-from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, restore, store, table
+from understudy.train.precision import (
+    compute_dtype,
+    make_optimizer,
+    named_tensors,
+    restore,
+    store,
+    table,
+)
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit.config.schema import complete
@@ -43,7 +52,9 @@ def one_thread() -> None:
 
 
 def setting(precision: Any, **parallel: int) -> TrainConfig:
-    return TrainConfig(precision=precision, optim=OptimConfig(lr=1e-2), parallel=ParallelConfig(**parallel))
+    return TrainConfig(
+        precision=precision, optim=OptimConfig(lr=1e-2), parallel=ParallelConfig(**parallel)
+    )
 
 
 def built(precision: str, seed: int = 0) -> tuple[nn.Module, Float32AdamW]:
@@ -56,7 +67,8 @@ def trained(policy: nn.Module, optimizer: Float32AdamW, steps: range) -> list[fl
     losses = []
     for step in steps:
         optimizer.zero_grad()
-        loss = scalar(policy.flow_losses(policies.batch(4, step), *policies.draws(4, seed=step)))  # type: ignore[operator]
+        drawn = policies.batch(4, step), *policies.draws(4, seed=step)
+        loss = scalar(policy.flow_losses(*drawn))  # type: ignore[operator]
         loss.backward()
         norm = grad_norm(list(policy.parameters()))
         optimizer.step(scale=clip_factor(norm, 1.0))
@@ -69,7 +81,9 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
+    )
 
 
 @pytest.mark.parametrize("precision", SETTINGS)
@@ -78,14 +92,24 @@ def test_what_is_kept_in_which_dtype(precision: str) -> None:
     for _ in range(2):
         assert {p: p.dtype for p in policy.parameters()} == kept_in(policy, precision)
         assert {b.dtype for b in policy.buffers()} == {torch.float32}, "statistics are no weights"
-        moments = [s[k] for s in optimizer.state.values() for k in ("exp_avg", "exp_avg_sq", "step")]
+        moments = [
+            s[k] for s in optimizer.state.values() for k in ("exp_avg", "exp_avg_sq", "step")
+        ]
         assert {m.dtype for m in moments} == {torch.float32}
         assert {t.dtype for t in named_tensors(policy, optimizer).values()} == {torch.float32}
         trained(policy, optimizer, range(3))
         assert all(p.grad.dtype == p.dtype for p in policy.parameters() if p.grad is not None)
     report = table(policy, optimizer, None, compute_dtype(precision))
     header, matrices, vectors = report.splitlines()
-    words = ("parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")
+    words = (
+        "parameters",
+        "kept in",
+        "computes in",
+        "gradients",
+        "optimizer state",
+        "B/param",
+        "MiB",
+    )
     assert all(word in header for word in words)
     for line, p in ((matrices, "14.0" if precision == "bf16-split" else "16.0"), (vectors, "")):
         assert compute_dtype(precision) in line
@@ -122,7 +146,8 @@ def test_a_checkpoint_of_any_storage_fills_any_other_bit_for_bit(precision: str,
             tensor.copy_(saved[name])
     restore(other, resumed, tensors)
     assert equal(named_tensors(other, resumed), saved)
-    # And it continues: the same bits where arithmetic and storage are the same, the same training otherwise.
+    # And it continues: the same bits where arithmetic and storage are the same, the same training
+    # otherwise.
     here, there = (trained(p, o, range(4, 8)) for p, o in ((policy, optimizer), (other, resumed)))
     if precision == into:
         assert here == there
@@ -157,9 +182,12 @@ def test_split_is_refused_where_it_saves_nothing(alone: None) -> None:
     config = setting("bf16-split", dp_shard=2)
     with refused("precision", "bf16-split", "parallel.dp_shard=2", kind=ConfigError):
         complete(replace(config, data=DataConfig(root="somewhere")))
-    # And by the optimizer, however it is built: two ranks' worth of shards, of which this process has one.
+    # And by the optimizer, however it is built: two ranks' worth of shards, of which this process
+    # has one.
     mesh = init_device_mesh("cpu", (1,))
-    weight = DTensor.from_local(torch.zeros(2, 4).bfloat16(), mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
+    weight = DTensor.from_local(
+        torch.zeros(2, 4).bfloat16(), mesh, [Shard(0)], shape=(4, 4), stride=(4, 1)
+    )
     with refused("w", "bfloat16", "float32", kind=TypeError):
         Float32AdamW([("w", nn.Parameter(weight))])
 
@@ -169,8 +197,12 @@ def test_split_is_refused_where_it_saves_nothing(alone: None) -> None:
 
 @pytest.mark.skipif(not has_grad_dtype(), reason="torch < 2.10: no gradients of another dtype")
 def test_micro_batches_are_summed_in_float32() -> None:
-    """In one process (FSDP2 does so by itself): 32 gradients of one bfloat16 weight, against float64."""
-    gradients = [torch.randn(4096, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(32)]
+    """In one process (FSDP2 does so by itself): 32 gradients of one bfloat16 weight, against
+    float64.
+    """
+    gradients = [
+        torch.randn(4096, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(32)
+    ]
     exact = torch.stack([g.double() for g in gradients]).sum(0)
 
     def error(micro_batch: int | None) -> float:
@@ -195,7 +227,9 @@ def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -
     truth = torch.full((8,), 1.5, dtype=torch.bfloat16)
     for _ in range(2000):
         low.lerp_(truth, 0.001)
-    assert torch.equal(low, torch.ones(8, dtype=torch.bfloat16)), "the trap: were this not so, bfloat16 would do"
+    assert torch.equal(low, torch.ones(8, dtype=torch.bfloat16)), (
+        "the trap: were this not so, bfloat16 would do"
+    )
 
     policy = policies.policy(0, compute="bfloat16")
     average = make_average(policy)
@@ -233,7 +267,9 @@ class Network(nn.Sequential):
 
 
 def spread(kind: str, precision: str) -> tuple[nn.Module, nn.Module, Float32AdamW]:
-    """The network on two ranks, whom to call, and the optimizer: `ddp` is torch's own wrapper, the others FSDP2."""
+    """The network on two ranks, whom to call, and the optimizer: `ddp` is torch's own wrapper, the
+    others FSDP2.
+    """
     model: Any = Network()
     shape = {"ddp": (2, 1), "hsdp (2, 1)": (2, 1), "fsdp2 (1, 2)": (1, 2)}[kind]
     config = setting(precision, dp_shard=shape[1])
@@ -260,11 +296,15 @@ def check_dtypes(model: nn.Module, optimizer: Float32AdamW, precision: str, when
 
 
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for k, t in tensors.items()}
+    return {
+        k: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for k, t in tensors.items()
+    }
 
 
 def check_broadcast_after_the_optimizer(rank: int) -> None:
-    """DDP sends rank 0's weights and not their low bits: a rank that began elsewhere must not step with its own."""
+    """DDP sends rank 0's weights and not their low bits: a rank that began elsewhere must not step
+    with its own.
+    """
     torch.manual_seed(rank)
     model = nn.Linear(6, 3)
     masters = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -282,13 +322,20 @@ def dtypes_on_two_ranks() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     try:
-        cases = [("ddp", "fp32"), ("ddp", "bf16-split"), ("hsdp (2, 1)", "bf16"), ("hsdp (2, 1)", "bf16-split")]
+        cases = [
+            ("ddp", "fp32"),
+            ("ddp", "bf16-split"),
+            ("hsdp (2, 1)", "bf16"),
+            ("hsdp (2, 1)", "bf16-split"),
+        ]
         for kind, precision in [*cases, ("fsdp2 (1, 2)", "fp32"), ("fsdp2 (1, 2)", "bf16")]:
             model, called, optimizer = spread(kind, precision)
             case = f"{kind} {precision}"
             reference = built_alone(precision)
 
-            def step(seed: int, called: nn.Module = called, optimizer: Float32AdamW = optimizer) -> None:
+            def step(
+                seed: int, called: nn.Module = called, optimizer: Float32AdamW = optimizer
+            ) -> None:
                 optimizer.zero_grad()
                 generator = torch.Generator().manual_seed(10 * seed + rank)
                 x = torch.randn(8, 6, generator=generator).to(next(called.parameters()).dtype)
@@ -296,7 +343,9 @@ def dtypes_on_two_ranks() -> None:
                 optimizer.step()
 
             check_dtypes(model, optimizer, precision, f"{case}: constructed")
-            assert equal(whole(named_tensors(model, optimizer)), reference), f"{case}: the truth it starts from"
+            assert equal(whole(named_tensors(model, optimizer)), reference), (
+                f"{case}: the truth it starts from"
+            )
             for k in range(3):
                 step(k)
             check_dtypes(model, optimizer, precision, f"{case}: stepped")
@@ -311,7 +360,9 @@ def dtypes_on_two_ranks() -> None:
 
             both: list[Any] = [None, None]
             dist.all_gather_object(both, after)
-            assert equal(*both), f"{case}: ranks drifted apart, in weights or in the digits of the masters"
+            assert equal(*both), (
+                f"{case}: ranks drifted apart, in weights or in the digits of the masters"
+            )
 
             if case == "ddp bf16-split":
                 check_broadcast_after_the_optimizer(rank)
@@ -334,13 +385,17 @@ def built_alone(precision: str) -> dict[str, Tensor]:
     return copied(named_tensors(model, make_optimizer(model, setting(precision), masters)))
 
 
-@pytest.mark.skipif(not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo")
+@pytest.mark.skipif(
+    not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
+)
 def test_dtypes_on_every_mesh() -> None:
     in_ranks(2, dtypes_on_two_ranks)
 
 
 def test_restore_gives_an_average_of_its_own_the_frozen_weights() -> None:
-    """Sharding ends the sharing of frozen parameters between policy and average; a checkpoint has them once."""
+    """Sharding ends the sharing of frozen parameters between policy and average; a checkpoint has
+    them once.
+    """
     policy = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     policy[0].requires_grad_(False)
     average = copy.deepcopy(policy)
@@ -348,6 +403,8 @@ def test_restore_gives_an_average_of_its_own_the_frozen_weights() -> None:
         average[0].weight.zero_()
         average[1].weight.zero_()
     optimizer = Float32AdamW([p for p in policy.parameters() if p.requires_grad])
-    restore(policy, optimizer, {f"weights/{name}": p for name, p in policy.named_parameters()}, average)
+    restore(
+        policy, optimizer, {f"weights/{name}": p for name, p in policy.named_parameters()}, average
+    )
     assert torch.equal(average[0].weight, policy[0].weight)
     assert not average[1].weight.any()

@@ -1,4 +1,6 @@
-"""Stop and resume: delay of a stop, messages, every sample consumed once, and a result that equals the whole run's."""
+"""Stop and resume: delay of a stop, messages, every sample consumed once, and a result that equals
+the whole run's.
+"""
 
 import json
 import os
@@ -44,16 +46,29 @@ def half(data: Path) -> Path:
 
 
 def check(then: TrainConfig, now: TrainConfig, step: int = 100, **state: Any) -> list[str]:
-    return check_resume("runs/x", then, now, {"step": step, "position": step * then.batch_size, **HERE, **state}, HERE)
+    return check_resume(
+        "runs/x",
+        then,
+        now,
+        {"step": step, "position": step * then.batch_size, **HERE, **state},
+        HERE,
+    )
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
     nested = [(prefix + key, value) for key, value in content.items()]
-    nested = [(p, {str(i): item for i, item in enumerate(v)} if p == "data.sources" else v) for p, v in nested]
-    return [p for path, v in nested for p in (leaves(v, path + ".") if isinstance(v, dict) and v else [path])]
+    nested = [
+        (p, {str(i): item for i, item in enumerate(v)} if p == "data.sources" else v)
+        for p, v in nested
+    ]
+    return [
+        p
+        for path, v in nested
+        for p in (leaves(v, path + ".") if isinstance(v, dict) and v else [path])
+    ]
 
 
 def test_marker_exists_for_every_setting() -> None:
@@ -82,7 +97,9 @@ def test_check_resume_without_changes_is_silent() -> None:
 def test_check_resume_names_a_mapping_in_another_sequence() -> None:
     then = TrainConfig(
         data=DataConfig(root="d", prompt_metadata={"quality": 0.1, "success": 0.2}),
-        optim=OptimConfig(lr_scale={"vision.*": 0.1, "*": 1.0}, weight_decay_of={"vision.*": 0.1, "*": 0.0}),
+        optim=OptimConfig(
+            lr_scale={"vision.*": 0.1, "*": 1.0}, weight_decay_of={"vision.*": 0.1, "*": 0.0}
+        ),
     )
 
     def turned(group: Any, name: str) -> Any:
@@ -97,7 +114,9 @@ def test_check_resume_names_a_mapping_in_another_sequence() -> None:
             refused_or_named = [str(error)]
         assert any(f"optim.{name}" in line for line in refused_or_named)
     with pytest.raises(ConfigError) as error:
-        check_resume("r", then, replace(then, data=turned(then.data, "prompt_metadata")), None, HERE)
+        check_resume(
+            "r", then, replace(then, data=turned(then.data, "prompt_metadata")), None, HERE
+        )
     assert "data.prompt_metadata" in str(error.value)
     assert check_resume("r", then, then, None, HERE) == []
 
@@ -134,12 +153,16 @@ HAND = {"decay_steps": 200}
 @pytest.mark.parametrize(
     ("change", "schedule", "expected"),
     [
-        ({"steps": 400}, {}, "0.000895 at step 101 in place of 0.000587; its decay ends with the run, at step 400"),
+        (
+            {"steps": 400},
+            {},
+            "0.000895 at step 101 in place of 0.000587; its decay ends with the run, at step 400",
+        ),
         (
             {"steps": 400},
             HAND,
-            "its decay ends at step 200, as set, and stays at 0 for the last 200 steps, which train "
-            "nothing; --schedule.decay-steps 400 stretches it",
+            "its decay ends at step 200, as set, and stays at 0 for the last 200 steps, which "
+            "train nothing; --schedule.decay-steps 400 stretches it",
         ),
         (
             {"steps": 400},
@@ -153,12 +176,23 @@ HAND = {"decay_steps": 200}
             "ends at 0.000255, before the end of the decay at step 200",
         ),
         (
-            {"steps": 400, "schedule": ScheduleConfig(kind="linear", warmup_steps=0, decay_steps=400)},
+            {
+                "steps": 400,
+                "schedule": ScheduleConfig(kind="linear", warmup_steps=0, decay_steps=400),
+            },
             {"kind": "linear", "warmup_steps": 0},
             "0.00075 at step 101 in place of 0.0005",
         ),
-        ({"optim": OptimConfig(lr=2e-3)}, {"kind": "constant"}, "0.002 at step 101 in place of 0.001"),
-        ({"steps": 400}, {"warmup_steps": 800}, "rises to 0.0005 at the end, within the warm-up of 800 steps"),
+        (
+            {"optim": OptimConfig(lr=2e-3)},
+            {"kind": "constant"},
+            "0.002 at step 101 in place of 0.001",
+        ),
+        (
+            {"steps": 400},
+            {"warmup_steps": 800},
+            "rises to 0.0005 at the end, within the warm-up of 800 steps",
+        ),
         (
             {"steps": 400},
             {"warmup_steps": 300, **HAND},
@@ -169,7 +203,9 @@ HAND = {"decay_steps": 200}
 def test_check_resume_describes_the_learning_rate(
     change: dict[str, Any], schedule: dict[str, Any], expected: str
 ) -> None:
-    then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
+    then = TrainConfig(
+        steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)
+    ).resolved()
     now = stretch_schedule(then, replace(then, **change), 100)
     lines = check(then, now)
     assert expected in "\n".join(lines)
@@ -189,8 +225,12 @@ def test_check_resume_describes_the_learning_rate(
         ({"warmup_steps": 300}, 200, False),  # within the first warm-up
     ],
 )
-def test_stretch_schedule_warms_up_where_the_rate_would_jump(schedule: dict[str, Any], done: int, second: bool) -> None:
-    then = TrainConfig(steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)).resolved()
+def test_stretch_schedule_warms_up_where_the_rate_would_jump(
+    schedule: dict[str, Any], done: int, second: bool
+) -> None:
+    then = TrainConfig(
+        steps=200, data=DataConfig(root="d"), schedule=ScheduleConfig(**schedule)
+    ).resolved()
     now = stretch_schedule(then, replace(then, steps=1000), done)
     assert now.schedule.warmup_from == (done if second else 0)
     assert now.schedule.decay_steps == then.schedule.decay_steps
@@ -211,8 +251,19 @@ def test_stretch_schedule_follows_the_decay_that_a_policy_brings() -> None:
 
 def test_check_resume_reports_processes_versions_and_storage() -> None:
     config = TrainConfig(data=DataConfig(root="d")).resolved()
-    lines = check(config, replace(config, precision="bf16-split", batch_size=32), world=3, versions={"torch": "1.9"})
-    assert [line.split(":")[0] for line in lines] == ["batch_size", "precision", "batch_size", "processes", "torch"]
+    lines = check(
+        config,
+        replace(config, precision="bf16-split", batch_size=32),
+        world=3,
+        versions={"torch": "1.9"},
+    )
+    assert [line.split(":")[0] for line in lines] == [
+        "batch_size",
+        "precision",
+        "batch_size",
+        "processes",
+        "torch",
+    ]
     assert "bit for bit" in lines[1]
     assert "positions keep their samples" in lines[2]
     assert "from position 6400 on" in lines[2]
@@ -255,7 +306,9 @@ def test_resume_logs_changes_before_training_and_keeps_them(
     assert "all 14 steps are done; --steps trains for longer" in printed
 
 
-def test_resume_notices_an_edited_config(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_notices_an_edited_config(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(half, tmp_path / "r")
     path = tmp_path / "r/config.yaml"
     text = path.read_text()
@@ -267,23 +320,32 @@ def test_resume_notices_an_edited_config(half: Path, tmp_path: Path, capsys: pyt
     assert "augment.text_dropout: 0.3 -> 0.0: the same samples" in capsys.readouterr().err
 
 
-def test_resume_with_another_batch_size_continues_at_the_next_position(half: Path, tmp_path: Path) -> None:
+def test_resume_with_another_batch_size_continues_at_the_next_position(
+    half: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "r"
     shutil.copytree(half, out)
     shutil.copytree(half.with_name("half.positions"), tmp_path / "r.positions")
     with resumed.watched(out, session=1):
-        assert run.resume(replace(RunDir(out).settings(), batch_size=6, micro_batch_size=3)) == run.DONE
+        assert (
+            run.resume(replace(RunDir(out).settings(), batch_size=6, micro_batch_size=3))
+            == run.DONE
+        )
     assert resumed.consumed(out) == Counter(range(6 * 4 + 6 * 6))
     assert series(out)[:6] == series(half)
     assert checkpoint.read_state(out / "checkpoints/step-00000012")["position"] == 60
 
 
-# -- when it stops ----------------------------------------------------------------------------------------------------
+# -- when it stops ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["open_data", "new_run_record", "init_train_state"])
 def test_train_exits_at_once_on_a_signal_before_the_first_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
 ) -> None:
     plain_one = getattr(run, where)
     config = tiny_config(data, tmp_path / "r", steps=4)
@@ -300,7 +362,9 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
     assert f"understudy {'resume' if begun else 'train'}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
     monkeypatch.undo()
-    assert (run.resume(RunDir(tmp_path / "r").settings()) if begun else run.train(config)) == run.DONE
+    assert (
+        run.resume(RunDir(tmp_path / "r").settings()) if begun else run.train(config)
+    ) == run.DONE
 
 
 def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
@@ -351,7 +415,10 @@ def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_pat
     assert resumed.carried_on(out, 9, 1) == run.STOPPED  # alone
     assert in_ranks(2, resumed.carried_on, out, None, 2) == [0, 0]
     assert resumed.consumed(out) == Counter(range(12 * 4))
-    assert [json.loads((out / f"checkpoints/step-{s:08d}/state.json").read_text())["world"] for s in (6, 9, 12)] == [
+    assert [
+        json.loads((out / f"checkpoints/step-{s:08d}/state.json").read_text())["world"]
+        for s in (6, 9, 12)
+    ] == [
         2,
         1,
         2,
@@ -360,10 +427,12 @@ def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_pat
     mixed = series(out)
     assert mixed[:6] == whole[:6]
     assert [r["loss"] for r in mixed] == pytest.approx([r["loss"] for r in whole], rel=1e-4)
-    assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {"output_dir"}
+    assert differences(RunDir(out).settings(), RunDir(tmp_path / "whole").settings()).keys() == {
+        "output_dir"
+    }
 
 
-# -- resumed runs equal whole ones, of flow in test_run.py ---------------------------------------------------------
+# -- resumed runs equal whole ones, of flow in test_run.py -----------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -404,15 +473,30 @@ def adapters(files: Path) -> dict[str, Any]:
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "adapters": adapters,
     "adapters on bf16-split": lambda files: {**adapters(files), "precision": "bf16-split"},
-    "pi05 with text and action tokens": pi("pi05", max_delay=1, fast="fast", action_tokens=48, response_tokens=8),
+    "pi05 with text and action tokens": pi(
+        "pi05", max_delay=1, fast="fast", action_tokens=48, response_tokens=8
+    ),
     "pi05 with a history": pi("pi05", history=(0.2, 0.4), state_history=True),
-    "pi0 in parts by tokens": lambda files: {**pi("pi0", max_delay=1)(files), "max_num_tokens": 160, "max_samples": 3},
+    "pi0 in parts by tokens": lambda files: {
+        **pi("pi0", max_delay=1)(files),
+        "max_num_tokens": 160,
+        "max_samples": 3,
+    },
     "one instruction of several": lambda files: {"augment": {"task_separator": " the "}},
-    "world_action": lambda files: {**pi("pi05")(files), "policy": world_action(files), "mode": "joint"},
+    "world_action": lambda files: {
+        **pi("pi05")(files),
+        "policy": world_action(files),
+        "mode": "joint",
+    },
 }
 MESHES = {"one instruction of several": (2, 1), "world_action": (2, 1)}
 """Processes and shards of the resumed run; one process where none are named."""
-QUICK = ("adapters", "pi05 with text and action tokens", "one instruction of several", "world_action")
+QUICK = (
+    "adapters",
+    "pi05 with text and action tokens",
+    "one instruction of several",
+    "world_action",
+)
 
 
 def resume_sharded(out: Path, shards: int) -> int:
@@ -422,20 +506,32 @@ def resume_sharded(out: Path, shards: int) -> int:
 @pytest.mark.parametrize(
     ("case", "mesh"),
     [
-        *(pytest.param(c, MESHES.get(c, (1, 1)), marks=() if c in QUICK else pytest.mark.long) for c in CASES),
+        *(
+            pytest.param(c, MESHES.get(c, (1, 1)), marks=() if c in QUICK else pytest.mark.long)
+            for c in CASES
+        ),
         *(pytest.param("world_action", mesh, marks=pytest.mark.long) for mesh in ((2, 2), (4, 2))),
     ],
 )
-def test_resumed_run_equals_the_whole(files: Path, tmp_path: Path, case: str, mesh: tuple[int, int]) -> None:
+def test_resumed_run_equals_the_whole(
+    files: Path, tmp_path: Path, case: str, mesh: tuple[int, int]
+) -> None:
     world, shards = mesh
     config: TrainConfig = tiny_config(
-        files / "data", tmp_path / "whole", steps=5, checkpoint={"every": 2}, val={"every": 4}, log={"report": False}
+        files / "data",
+        tmp_path / "whole",
+        steps=5,
+        checkpoint={"every": 2},
+        val={"every": 4},
+        log={"report": False},
     )
     config = override(config, **CASES[case](files))
     if world > 1:
         config = override(config, batch_size=8, micro_batch_size=2, device="cpu")
     if config.policy.type == "pi05":
-        config = override(config, data={"response": "task"} if config.policy.response_tokens else {})
+        config = override(
+            config, data={"response": "task"} if config.policy.response_tokens else {}
+        )
     assert run.train(config) == run.DONE
     cut = replace(config, output_dir=str(tmp_path / "cut"))
     if config.init_from:

@@ -1,4 +1,6 @@
-"""The run: the same settings give the same bits, whatever stops it, whatever else it does on the way."""
+"""The run: the same settings give the same bits, whatever stops it, whatever else it does on the
+way.
+"""
 
 import os
 import shutil
@@ -69,7 +71,9 @@ def test_an_error_before_the_first_step_leaves_no_folder(
 def test_an_error_after_the_first_step_leaves_the_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(data, tmp_path / "r", steps=6, val={"every": 4}, log={"every": 1}, checkpoint={"every": 6})
+    config = tiny_config(
+        data, tmp_path / "r", steps=6, val={"every": 4}, log={"every": 1}, checkpoint={"every": 6}
+    )
     monkeypatch.setattr(FlowPolicy, "act", lambda *_, **__: 1 / 0)  # the first validation acts
     with pytest.raises(ZeroDivisionError):
         run.train(config)
@@ -78,7 +82,9 @@ def test_an_error_after_the_first_step_leaves_the_run(
     assert run.resume(config) == run.DONE
 
 
-def test_trackers_are_checked_before_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_checked_before_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_config(tmp_path / "no such dataset", tmp_path / "r", log={"trackers": ("wandb",)})
     monkeypatch.setitem(sys.modules, "wandb", None)
     with refused("log.trackers", "wandb", kind=ConfigError):
@@ -87,7 +93,14 @@ def test_trackers_are_checked_before_the_data(tmp_path: Path, monkeypatch: pytes
 
 
 def test_wandb_without_a_login_is_refused_before_the_data(tmp_path: Path) -> None:
-    flags = ["--data.root", str(tmp_path / "none"), "--output-dir", str(tmp_path / "r"), "--log.trackers", "wandb"]
+    flags = [
+        "--data.root",
+        str(tmp_path / "none"),
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--log.trackers",
+        "wandb",
+    ]
     found = subprocess.run(
         [sys.executable, "-m", "understudy", "train", *flags],
         env={**os.environ, "HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": ""},
@@ -114,20 +127,31 @@ def test_train_writes_all_files(whole: Path) -> None:
         "validation",
     ]
     assert RunDir(whole).settings().schedule.warmup_steps == 3  # resolved
-    assert RunDir(whole).settings().schedule.decay_steps is None  # the end of the run, also of a longer one
+    # the end of the run, also of a longer one
+    assert RunDir(whole).settings().schedule.decay_steps is None
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loader": {"num_threads": 3}, "log": {"every": 1}, "checkpoint": {"every": 5, "keep_last": 1}},
+        {
+            "loader": {"num_threads": 3},
+            "log": {"every": 1},
+            "checkpoint": {"every": 5, "keep_last": 1},
+        },
         # As chosen where the images fit the memory.
-        {"loader": {"memory": "1100KB"}, "data": {"shuffle": "uniform"}, "checkpoint": {"every": 12}},
+        {
+            "loader": {"memory": "1100KB"},
+            "data": {"shuffle": "uniform"},
+            "checkpoint": {"every": 12},
+        },
         {"val": {"every": 1}, "checkpoint": {"every": 12}},
         {"val": {"every": 0}, "checkpoint": {"every": 12}},
     ],
 )
-def test_train_is_deterministic(whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_train_is_deterministic(
+    whole: Path, data: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     run.train(override(tiny_config(data, tmp_path / "r"), **changes))
@@ -144,8 +168,12 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
     out = tmp_path / "r"
     config = tiny_config(data, out, steps=5, checkpoint={"every": 1, "keep_last": 5})
     run.train(config)
-    assert [r["lr"] for r in series(out)] == pytest.approx([3e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.5)])
-    tensors = [checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}") for step in range(1, 6)]
+    assert [r["lr"] for r in series(out)] == pytest.approx(
+        [3e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.5)]
+    )
+    tensors = [
+        checkpoint.read_tensors(out / f"checkpoints/step-{step:08d}") for step in range(1, 6)
+    ]
     averaged = [name.removeprefix("average/") for name in tensors[0] if name.startswith("average/")]
     assert averaged
     for step, (before, now) in enumerate(pairwise(tensors), start=2):
@@ -154,11 +182,16 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
             expected = decay * before[f"average/{name}"] + (1 - decay) * now[f"weights/{name}"]
             torch.testing.assert_close(now[f"average/{name}"], expected)
     policy = FlowPolicy.load(out / "policy")
-    assert all(torch.equal(tensor, tensors[-1][f"average/{name}"]) for name, tensor in policy.state_dict().items())
+    assert all(
+        torch.equal(tensor, tensors[-1][f"average/{name}"])
+        for name, tensor in policy.state_dict().items()
+    )
     held = read_validation_data(config, open_data(config))
     assert held is not None
     with parallel.join_mesh(config) as mesh:
-        again = evaluate(policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val.open_loop_every)
+        again = evaluate(
+            policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val.open_loop_every
+        )
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 
@@ -232,7 +265,9 @@ def test_resume_with_more_steps_stretches_the_decay_after_a_warm_up(
     assert all(torch.equal(value, again[name]) for name, value in tensors.items())
 
 
-def test_resume_with_a_few_more_steps_joins_the_stretched_decay_at_once(data: Path, tmp_path: Path) -> None:
+def test_resume_with_a_few_more_steps_joins_the_stretched_decay_at_once(
+    data: Path, tmp_path: Path
+) -> None:
     base = tiny_config(data, tmp_path / "a", steps=20, checkpoint={"every": 8}, val={"every": 0})
     with resumed.watched(tmp_path / "a", {8: resumed.send(signal.SIGTERM)}):
         assert run.train(base) == run.STOPPED
@@ -247,7 +282,10 @@ def test_resume_refuses_a_damaged_order(whole: Path, tmp_path: Path, content: st
     shutil.copytree(whole, tmp_path / "r")
     path = tmp_path / "r/order.json"
     path.unlink() if content is None else path.write_text(content)
-    for use in (lambda: run.resume(RunDir(tmp_path / "r").settings()), lambda: run.evaluate_checkpoint(tmp_path / "r")):
+    for use in (
+        lambda: run.resume(RunDir(tmp_path / "r").settings()),
+        lambda: run.evaluate_checkpoint(tmp_path / "r"),
+    ):
         with pytest.raises(ConfigError, match=r"order\.json"):
             use()
 
@@ -268,7 +306,9 @@ def test_resume_accepts_a_moved_dataset_and_other_statistics_and_refuses_other_f
     config = RunDir(tmp_path / "r").settings()
     config = replace(config, data=replace(config.data, root=str(tmp_path / "moved")))
     assert run.resume(config) == run.DONE
-    edit_json(tmp_path / "moved/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0, 9.0]))
+    edit_json(
+        tmp_path / "moved/meta/stats.json", lambda stats: stats["action"].update(mean=[9.0, 9.0])
+    )
     assert run.resume(config) == run.DONE  # the run keeps its own
     edit_json(tmp_path / "moved/meta/info.json", lambda info: info.update(fps=info["fps"] + 1))
     with refused(tmp_path / "r", "fps", kind=ConfigError):
@@ -323,7 +363,10 @@ def test_train_handles_bad_frames_as_configured(
     run.train(replace(base, data=replace(base.data, on_bad_frame="substitute")))
     assert made[0]["on_bad_frame"] == "substitute"
     assert made[0]["journal"] == tmp_path / "r/substitutions-0.jsonl"
-    assert f"2 samples could not be read and were substituted: {made[0]['journal']}" in capsys.readouterr().err
+    assert (
+        f"2 samples could not be read and were substituted: {made[0]['journal']}"
+        in capsys.readouterr().err
+    )
 
 
 def test_train_refuses_too_little_memory(data: Path, tmp_path: Path) -> None:

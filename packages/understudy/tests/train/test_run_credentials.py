@@ -1,4 +1,6 @@
-"""A run on a dataset whose address holds credentials: they are used, and are in nothing that it writes or prints."""
+"""A run on a dataset whose address holds credentials: they are used, and are in nothing that it
+writes or prints.
+"""
 
 import base64
 import sys
@@ -38,7 +40,11 @@ def server(served: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
         def answer(asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
             known = asked.headers.get("authorization") == BASIC
-            return None if known and parse_qs(asked.query).get("sig") == [SIGNATURE] else (401, {}, b"")
+            return (
+                None
+                if known and parse_qs(asked.query).get("sig") == [SIGNATURE]
+                else (401, {}, b"")
+            )
 
         server.answer = answer
         yield server
@@ -53,12 +59,17 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def understudy(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["understudy", *map(str, arguments)])
     code = main()
-    assert not any(secret in argument for argument in sys.argv for secret in SECRETS), "trackers write it down"
+    assert not any(secret in argument for argument in sys.argv for secret in SECRETS), (
+        "trackers write it down"
+    )
     return code
 
 
 def test_credentials_are_written_nowhere(
-    server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    server: RangeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     host = server.url.partition("://")[2]
     full = f"http://{USER}:{PASSWORD}@{host}/team/table?sig={SIGNATURE}&v=1"
@@ -67,9 +78,12 @@ def test_credentials_are_written_nowhere(
     run = out / "run"
     file = tmp_path / "settings.yaml"
     config = override(
-        tiny_config(Path(), run, steps=4, val={"every": 4}), log={"trackers": ("tensorboard",), "report": True}
+        tiny_config(Path(), run, steps=4, val={"every": 4}),
+        log={"trackers": ("tensorboard",), "report": True},
     )
-    file.write_text(dump_yaml(replace(config, data=replace(config.data, root=full, cache=str(out / "cache")))))
+    file.write_text(
+        dump_yaml(replace(config, data=replace(config.data, root=full, cache=str(out / "cache"))))
+    )
     told = []
 
     def does(code: int, *arguments: object) -> str:
@@ -101,18 +115,38 @@ def test_credentials_are_written_nowhere(
     for debug in ((), ("--debug",)):
         assert does(2, "train", "--output-dir", out / "no", "--data.root", absent, *debug)
         assert does(2, "check", absent, *debug)
-        assert does(2, "train", "--output-dir", out / "no", "--data.root", full, "--data.cameras", "strange", *debug)
+        assert does(
+            2,
+            "train",
+            "--output-dir",
+            out / "no",
+            "--data.root",
+            full,
+            "--data.cameras",
+            "strange",
+            *debug,
+        )
         assert does(2, "check", absent.replace(host, f"{host}:no:port"), *debug)
 
     assert any("traceback" in said.lower() for said in told), "--debug was tested, too"
     for said in told:
         assert [secret for secret in SECRETS if secret in said] == []
     files = [path for path in out.rglob("*") if path.is_file()]
-    assert {"config.yaml", "order.json", "state.json", "normalisation.json", "report.html", "check.html"} <= {
-        path.name for path in files
-    }
+    assert {
+        "config.yaml",
+        "order.json",
+        "state.json",
+        "normalisation.json",
+        "report.html",
+        "check.html",
+    } <= {path.name for path in files}
     assert any("tensorboard" in str(path) for path in files)
-    found = {str(path): secret for path in files for secret in SECRETS if secret.encode() in path.read_bytes()}
+    found = {
+        str(path): secret
+        for path in files
+        for secret in SECRETS
+        if secret.encode() in path.read_bytes()
+    }
     assert found == {}
     assert [path for path in out.rglob("*") for secret in SECRETS if secret in str(path)] == []
 
@@ -120,7 +154,9 @@ def test_credentials_are_written_nowhere(
 def test_sources_that_differ_only_in_their_query(
     served: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They keep names of their own, and each is opened at its own address; by a resume from the environment, too."""
+    """They keep names of their own, and each is opened at its own address; by a resume from the
+    environment, too.
+    """
     forget(monkeypatch)
     with RangeServer(dict(served)) as server:
         full = [f"{server.url}/team/table?part={part}&sig={SIGNATURE}" for part in "ab"]

@@ -71,7 +71,9 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
-def test_a_hook_of_another_package_gets_the_weights_of_its_steps(hook: None, tmp_path: Path) -> None:
+def test_a_hook_of_another_package_gets_the_weights_of_its_steps(
+    hook: None, tmp_path: Path
+) -> None:
     plain = trained_run(tmp_path / "plain", **SHORT)
     data = Path(RunDir(plain).settings().data.root)
     assert run.train(tiny_config(data, tmp_path / "r", **SHORT)) == run.DONE

@@ -40,7 +40,14 @@ def sources(root: Path) -> tuple[Any, ...]:
 
 
 def settings(sources: tuple[Any, ...], out: Path, **changes: Any) -> TrainConfig:
-    usual = {"batch_size": 16, "micro_batch_size": 4, "steps": 4, "device": "cpu", "mode": "joint", "val": {"every": 0}}
+    usual = {
+        "batch_size": 16,
+        "micro_batch_size": 4,
+        "steps": 4,
+        "device": "cpu",
+        "mode": "joint",
+        "val": {"every": 0},
+    }
     policy = world_action_settings(Path(sources[0].root).parent / "tokenizer.model")
     config = replace(mixed(sources, out, **(usual | changes)), policy=policy)
     return override(config, optim={"loss_weights": WEIGHTS})
@@ -69,7 +76,9 @@ def test_groups_of_a_step_add_up_to_its_terms(whole: Path, kind: str) -> None:
             assert math.fsum(each["loss"] * each["elements"] for each in own) == pytest.approx(
                 entry["loss"] * entry["elements"], rel=1e-6
             )
-    assert set().union(*(record[kind] for record in series(whole))) == set(NAMES if kind == "sources" else MODES)
+    assert set().union(*(record[kind] for record in series(whole))) == set(
+        NAMES if kind == "sources" else MODES
+    )
 
 
 def test_a_mode_has_the_terms_that_it_trains(whole: Path) -> None:
@@ -84,26 +93,38 @@ def test_metrics_change_no_bit_of_a_training(
 ) -> None:
     monkeypatch.setattr(TrainState, "groups", {})
     assert run.train(settings(sources, tmp_path / "r")) == run.DONE
-    plain = [{k: v for k, v in record.items() if k not in ("sources", "modes")} for record in series(whole)]
+    plain = [
+        {k: v for k, v in record.items() if k not in ("sources", "modes")}
+        for record in series(whole)
+    ]
     assert series(tmp_path / "r") == plain
     first = final_tensors(whole)
     second = final_tensors(tmp_path / "r")
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-def test_progress_line_has_each_term(sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_has_each_term(
+    sources: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     monkeypatch.setattr(Progress, "set_note", lambda _, note: notes.append(note))
     assert run.train(settings(sources, tmp_path / "r", steps=1)) == run.DONE
     (record,) = series(tmp_path / "r")
-    assert [f"{term} {entry['loss']:.4f}" in notes[-1] for term, entry in record["terms"].items()] == [True] * 3
+    assert [
+        f"{term} {entry['loss']:.4f}" in notes[-1] for term, entry in record["terms"].items()
+    ] == [True] * 3
 
 
-def test_progress_line_has_the_mean_episodes_of_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_has_the_mean_episodes_of_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     monkeypatch.setattr(Progress, "set_note", lambda _, note: notes.append(note))
     rare = {"log": {"every": 3}, "val": {"every": 0}, "checkpoint": {"every": 6}}
-    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "r", steps=6, **rare)) == run.DONE
+    assert (
+        run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "r", steps=6, **rare))
+        == run.DONE
+    )
     counted = [record["episodes"] for record in series(tmp_path / "r")]
     shown = [float(re.findall(r", ([\d.]+) episodes in a batch$", note)[0]) for note in notes]
     assert shown == pytest.approx([np.mean(counted[:3]), np.mean(counted[3:])], rel=1e-3)

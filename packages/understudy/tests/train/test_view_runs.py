@@ -1,4 +1,6 @@
-"""Views in runs: the run of the settings spelled out, recorded with version and digest, and kept on resume."""
+"""Views in runs: the run of the settings spelled out, recorded with version and digest, and kept on
+resume.
+"""
 
 import json
 import shutil
@@ -33,7 +35,9 @@ def root(tmp_path: Path) -> Path:
 
 def configured(root: Path, out: Path, **changes: object) -> TrainConfig:
     short = {"steps": 4, "checkpoint": {"every": 2}, "val": {"every": 4}, "device": "cpu"}
-    return override(tiny_config(Path(f"{root}#v"), out, **short), data={"val_fraction": None, **changes})
+    return override(
+        tiny_config(Path(f"{root}#v"), out, **short), data={"val_fraction": None, **changes}
+    )
 
 
 def test_a_run_on_a_view_is_that_of_its_settings_and_keeps_it(
@@ -46,12 +50,15 @@ def test_a_run_on_a_view_is_that_of_its_settings_and_keeps_it(
     assert run.train(replace(named, steps=2)) == run.DONE
     digest = json.loads((root / "meta/views/v.json").read_text())["versions"][0]["digest"]
     assert RunDir(tmp_path / "named").read_record()["sources"][0]["view"] == f"v@1 {digest}"
-    assert main(["select", "d", "v", "--episodes", "1", "2"]) == 0  # version 2 is of no interest to the run
+    # version 2 is of no interest to the run
+    assert main(["select", "d", "v", "--episodes", "1", "2"]) == 0
     monkeypatch.chdir("/")
     assert run.resume(replace(RunDir(tmp_path / "named").settings(), steps=4)) == run.DONE
     orders = [RunDir(tmp_path / name).read_record()["order"] for name in ("spelled", "named")]
     assert orders[0] == orders[1]
-    assert run.evaluate_checkpoint(tmp_path / "named") == run.evaluate_checkpoint(tmp_path / "spelled")
+    assert run.evaluate_checkpoint(tmp_path / "named") == run.evaluate_checkpoint(
+        tmp_path / "spelled"
+    )
 
 
 def test_a_run_refuses_another_view_and_moves_with_its_own(root: Path, tmp_path: Path) -> None:
@@ -61,7 +68,9 @@ def test_a_run_refuses_another_view_and_moves_with_its_own(root: Path, tmp_path:
     shutil.move(root, moved)
     before = run.evaluate_checkpoint(out, data_root=str(moved))  # of its version of its view
     view = moved / "meta/views/v.json"
-    assert main(["select", str(moved), "v", "--episodes", "1", "2", "3", "--val-episodes", "2"]) == 0
+    assert (
+        main(["select", str(moved), "v", "--episodes", "1", "2", "3", "--val-episodes", "2"]) == 0
+    )
     assert main(["select", str(moved), "w", "--episodes", "1", "2", "3"]) == 0
     assert run.evaluate_checkpoint(out, data_root=str(moved)) == before
     for other in ("v@2", "w"):
@@ -80,7 +89,10 @@ def test_a_run_refuses_another_view_and_moves_with_its_own(root: Path, tmp_path:
 
 def test_views_of_one_dataset_are_sources_of_a_mixture(root: Path, tmp_path: Path) -> None:
     assert main(["select", str(root), "w", "--episodes", "1", "2", "8", "--val-fraction", "0"]) == 0
-    sources = (SourceConfig(root=f"{root}#v"), SourceConfig(root=f"{root}#w@1", exclude_episodes=(2,)))
+    sources = (
+        SourceConfig(root=f"{root}#v"),
+        SourceConfig(root=f"{root}#w@1", exclude_episodes=(2,)),
+    )
     config = tiny_config(root, tmp_path / "r")
     data = open_data(replace(config, data=replace(DataConfig(sources=sources), chunk_size=3)))
     assert data.names == ("d", "d#2")
@@ -89,7 +101,10 @@ def test_views_of_one_dataset_are_sources_of_a_mixture(root: Path, tmp_path: Pat
         for parts in (data.training, data.validation)
     )
     lengths = {
-        int(e): int(n) for e, n in zip(data.training[0].catalog.episodes.ids, data.training[0].catalog.episodes.lengths)
+        int(e): int(n)
+        for e, n in zip(
+            data.training[0].catalog.episodes.ids, data.training[0].catalog.episodes.lengths
+        )
     }
     assert trained == [[e for e, n in lengths.items() if n > 6 and e not in (2, 5)], [1, 8]]
     assert held_out == [[2, 5], []]
@@ -97,7 +112,9 @@ def test_views_of_one_dataset_are_sources_of_a_mixture(root: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("view", [("--val-fraction", "0.4"), ("--val-episodes", "2")])
-@pytest.mark.parametrize("changes", [{"val_fraction": 0.2}, {"val_fraction": 0.1}, {"val_episodes": (1,)}])
+@pytest.mark.parametrize(
+    "changes", [{"val_fraction": 0.2}, {"val_fraction": 0.1}, {"val_episodes": (1,)}]
+)
 def test_another_split_beside_a_view_is_refused(
     root: Path, tmp_path: Path, view: tuple[str, ...], changes: dict[str, object]
 ) -> None:
@@ -111,7 +128,13 @@ def test_the_split_of_a_view_counts_and_the_setting_without_one(root: Path, tmp_
     assert main(["select", str(root), "split", "--val-fraction", "0.4"]) == 0
     assert main(["select", str(root), "whole", "--episodes", *map(str, range(10))]) == 0
     counts = []
-    for name, fraction in (("split", None), ("split", 0.4), ("whole", 0.4), ("whole", 0.1), ("whole", None)):
+    for name, fraction in (
+        ("split", None),
+        ("split", 0.4),
+        ("whole", 0.4),
+        ("whole", 0.1),
+        ("whole", None),
+    ):
         data = {"val_fraction": fraction, "root": f"{root}#{name}"}
         (part,) = open_data(override(tiny_config(root, tmp_path / "r"), data=data)).validation
         counts.append(part.num_episodes if part else 0)

@@ -1,4 +1,6 @@
-"""`understudy view RUN`: validation episodes with predicted actions, found by the entry point of the project."""
+"""`understudy view RUN`: validation episodes with predicted actions, found by the entry point of
+the project.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,9 @@ def run(tmp_path: Path) -> Path:
     return trained_run(tmp_path / "run")
 
 
-def test_page_of_a_run_has_predicted_actions(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_a_run_has_predicted_actions(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened = open_run(str(run), "latest", ())
     assert opened is not None
     with opened as (title, sources, predict):
@@ -38,7 +42,9 @@ def test_page_of_a_run_has_predicted_actions(run: Path, tmp_path: Path, capsys: 
     words = ["view", str(run), "--export", str(tmp_path / "none"), "--episodes", str(others[0])]
     assert main(words) == WRONG_INPUT
     assert "episodes: none is a validation episode" in capsys.readouterr().err
-    assert main([*words[:4], "--keep-ranges", "keep.json", "--episodes", str(episode)]) == WRONG_INPUT
+    assert (
+        main([*words[:4], "--keep-ranges", "keep.json", "--episodes", str(episode)]) == WRONG_INPUT
+    )
 
 
 def test_folder_that_is_no_run_is_left_to_others(tmp_path: Path) -> None:
@@ -62,7 +68,10 @@ def test_a_broken_source_stops_only_what_no_other_shows(
     with opened as (_, sources, _):
         [(_, catalog, rows)] = sources
         episode = int(catalog.episodes.ids[rows[0]])
-    assert main(["view", str(run), "--export", str(tmp_path / "page"), "--episodes", str(episode)]) == 0
+    assert (
+        main(["view", str(run), "--export", str(tmp_path / "page"), "--episodes", str(episode)])
+        == 0
+    )
     capsys.readouterr()
     other = tmp_path / "other"
     other.mkdir()

@@ -1,4 +1,6 @@
-"""However many processes train, and however the weights are spread over them: the same run, bit for bit."""
+"""However many processes train, and however the weights are spread over them: the same run, bit for
+bit.
+"""
 
 import json
 import math
@@ -39,16 +41,26 @@ STEPS = 20
 SHORT = 10
 WIDE = 3
 
-# -- whole runs -------------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
-def trained(data: Path, out: Path, steps: int, shards: int = 1, batch: int = 8, micro_batch: int | None = 2) -> None:
-    """A run of `steps` of `STEPS` steps on 1 to 16 processes; the amount computed at a time is the same on all.
+def trained(
+    data: Path, out: Path, steps: int, shards: int = 1, batch: int = 8, micro_batch: int | None = 2
+) -> None:
+    """A run of `steps` of `STEPS` steps on 1 to 16 processes; the amount computed at a time is the
+    same on all.
 
-    Each process writes the samples of its steps to OUT-RANK.json: lists of [position, episode, frame].
+    Each process writes the samples of its steps to OUT-RANK.json: lists of [position, episode,
+    frame].
     """
     base = tiny_config(
-        data, out, device="cpu", batch_size=batch, steps=steps, micro_batch_size=micro_batch, log={"every": 50}
+        data,
+        out,
+        device="cpu",
+        batch_size=batch,
+        steps=steps,
+        micro_batch_size=micro_batch,
+        log={"every": 50},
     )
     config = override(
         base,
@@ -61,11 +73,16 @@ def trained(data: Path, out: Path, steps: int, shards: int = 1, batch: int = 8, 
     take_step = TrainState.train_step
 
     def record(state: TrainState, batch: Batch, *others: Any) -> StepResult:
-        seen.append(torch.stack([batch[key] for key in ("position", "episode_index", "frame_index")], 1).tolist())
+        seen.append(
+            torch.stack(
+                [batch[key] for key in ("position", "episode_index", "frame_index")], 1
+            ).tolist()
+        )
         return take_step(state, batch, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation_loss, "BATCH", 8)  # several batches, and not the same number for each rank
+        # several batches, and not the same number for each rank
+        patch.setattr(validation_loss, "BATCH", 8)
         patch.setattr(TrainState, "train_step", record)
         assert run.train(config) == run.DONE
     Path(f"{out}-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(seen))
@@ -112,7 +129,9 @@ def samples_of(root: Path, world: int) -> list[list[list[tuple[int, ...]]]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("other", ["two", pytest.param("four", marks=pytest.mark.long)])
 def test_the_number_of_processes_changes_no_bit(runs: Callable[[str], Path], other: str) -> None:
-    """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, validation losses, every tensor, the policy."""
+    """One process (and 4 micro-batches), 2 (and 2), 4 (and 1): losses, validation losses, every
+    tensor, the policy.
+    """
     assert len(series(runs("one"))) == STEPS
     same_run(runs("one"), runs(other))
 
@@ -121,14 +140,19 @@ def test_the_number_of_processes_changes_no_bit(runs: Callable[[str], Path], oth
 @pytest.mark.parametrize(
     "other", ["fsdp2", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp4", "hsdp4"))]
 )
-def test_replicas_and_shards_are_the_same_to_the_bit(runs: Callable[[str], Path], other: str) -> None:
+def test_replicas_and_shards_are_the_same_to_the_bit(
+    runs: Callable[[str], Path], other: str
+) -> None:
     same_run(runs("short"), runs(other))
     assert series(runs(other)) == series(runs("one"))[:SHORT]
 
 
 @pytest.mark.timeout(900)
-def test_four_replicas_of_four_shards_are_one_process_to_the_bit(runs: Callable[[str], Path]) -> None:
-    """Without a tolerance: gradients are summed in float64 and rounded once, so their sequence does not matter.
+def test_four_replicas_of_four_shards_are_one_process_to_the_bit(
+    runs: Callable[[str], Path],
+) -> None:
+    """Without a tolerance: gradients are summed in float64 and rounded once, so their sequence does
+    not matter.
 
     The samples of a step are those of one process, each on one rank.
     """
@@ -139,14 +163,18 @@ def test_four_replicas_of_four_shards_are_one_process_to_the_bit(runs: Callable[
         steps = [rank[number] for rank in ranks]
         assert [len(step) for step in steps] == [1] * 16
         assert sorted(sample for step in steps for sample in step) == sorted(samples)
-        assert [position for position, *_ in sorted(samples)] == list(range(16 * number, 16 * (number + 1)))
+        assert [position for position, *_ in sorted(samples)] == list(
+            range(16 * number, 16 * (number + 1))
+        )
     frames = [frame for samples in alone for _, *frame in samples]
     assert len({tuple(frame) for frame in frames}) == 16 * WIDE, "all of one epoch"
 
 
 @pytest.mark.timeout(900)
 def test_what_is_computed_at_a_time_does_change_bits(runs: Callable[[str], Path]) -> None:
-    """The control: the same batch at once is rounded differently, close at first; training lets it grow from there."""
+    """The control: the same batch at once is rounded differently, close at first; training lets it
+    grow from there.
+    """
     one, other = (series(runs(name)) for name in ("short", "at once"))
     assert one != other
     assert [r["loss"] for r in one[:5]] == pytest.approx([r["loss"] for r in other[:5]], rel=1e-5)
@@ -165,35 +193,45 @@ def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> N
     assert not (tmp_path / "r/config.yaml").exists()
 
 
-# -- single steps -----------------------------------------------------------------------------------------------------
+# -- single steps ----------------------------------------------------------------------------------
 
 
 def spread(mesh: Mesh, config: TrainConfig, policy: FlowPolicy) -> Float32AdamW:
-    parallel.shard(policy, mesh, config, policy.blocks(), policy.float32_modules(), policy.forward_methods)
+    parallel.shard(
+        policy, mesh, config, policy.blocks(), policy.float32_modules(), policy.forward_methods
+    )
     return make_optimizer(policy, config, {})
 
 
 def uneven(count: int = 8) -> dict[str, Any]:
     """A batch whose second half is mostly padding."""
     batch = policies.batch(count)
-    batch["action_is_pad"] = torch.arange(4) >= torch.tensor([4] * (count // 2) + [1] * (count // 2))[:, None]
+    batch["action_is_pad"] = (
+        torch.arange(4) >= torch.tensor([4] * (count // 2) + [1] * (count // 2))[:, None]
+    )
     return batch
 
 
 def share(mesh: Mesh, batch: Mapping[str, Any], count: int) -> list[MicroBatch]:
     """This rank's micro-batches of a global batch that is cut into `count` in all."""
     each = count // mesh.world_size
-    return policies.micro_batches(batch, policies.as_draws(*policies.draws(len(batch["task"]))), count)[
-        mesh.rank * each : (mesh.rank + 1) * each
-    ]
+    return policies.micro_batches(
+        batch, policies.as_draws(*policies.draws(len(batch["task"]))), count
+    )[mesh.rank * each : (mesh.rank + 1) * each]
 
 
-def take(mesh: Mesh, policy: FlowPolicy, optimizer: Float32AdamW, parts: list[MicroBatch], **other: Any) -> StepResult:
-    return optimizer_step(policy, optimizer, parts, mesh, lr=1e-2, clip=1.0, weights={"flow": 1.0}, **other)
+def take(
+    mesh: Mesh, policy: FlowPolicy, optimizer: Float32AdamW, parts: list[MicroBatch], **other: Any
+) -> StepResult:
+    return optimizer_step(
+        policy, optimizer, parts, mesh, lr=1e-2, clip=1.0, weights={"flow": 1.0}, **other
+    )
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for n, t in tensors.items()}
+    return {
+        n: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for n, t in tensors.items()
+    }
 
 
 def gradients(policy: nn.Module) -> dict[str, Tensor]:
@@ -202,7 +240,9 @@ def gradients(policy: nn.Module) -> dict[str, Tensor]:
 
 def stepped(shards: int) -> dict[str, Any]:
     """Results on one rank of single steps of `policies.policy()` on its mesh."""
-    config = TrainConfig(device="cpu", micro_batch_size=4, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+    config = TrainConfig(
+        device="cpu", micro_batch_size=4, parallel=ParallelConfig(timeout=300, dp_shard=shards)
+    )
     with parallel.join_mesh(config) as mesh:
         told: dict[str, Any] = {}
         policy = policies.policy()
@@ -221,7 +261,9 @@ def stepped(shards: int) -> dict[str, Any]:
         spoilt["observation.state"][-1, 0] = math.inf  # of the last rank's last sample
         told["skipped"] = float(take(mesh, policy, optimizer, share(mesh, spoilt, 2)).skipped)
         after = whole(named_tensors(policy, optimizer, None))
-        told["moved by it"] = [name for name in before if not torch.equal(before[name], after[name])]
+        told["moved by it"] = [
+            name for name in before if not torch.equal(before[name], after[name])
+        ]
 
         half = policies.policy()
         freeze(half, OptimConfig(freeze=("text.*", "*.bias")))
@@ -246,8 +288,12 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
-    """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, wherever the padding is."""
+def test_uneven_masks_weigh_every_element_alike(
+    single: dict[str, Any], double: list[dict[str, Any]]
+) -> None:
+    """Two ranks and one micro-batch, one rank and two: the gradient of the global mean, wherever
+    the padding is.
+    """
     for told in double:
         assert told["uneven"][0] == single["uneven"][0]
         assert same(told["uneven"][1], single["uneven"][1])
@@ -255,7 +301,8 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
     optimizer = make_optimizer(policy, TrainConfig(), {})
     halves = policies.micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
-    torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()  # the control
+    # the control
+    torch.stack([loss.sum.sum() / loss.count.sum() for loss in means]).mean().backward()
     name = "out_proj.weight"
     scale = min(1.0, 1.0 / single["uneven"][0][1])
     control = policy.get_parameter(name).grad
@@ -269,24 +316,34 @@ def test_uneven_masks_weigh_every_element_alike(single: dict[str, Any], double: 
     torch.testing.assert_close(single["uneven"][1][name], expected * scale, rtol=1e-4, atol=1e-6)
 
 
-def test_what_stands_in_padding_reaches_no_gradient(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+def test_what_stands_in_padding_reaches_no_gradient(
+    single: dict[str, Any], double: list[dict[str, Any]]
+) -> None:
     for told in (single, *double):
         assert same(told["padded"], single["uneven"][1])
 
 
-def test_all_ranks_skip_what_one_cannot_use(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
+def test_all_ranks_skip_what_one_cannot_use(
+    single: dict[str, Any], double: list[dict[str, Any]]
+) -> None:
     for told in (single, *double):
         assert told["skipped"] == 1.0
         assert told["moved by it"] == []
 
 
-def test_frozen_weights_keep_every_bit_on_every_mesh(single: dict[str, Any], double: list[dict[str, Any]]) -> None:
-    frozen = [n for n, _ in policies.policy().named_parameters() if n.startswith("text.") or n.endswith(".bias")]
+def test_frozen_weights_keep_every_bit_on_every_mesh(
+    single: dict[str, Any], double: list[dict[str, Any]]
+) -> None:
+    frozen = [
+        n
+        for n, _ in policies.policy().named_parameters()
+        if n.startswith("text.") or n.endswith(".bias")
+    ]
     for told in (single, *double):
         assert told["still"] == frozen
 
 
-# -- parameters that a loss does not reach ----------------------------------------------------------------------------
+# -- parameters that a loss does not reach ---------------------------------------------------------
 
 
 class Unheard(nn.Module):
@@ -301,7 +358,9 @@ class Unheard(nn.Module):
 
 
 class Forgetful(FlowPolicy):
-    """Does not learn its last layer, which is a block, and the first layer of its text, which is none, if `forgets`."""
+    """Does not learn its last layer, which is a block, and the first layer of its text, which is
+    none, if `forgets`.
+    """
 
     forgets = False
 
@@ -321,7 +380,11 @@ class Forgetful(FlowPolicy):
 
 UNUSED = {
     "text.embed.weight",
-    *(f"layers.1.{name}.{kind}" for name in ("modulate", "grow", "shrink") for kind in ("weight", "bias")),
+    *(
+        f"layers.1.{name}.{kind}"
+        for name in ("modulate", "grow", "shrink")
+        for kind in ("weight", "bias")
+    ),
 }
 
 
@@ -342,18 +405,26 @@ def left_out(by: tuple[int, ...], mesh: Mesh, config: TrainConfig) -> tuple[floa
     return loss, {name for name in began if torch.equal(began[name], ended[name])}, said.getvalue()
 
 
-def left_out_by(several: list[tuple[int, ...]], shards: int, **options: Any) -> list[tuple[float, set[str], str]]:
-    config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options)
+def left_out_by(
+    several: list[tuple[int, ...]], shards: int, **options: Any
+) -> list[tuple[float, set[str], str]]:
+    config = TrainConfig(
+        device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options
+    )
     with parallel.join_mesh(config) as mesh:
         return [left_out(by, mesh, config) for by in several]
 
 
-def left_out_by_none_and_all(world: int, shards: int, options: dict[str, Any]) -> list[tuple[float, set[str], str]]:
+def left_out_by_none_and_all(
+    world: int, shards: int, options: dict[str, Any]
+) -> list[tuple[float, set[str], str]]:
     return left_out_by([(), tuple(range(world))], shards, **options)
 
 
 PARTS = {"micro_batch_size": 2, "activation_checkpoint": "full"}
-COMPILED = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler here")
+COMPILED = pytest.mark.skipif(
+    missing_compiler(torch.device("cpu")) is not None, reason="no compiler here"
+)
 
 
 @pytest.mark.parametrize(
@@ -364,15 +435,20 @@ COMPILED = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None,
         pytest.param(2, 2, {}, id="fsdp2"),
         pytest.param(4, 2, {}, id="hsdp", marks=pytest.mark.long),
         pytest.param(2, 2, PARTS, id="fsdp2 in parts", marks=pytest.mark.long),
-        pytest.param(2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.long]),
+        pytest.param(
+            2, 2, {"compile": True}, id="fsdp2 compiled", marks=[COMPILED, pytest.mark.long]
+        ),
     ],
 )
-def test_parameters_that_no_loss_reaches_are_named(world: int, shards: int, options: dict[str, Any]) -> None:
+def test_parameters_that_no_loss_reaches_are_named(
+    world: int, shards: int, options: dict[str, Any]
+) -> None:
     """Those that a step leaves as they are and no others, on any mesh, by one rank."""
     everywhere = in_ranks(world, left_out_by_none_and_all, world, shards, options)
     for rank, (none, every) in enumerate(everywhere):
         assert none[1] == set()
-        assert "optim.freeze" not in none[2]  # others may warn: torch of Python 3.13.0, of a missing GPU
+        # others may warn: torch of Python 3.13.0, of a missing GPU
+        assert "optim.freeze" not in none[2]
         _, still, said = every
         assert still == UNUSED
         assert {name for name in UNUSED if name in said} == (UNUSED if rank == 0 else set())
@@ -405,9 +481,15 @@ class Skipping(FlowPolicy):
             self.layers = layers
 
 
-def skipped_blocks(shards: int, frozen: tuple[str, ...] = ()) -> list[tuple[float, dict[str, Tensor]]]:
-    """Loss and gradients of a step of two micro-batches, where none, the first, or the second enters a block."""
-    config = TrainConfig(device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+def skipped_blocks(
+    shards: int, frozen: tuple[str, ...] = ()
+) -> list[tuple[float, dict[str, Tensor]]]:
+    """Loss and gradients of a step of two micro-batches, where none, the first, or the second
+    enters a block.
+    """
+    config = TrainConfig(
+        device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards)
+    )
     results = []
     with parallel.join_mesh(config) as mesh:
         for number in (None, 0, 1):
@@ -415,14 +497,18 @@ def skipped_blocks(shards: int, frozen: tuple[str, ...] = ()) -> list[tuple[floa
             policy.load_state_dict(policies.policy().state_dict())
             parts = share(mesh, uneven(), 4)
             half = len(parts) // 2
-            policy.entered = () if number is None else tuple(range(number * half, (number + 1) * half))
+            policy.entered = (
+                () if number is None else tuple(range(number * half, (number + 1) * half))
+            )
             freeze(policy, OptimConfig(freeze=frozen))
             result = take(mesh, policy, spread(mesh, config, policy), parts)
             results.append((float(result.loss), gradients(policy)))
     return results
 
 
-@pytest.mark.parametrize("frozen", [(), ("layers.1.*",), ("layers.1.grow.*",)], ids=["trained", "frozen", "partly"])
+@pytest.mark.parametrize(
+    "frozen", [(), ("layers.1.*",), ("layers.1.grow.*",)], ids=["trained", "frozen", "partly"]
+)
 def test_a_block_that_no_micro_batch_enters_is_accumulated(frozen: tuple[str, ...]) -> None:
     alone = skipped_blocks(1, frozen)
     for shards in (1, 2):
@@ -441,16 +527,24 @@ class Choosing(FlowPolicy):
     def losses(self, *args: Any, **options: Any) -> Any:
         layers = self.layers
         if not self.enters:
-            self.layers = nn.ModuleList([layer for number, layer in enumerate(layers) if number != 1])
+            self.layers = nn.ModuleList(
+                [layer for number, layer in enumerate(layers) if number != 1]
+            )
         try:
             return super().losses(*args, **options)
         finally:
             self.layers = layers
 
 
-def steps_that_enter(steps: list[tuple[bool, ...]], shards: int) -> list[tuple[float, dict[str, Tensor]]]:
-    """Loss and gradients of steps in which the ranks enter a block or leave it out; the last value holds for others."""
-    config = TrainConfig(device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards))
+def steps_that_enter(
+    steps: list[tuple[bool, ...]], shards: int
+) -> list[tuple[float, dict[str, Tensor]]]:
+    """Loss and gradients of steps in which the ranks enter a block or leave it out; the last value
+    holds for others.
+    """
+    config = TrainConfig(
+        device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards)
+    )
     results = []
     with parallel.join_mesh(config) as mesh:
         policy = Choosing(policies.config(layers=3), policies.NORMALIZATION)
@@ -470,10 +564,17 @@ NONE = (False,)
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize(
     "steps",
-    [[ALL, (True, False)], [NONE, (True, False)], [NONE, ALL, NONE, (False, True)], [(True, False)]],
+    [
+        [ALL, (True, False)],
+        [NONE, (True, False)],
+        [NONE, ALL, NONE, (False, True)],
+        [(True, False)],
+    ],
     ids=["left out later", "entered first", "left out once", "at the first step"],
 )
-def test_a_block_that_some_ranks_enter_is_named_in_place_of_waiting(steps: list[tuple[bool, ...]], shards: int) -> None:
+def test_a_block_that_some_ranks_enter_is_named_in_place_of_waiting(
+    steps: list[tuple[bool, ...]], shards: int
+) -> None:
     for kind, said in outcomes_in_ranks(2, steps_that_enter, steps, shards, timeout=60):
         assert kind == "raised"
         assert "ConfigError: rank " in said
@@ -491,7 +592,9 @@ def test_all_ranks_may_enter_and_leave_out_a_block_alike(shards: int) -> None:
 
 
 def sampled(shards: int) -> dict[str, Tensor]:
-    """Samples of a fresh policy with a future on one rank's mesh, by method, before any other pass."""
+    """Samples of a fresh policy with a future on one rank's mesh, by method, before any other
+    pass.
+    """
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}

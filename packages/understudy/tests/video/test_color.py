@@ -20,7 +20,17 @@ from understudy_data.video.color import AreaResize, Converter, planes_match_pack
 from understudy_data.video.native import ffmpeg, swscale
 from understudy_data.video.native.swscale import PixelLayout
 
-FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "gray", "rgb24", "gbrp", "yuv420p10le")
+FORMATS = (
+    "yuv420p",
+    "yuvj420p",
+    "yuv422p",
+    "yuv444p",
+    "nv12",
+    "gray",
+    "rgb24",
+    "gbrp",
+    "yuv420p10le",
+)
 
 
 def random_frame(name: str, height: int, width: int, seed: int = 0) -> av.VideoFrame:
@@ -28,7 +38,9 @@ def random_frame(name: str, height: int, width: int, seed: int = 0) -> av.VideoF
     frame = av.VideoFrame(width, height, name)
     for plane in frame.planes:
         small = name.endswith("10le")
-        data = rng.integers(0, 1024, plane.buffer_size // 2).astype("<u2").tobytes() if small else None
+        data = (
+            rng.integers(0, 1024, plane.buffer_size // 2).astype("<u2").tobytes() if small else None
+        )
         plane.update(data or rng.bytes(plane.buffer_size))
     return frame
 
@@ -38,7 +50,9 @@ def packed(frame: av.VideoFrame) -> np.ndarray:
 
 
 def aligned(height: int, width: int, guard: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 (3, height, width) at an address that is a multiple of 64, and all memory around it, filled with sevens."""
+    """uint8 (3, height, width) at an address that is a multiple of 64, and all memory around it,
+    filled with sevens.
+    """
     flat = np.full(3 * height * width + 64 + 2 * guard, 7, np.uint8)
     shift = guard + -(flat.__array_interface__["data"][0] + guard) % 64
     return flat[shift : shift + 3 * height * width].reshape(3, height, width), flat
@@ -47,7 +61,11 @@ def aligned(height: int, width: int, guard: int = 64) -> tuple[np.ndarray, np.nd
 @given(
     name=st.sampled_from(FORMATS),
     height=st.one_of(st.integers(1, 70), st.sampled_from([224, 480])),
-    width=st.one_of(st.integers(2, 140), st.integers(1, 9).map(lambda n: 16 * n), st.sampled_from([224, 640, 848])),
+    width=st.one_of(
+        st.integers(2, 140),
+        st.integers(1, 9).map(lambda n: 16 * n),
+        st.sampled_from([224, 640, 848]),
+    ),
     matrix=st.sampled_from([None, 1, 2, 5, 6, 7, 9]),
     color_range=st.sampled_from([None, 1, 2]),
     seed=st.integers(0, 3),
@@ -56,7 +74,13 @@ def aligned(height: int, width: int, guard: int = 64) -> tuple[np.ndarray, np.nd
 # Equal on the noise of the trial.
 @example(name="yuv420p", height=7, width=11, matrix=None, color_range=2, seed=2, direct=False)
 def test_converter_equals_the_packed_conversion(
-    name: str, height: int, width: int, matrix: int | None, color_range: int | None, seed: int, direct: bool
+    name: str,
+    height: int,
+    width: int,
+    matrix: int | None,
+    color_range: int | None,
+    seed: int,
+    direct: bool,
 ) -> None:
     """Straight into the array or through PyAV, in aligned memory, without a byte beside it."""
     frame = random_frame(name, height, width, seed)
@@ -76,23 +100,35 @@ def test_converter_equals_the_packed_conversion(
 
 @pytest.mark.parametrize("size", [None, (24, 32)])
 @pytest.mark.parametrize("name", ["yuv420p", "yuv444p", "yuv420p10le"])
-@pytest.mark.parametrize(("matrix", "red", "blue"), [(1, 0.2126, 0.0722), (2, 0.299, 0.114), (9, 0.2627, 0.0593)])
+@pytest.mark.parametrize(
+    ("matrix", "red", "blue"), [(1, 0.2126, 0.0722), (2, 0.299, 0.114), (9, 0.2627, 0.0593)]
+)
 @pytest.mark.parametrize("full", [False, True])
 def test_converter_follows_matrix_and_range_of_the_frame(
     name: str, matrix: int, red: float, blue: float, full: bool, size: tuple[int, int] | None
 ) -> None:
-    """Compared with the formula of the standards, in every version of PyAV: 15 and 16 ignore both."""
+    """Compared with the formula of the standards, in every version of PyAV: 15 and 16 ignore
+    both.
+    """
     deep = 4 if name.endswith("10le") else 1
     wanted = np.array([200, 90, 40]) / 255
     light = wanted @ [red, 1 - red - blue, blue]
     differences = (wanted[[2, 0]] - light) / (2 * (1 - np.array([blue, red])))
-    parts = [light * 255, *(128 + differences * 255)] if full else [16 + light * 219, *(128 + differences * 224)]
+    parts = (
+        [light * 255, *(128 + differences * 255)]
+        if full
+        else [16 + light * 219, *(128 + differences * 224)]
+    )
     frame = av.VideoFrame(64, 48, name)
     frame.colorspace = matrix
     frame.color_range = 2 if full else 1
     for plane, part in zip(frame.planes, parts):
         kind = "<u2" if deep > 1 else "u1"
-        plane.update(np.full(plane.buffer_size // np.dtype(kind).itemsize, round(part * deep), kind).tobytes())
+        plane.update(
+            np.full(
+                plane.buffer_size // np.dtype(kind).itemsize, round(part * deep), kind
+            ).tobytes()
+        )
     out = np.zeros((3, *(size or (48, 64))), np.uint8)
     with warnings.catch_warnings():  # about FFmpeg 7, whose bits differ
         warnings.simplefilter("ignore", UserWarning)
@@ -100,11 +136,18 @@ def test_converter_follows_matrix_and_range_of_the_frame(
     assert np.abs(out.reshape(3, -1).T - wanted * 255).max() < 4
 
 
-@pytest.mark.skipif(ffmpeg.load_swscale() is None, reason="this PyAV hides the symbols of its FFmpeg")
+@pytest.mark.skipif(
+    ffmpeg.load_swscale() is None, reason="this PyAV hides the symbols of its FFmpeg"
+)
 @pytest.mark.parametrize("matrix", [0, 1, 2, 4, 5, 6, 7, 9])
-@pytest.mark.parametrize(("height", "width"), [(480, 640), (224, 224), (256, 256), (720, 1280), (48, 64)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(480, 640), (224, 224), (256, 256), (720, 1280), (48, 64)]
+)
 def test_matches_pyav_for_usual_cameras(height: int, width: int, matrix: int) -> None:
-    assert all(swscale.matches_pyav(PixelLayout("yuv420p", height, width, matrix, full)) for full in (0, 1, 2))
+    assert all(
+        swscale.matches_pyav(PixelLayout("yuv420p", height, width, matrix, full))
+        for full in (0, 1, 2)
+    )
 
 
 def test_converter_writes_unaligned_memory() -> None:
@@ -158,7 +201,9 @@ def test_matches_pyav_detects(fault: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("size", [None, (24, 32)])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_write_all_equals_write(shift: int, size: tuple[int, int] | None) -> None:
-    """Each frame goes to its place only, also where pixel layouts alternate and where memory is not aligned."""
+    """Each frame goes to its place only, also where pixel layouts alternate and where memory is not
+    aligned.
+    """
     frames = [random_frame("yuv420p", 48, 64, seed) for seed in range(6)]
     for frame in frames[2:4]:
         frame.colorspace = 1
@@ -203,7 +248,9 @@ def test_converter_without_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_converter_takes_all_layouts_and_strides() -> None:
     converter = Converter()
-    for seed, (name, height, width) in enumerate([("yuv420p", 48, 64), ("gray", 20, 30), ("yuv420p", 18, 50)] * 2):
+    for seed, (name, height, width) in enumerate(
+        [("yuv420p", 48, 64), ("gray", 20, 30), ("yuv420p", 18, 50)] * 2
+    ):
         frame = random_frame(name, height, width, seed)
         wide = np.zeros((2, 3, height, width + 5), np.uint8)
         converter.write(frame, wide[1, :, :, 2 : 2 + width])
@@ -251,7 +298,9 @@ def test_converter_does_not_change_the_frame() -> None:
     assert VideoReformatter().reformat(frame, format="yuv420p") is frame
 
 
-@pytest.mark.parametrize("shape", [(3, 48, 60), (48, 64, 3), (3, 24, 32), (1, 48, 64), (2, 3, 48, 64)])
+@pytest.mark.parametrize(
+    "shape", [(3, 48, 60), (48, 64, 3), (3, 24, 32), (1, 48, 64), (2, 3, 48, 64)]
+)
 def test_converter_refuses_another_shape(shape: tuple[int, ...]) -> None:
     with refused("64x48", "uint8", kind=ValueError):
         Converter().write(random_frame("yuv420p", 48, 64), np.zeros(shape, np.uint8))
@@ -263,11 +312,15 @@ def camera_like(height: int, width: int, seed: int) -> av.VideoFrame:
     """Smooth colors, a few hard edges, a little noise."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
-    image = 120 + 60 * np.stack([np.sin(x / 90 + seed), np.cos(y / 70), np.sin((x + y) / 120)], axis=-1)
+    image = 120 + 60 * np.stack(
+        [np.sin(x / 90 + seed), np.cos(y / 70), np.sin((x + y) / 120)], axis=-1
+    )
     for _ in range(12):
         top = rng.integers(0, height - 40)
         left = rng.integers(0, width - 60)
-        image[top : top + rng.integers(10, 40), left : left + rng.integers(10, 60)] = rng.integers(0, 256, 3)
+        image[top : top + rng.integers(10, 40), left : left + rng.integers(10, 60)] = rng.integers(
+            0, 256, 3
+        )
     image = np.clip(image + rng.normal(0, 3, image.shape), 0, 255).astype(np.uint8)
     return av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuv420p")
 
@@ -279,11 +332,17 @@ def camera_like(height: int, width: int, seed: int) -> av.VideoFrame:
     wide=st.integers(1, 100),
     data=st.data(),
 )
-def test_area_resize_equals_torch(height: int, width: int, high: int, wide: int, data: st.DataObject) -> None:
-    planes = np.random.default_rng(data.draw(st.integers(0, 5))).integers(0, 256, (3, height, width), dtype=np.uint8)
+def test_area_resize_equals_torch(
+    height: int, width: int, high: int, wide: int, data: st.DataObject
+) -> None:
+    planes = np.random.default_rng(data.draw(st.integers(0, 5))).integers(
+        0, 256, (3, height, width), dtype=np.uint8
+    )
     out = np.full((3, high, wide), 7, np.uint8)
     AreaResize(height, width, (high, wide))(planes, out)
-    expected = interpolate(torch.from_numpy(planes)[None].double(), size=(high, wide), mode="area")[0].numpy()
+    expected = interpolate(torch.from_numpy(planes)[None].double(), size=(high, wide), mode="area")[
+        0
+    ].numpy()
     assert np.abs(out - expected).max() <= 0.5 + 1e-9
 
 

@@ -12,12 +12,16 @@ from understudy_base.errors import DatasetError
 
 @contextmanager
 def refused(
-    *values: object, where: str | None = None, fix: str | None = "", kind: type[BaseException] = DatasetError
+    *values: object,
+    where: str | None = None,
+    fix: str | None = "",
+    kind: type[BaseException] = DatasetError,
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect a `kind` in the block, and no subclass of it.
 
     Args:
-        values: names, settings and numbers, each as a whole word of the message; of a DatasetError, of `what`.
+        values: names, settings and numbers, each as a whole word of the message; of a DatasetError,
+            of `what`.
         where: the end of a DatasetError's `where`, "" for any; None: the error has no place.
         fix: a name that a DatasetError's `fix` contains, "" for any; None: the error has no remedy.
         kind: type of the error.
@@ -39,7 +43,9 @@ def refused(
 
 @contextmanager
 def warned(*values: object, kind: type[Warning] = UserWarning) -> Iterator[pytest.WarningsRecorder]:
-    """Expect a warning of `kind`, and no subclass of it, that has each of `values` as a whole word."""
+    """Expect a warning of `kind`, and no subclass of it, that has each of `values` as a whole
+    word.
+    """
     with pytest.warns(kind) as seen:
         yield seen
     texts = [str(warning.message) for warning in seen if warning.category is kind]
@@ -48,4 +54,8 @@ def warned(*values: object, kind: type[Warning] = UserWarning) -> Iterator[pytes
 
 def absent(text: str, *values: object) -> list[object]:
     """Return those of `values` that are no whole word of `text`: 1 is no word of 10 or 0.1."""
-    return [value for value in values if not re.search(rf"(?<!\w)(?<!\d\.){re.escape(str(value))}(?!\w|\.\d)", text)]
+    return [
+        value
+        for value in values
+        if not re.search(rf"(?<!\w)(?<!\d\.){re.escape(str(value))}(?!\w|\.\d)", text)
+    ]

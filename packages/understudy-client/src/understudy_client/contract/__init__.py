@@ -1,4 +1,5 @@
-"""The contract of a policy, dataset, robot or environment (docs/contract.md), and checks of observations against it.
+"""The contract of a policy, dataset, robot or environment (docs/contract.md), and checks of
+observations against it.
 
 facts         `Contract`: keys, names, units, ranges, cameras, actions, per robot; contract.json
 form          the form of contract.json, its check, and contract.schema.json

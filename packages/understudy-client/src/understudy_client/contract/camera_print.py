@@ -1,8 +1,9 @@
 """How the images of a camera looked in training: mean and deviation of a coarse grid of colors.
 
-A print is small (16 x 16 cells) and knows no scene, but it distinguishes cameras, RGB from BGR, upright from upside
-down, and a cropped image from a whole one. The misfit of an image is the mean over all cells and channels of
-min(((x - mean) / max(deviation, 6))^2, 36), in gray levels. Images of training have a misfit of about 1.
+A print is small (16 x 16 cells) and knows no scene, but it distinguishes cameras, RGB from BGR,
+upright from upside down, and a cropped image from a whole one. The misfit of an image is the mean
+over all cells and channels of min(((x - mean) / max(deviation, 6))^2, 36), in gray levels. Images
+of training have a misfit of about 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,10 @@ SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
 _FEW_EPISODES = 3.0  # the largest usual misfit of n episodes counts 1 + 3 / n times
 _MOST = 36.0  # one cell counts no more
-_LEAST_CONTRAST = 2.0  # gray levels between the cells of an image; with less the lens may be covered
-_CROPS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5625, 0.5)  # of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
+# gray levels between the cells of an image; with less the lens may be covered
+_LEAST_CONTRAST = 2.0
+# of a side; 0.75 and 0.5625 make 4:3 and 16:9 square
+_CROPS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5625, 0.5)
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,15 @@ class CameraPrint:
     most: float
 
     @classmethod
-    def of_images(cls, grids: Sequence[np.ndarray], episodes: Sequence[int] | None = None) -> "CameraPrint":
+    def of_images(
+        cls, grids: Sequence[np.ndarray], episodes: Sequence[int] | None = None
+    ) -> "CameraPrint":
         """Make the print of the grids (`shrink`) of images.
 
-        A misfit is measured on an image of an episode that the mean does not contain, so that it is as large as for
-        other episodes; without `episodes`, on an image of the other half of the images. The estimate from few episodes
-        is uncertain, and larger by that. Raises ValueError for no image.
+        A misfit is measured on an image of an episode that the mean does not contain, so that it is
+        as large as for other episodes; without `episodes`, on an image of the other half of the
+        images. The estimate from few episodes is uncertain, and larger by that. Raises ValueError
+        for no image.
 
         Args:
             grids: grids of images, the same number from each part of the training.
@@ -61,7 +67,9 @@ class CameraPrint:
             parts = [(cells[~mask], cells[mask]) for mask in masks]
             factor = 1 + _FEW_EPISODES / len(numbers)
         misfits = [
-            cls(images.mean(0), images.std(0), 1.0, 1.0).misfit(grid) for images, others in parts for grid in others
+            cls(images.mean(0), images.std(0), 1.0, 1.0).misfit(grid)
+            for images, others in parts
+            for grid in others
         ]
         usual, most = map(float, np.quantile(misfits, (0.5, 0.95)))
         return cls(whole.mean, whole.deviation, usual, factor * most)
@@ -78,15 +86,22 @@ class CameraPrint:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, rounded to a tenth of a gray level."""
-        cells = {name: np.round(getattr(self, name).astype(float), 1).tolist() for name in ("mean", "deviation")}
+        cells = {
+            name: np.round(getattr(self, name).astype(float), 1).tolist()
+            for name in ("mean", "deviation")
+        }
         return {**cells, "usual": round(self.usual, 3), "most": round(self.most, 3)}
 
     @classmethod
     def from_json(cls, stored: Record) -> "CameraPrint":
-        """Read plain values that obey the schema of contracts. Raises ValueError for a negative deviation."""
+        """Read plain values that obey the schema of contracts. Raises ValueError for a negative
+        deviation.
+        """
         mean, deviation = (np.array(stored[name], np.float32) for name in ("mean", "deviation"))
         if (deviation < 0).any():
-            raise ValueError(f"look: a deviation of its cells is {deviation.min():g}; it is 0 or more")
+            raise ValueError(
+                f"look: a deviation of its cells is {deviation.min():g}; it is 0 or more"
+            )
         return cls(mean, deviation, stored["usual"], stored["most"])
 
 
@@ -96,7 +111,10 @@ def shrink(image: np.ndarray) -> np.ndarray:
     rows = np.arange(SIDE) * height // SIDE
     columns = np.arange(SIDE) * width // SIDE
     sums = np.add.reduceat(np.add.reduceat(image.astype(np.uint32), rows, axis=0), columns, axis=1)
-    lengths = [np.maximum(np.diff(np.append(starts, end)), 1) for starts, end in ((rows, height), (columns, width))]
+    lengths = [
+        np.maximum(np.diff(np.append(starts, end)), 1)
+        for starts, end in ((rows, height), (columns, width))
+    ]
     return (sums / (lengths[0][:, None] * lengths[1])[..., None]).astype(np.float32)
 
 
@@ -123,19 +141,29 @@ _FAULTS: Mapping[Explanation, Callable[[np.ndarray], np.ndarray]] = {
 """Each is its own inverse."""
 
 
-def explanations(camera: str, prints: Mapping[str, CameraPrint]) -> dict[Explanation, Callable[[np.ndarray], float]]:
-    """Misfit of a grid under each explanation of why the images of a camera do not fit its print."""
+def explanations(
+    camera: str, prints: Mapping[str, CameraPrint]
+) -> dict[Explanation, Callable[[np.ndarray], float]]:
+    """Misfit of a grid under each explanation of why the images of a camera do not fit its
+    print.
+    """
     print_ = prints[camera]
     misfits = {fault: _changed(print_, change) for fault, change in _FAULTS.items()}
     for other, its in prints.items():
         if other != camera:
             misfits["swapped cameras", f"images like those of {other}"] = its.misfit
     for share in _CROPS:
-        sides = {"image": (share, share), "image's width": (1.0, share), "image's height": (share, 1.0)}
+        sides = {
+            "image": (share, share),
+            "image's width": (1.0, share),
+            "image's height": (share, 1.0),
+        }
         for name, side in sides.items():
             middle = f"the middle {share:.0%} of the {name}"
             misfits["crop", middle] = print_.cropped(*side).misfit
-            misfits["crop", f"more around the image: training saw {middle}"] = _uncropped(print_, *side)
+            misfits["crop", f"more around the image: training saw {middle}"] = _uncropped(
+                print_, *side
+            )
     return misfits
 
 
@@ -145,7 +173,8 @@ def explain_grids(
     grids: Sequence[np.ndarray],
     now: float,
 ) -> Explanation | None:
-    """Return the explanation of images that do not fit the print of their camera; None where they fit.
+    """Return the explanation of images that do not fit the print of their camera; None where they
+    fit.
 
     Args:
         print_: print of the camera.
@@ -155,7 +184,10 @@ def explain_grids(
     """
     if now <= 1.25 * print_.most + 0.25:
         return None
-    fits = {explanation: float(np.median([misfit(grid) for grid in grids])) for explanation, misfit in misfits.items()}
+    fits = {
+        explanation: float(np.median([misfit(grid) for grid in grids]))
+        for explanation, misfit in misfits.items()
+    }
     best = min(fits, key=lambda explanation: fits[explanation], default=None)
     flat = np.median([grid.std(axis=(0, 1)).max() for grid in grids]) < _LEAST_CONTRAST
     if flat:
@@ -167,15 +199,24 @@ def explain_grids(
     return None
 
 
-def explain_look(camera: str, prints: Mapping[str, CameraPrint], look: CameraPrint) -> Explanation | None:
-    """Return the explanation of another print of a camera that does not fit; None where it fits, or there is none."""
+def explain_look(
+    camera: str, prints: Mapping[str, CameraPrint], look: CameraPrint
+) -> Explanation | None:
+    """Return the explanation of another print of a camera that does not fit; None where it fits, or
+    there is none.
+    """
     if camera not in prints:
         return None
-    return explain_grids(prints[camera], explanations(camera, prints), [look.mean], prints[camera].misfit(look.mean))
+    return explain_grids(
+        prints[camera], explanations(camera, prints), [look.mean], prints[camera].misfit(look.mean)
+    )
 
 
-def power(camera: str, prints: Mapping[str, CameraPrint], images: int, trials: int = 10) -> dict[str, float]:
-    """Estimate how often each fault of a camera is named after some observations, on images drawn from its print.
+def power(
+    camera: str, prints: Mapping[str, CameraPrint], images: int, trials: int = 10
+) -> dict[str, float]:
+    """Estimate how often each fault of a camera is named after some observations, on images drawn
+    from its print.
 
     Args:
         camera: key of the camera.
@@ -184,7 +225,8 @@ def power(camera: str, prints: Mapping[str, CameraPrint], images: int, trials: i
         trials: draws of that many images.
 
     Returns:
-        Fault -> share of the trials in which its kind is named. A small one: not decidable for this scene.
+        Fault -> share of the trials in which its kind is named. A small one: not decidable for this
+        scene.
     """
     print_ = prints[camera]
     rng = np.random.default_rng(0)
@@ -200,7 +242,9 @@ def power(camera: str, prints: Mapping[str, CameraPrint], images: int, trials: i
     return shares
 
 
-def _changed(print_: CameraPrint, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], float]:
+def _changed(
+    print_: CameraPrint, change: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[np.ndarray], float]:
     return lambda grid: print_.misfit(change(grid))
 
 

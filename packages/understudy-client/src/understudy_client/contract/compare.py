@@ -1,4 +1,5 @@
-"""Two contracts against each other, before the first observation: each contradiction with its remedy.
+"""Two contracts against each other, before the first observation: each contradiction with its
+remedy.
 
     compare_contracts(policy, dataset)       # or a robot, an environment, another policy
 
@@ -24,7 +25,8 @@ _COLLAPSED = 1e-3  # share of a deviation; a smaller one was lost in rounding
 _SHOWN_TASKS = 3
 _UNITS = {
     "radian": "rad", "radians": "rad", "degree": "deg", "degrees": "deg", "\N{DEGREE SIGN}": "deg",
-    "meter": "m", "meters": "m", "metre": "m", "centimeter": "cm", "centimeters": "cm", "centimetre": "cm",
+    "meter": "m", "meters": "m", "metre": "m",
+    "centimeter": "cm", "centimeters": "cm", "centimetre": "cm",
     "millimeter": "mm", "millimeters": "mm", "millimetre": "mm",
 }  # fmt: skip
 
@@ -49,18 +51,27 @@ def compare_contracts(first: Contract, second: Contract, head: str = "") -> list
     for trained, robot in pair_robots(first, second, head):
         if trained is None:
             fix = "name the robot's norm head with --head"
-            faults.append(Mismatch("other robot", "", ", ".join(first.robots), robot.robot_type, fix))
+            faults.append(
+                Mismatch("other robot", "", ", ".join(first.robots), robot.robot_type, fix)
+            )
         else:
             faults += compare_robots(trained, robot, second.kind)
     return faults
 
 
-def pair_robots(policy: Contract, other: Contract, head: str) -> list[tuple[RobotFacts | None, RobotFacts]]:
-    """Return the policy's robot of each robot of another contract: by head, the only one, or by type; None without."""
+def pair_robots(
+    policy: Contract, other: Contract, head: str
+) -> list[tuple[RobotFacts | None, RobotFacts]]:
+    """Return the policy's robot of each robot of another contract: by head, the only one, or by
+    type; None without.
+    """
     alone = next(iter(policy.robots.values())) if len(policy.robots) == 1 else None
     types = {facts.robot_type: facts for facts in policy.robots.values() if facts.robot_type}
     robots = other.robots.items()
-    return [(policy.robots.get(head or name, alone or types.get(robot.robot_type)), robot) for name, robot in robots]
+    return [
+        (policy.robots.get(head or name, alone or types.get(robot.robot_type)), robot)
+        for name, robot in robots
+    ]
 
 
 def compare_robots(trained: RobotFacts, robot: RobotFacts, kind: Kind = "robot") -> list[Mismatch]:
@@ -69,12 +80,20 @@ def compare_robots(trained: RobotFacts, robot: RobotFacts, kind: Kind = "robot")
     Args:
         trained: facts of training.
         robot: facts of the other one.
-        kind: whose they are. A robot may leave facts out; a dataset or environment without cameras has none.
+        kind: whose they are. A robot may leave facts out; a dataset or environment without cameras
+            has none.
     """
     faults = [*_rates(trained, robot), *_robots(trained, robot)]
-    for key, mine, other in ((_STATE, trained.state, robot.state), (_ACTION, trained.action, robot.action)):
+    for key, mine, other in (
+        (_STATE, trained.state, robot.state),
+        (_ACTION, trained.action, robot.action),
+    ):
         if mine is not None and other is None:
-            faults.append(Mismatch("missing key", mine.key, "this input", "nothing", f"send it as {mine.key!r}"))
+            faults.append(
+                Mismatch(
+                    "missing key", mine.key, "this input", "nothing", f"send it as {mine.key!r}"
+                )
+            )
         elif mine is not None and other is not None:
             differing = _vectors(key, mine, other, kind)
             if kind == "dataset" and not differing and other.width and mine.width == other.width:
@@ -90,7 +109,11 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
         fix = "run the control loop at the rate of training, or train with its rate"
         yield Mismatch("rate", "", f"{trained.fps:g} steps per second", f"{robot.fps:g}", fix)
     executed = max(robot.chunk, robot.replan)
-    if trained.chunk and executed and (robot.chunk not in (0, trained.chunk) or robot.replan > trained.chunk):
+    if (
+        trained.chunk
+        and executed
+        and (robot.chunk not in (0, trained.chunk) or robot.replan > trained.chunk)
+    ):
         fix = f"use {trained.chunk} actions of each prediction, at most"
         yield Mismatch("action horizon", "", f"{trained.chunk} actions at once", f"{executed}", fix)
     else:
@@ -101,7 +124,10 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
 def _robots(trained: RobotFacts, robot: RobotFacts) -> list[Mismatch]:
     fix = f"choose the policy of {robot.robot_type}, or correct the robot type"
     modes = _differing("control mode", "", _plain(trained.control_mode), _plain(robot.control_mode))
-    return _differing("other robot", "", _plain(trained.robot_type), _plain(robot.robot_type), fix) + modes
+    return (
+        _differing("other robot", "", _plain(trained.robot_type), _plain(robot.robot_type), fix)
+        + modes
+    )
 
 
 def _plain(text: str) -> str:
@@ -111,7 +137,9 @@ def _plain(text: str) -> str:
 def _differing(kind: str, key: str, trained: str, other: str, fix: str = "") -> list[Mismatch]:
     """List the difference between two texts; none where one is unknown."""
     fix = fix or f"{REMEDIES[kind]}: {trained}"
-    return [Mismatch(kind, key, trained, other, fix)] if trained and other and trained != other else []
+    return (
+        [Mismatch(kind, key, trained, other, fix)] if trained and other and trained != other else []
+    )
 
 
 def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind) -> list[Mismatch]:
@@ -119,7 +147,9 @@ def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind
     sized = trained.width and other.width
     faults: list[Mismatch] = []
     if trained.key and other.key not in ("", trained.key, standard):
-        faults.append(Mismatch("missing key", key, "this key", other.key, f"rename {other.key!r} to {key!r}"))
+        faults.append(
+            Mismatch("missing key", key, "this key", other.key, f"rename {other.key!r} to {key!r}")
+        )
     if sized and trained.width != other.width:
         came = f"{other.width} numbers"
         fix = "send the dimensions of training"
@@ -131,20 +161,30 @@ def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind
     norms = trained.normalization, other.normalization
     if kind == "policy":
         faults += _differing("statistics", key, norms[0].digest, norms[1].digest)
-    elif kind == "dataset" and "state" in trained.learned and norms[0].digest and norms[0].digest == norms[1].digest:
+    elif (
+        kind == "dataset"
+        and "state" in trained.learned
+        and norms[0].digest
+        and norms[0].digest == norms[1].digest
+    ):
         text = "statistics of differences to the state", "statistics of absolute actions"
         fix = "compute the statistics of the differences"
         faults.append(Mismatch("statistics", key, *text, fix))
     elif sized and not faults and (explained := explain_figures(trained, other)) is not None:
         kinds = {"normalized": "statistics", "range": "statistics"} if kind == "dataset" else {}
-        fix = "compute the statistics of this data, or use the data of the policy" if explained.kind in kinds else ""
+        fix = (
+            "compute the statistics of this data, or use the data of the policy"
+            if explained.kind in kinds
+            else ""
+        )
         named = kinds.get(explained.kind, explained.kind)
         faults.append(Mismatch(named, key, explained.trained, explained.came, fix or explained.fix))
     return faults
 
 
 def _orders(key: str, trained: VectorFacts, other: VectorFacts) -> list[Mismatch]:
-    """List the difference between the names of two vectors' dimensions, or between their roles where names are numbers.
+    """List the difference between the names of two vectors' dimensions, or between their roles
+    where names are numbers.
 
     Roles of unlike words say nothing.
     """
@@ -156,15 +196,26 @@ def _orders(key: str, trained: VectorFacts, other: VectorFacts) -> list[Mismatch
         if "" in (*names, *others) or not set(names) & set(others):
             return []
     is_order = sorted(names) == sorted(others)
-    return _differing("dimension order" if is_order else "dimension names", key, ", ".join(names), ", ".join(others))
+    return _differing(
+        "dimension order" if is_order else "dimension names",
+        key,
+        ", ".join(names),
+        ", ".join(others),
+    )
 
 
 def _meanings(key: str, trained: VectorFacts, other: VectorFacts) -> Iterator[Mismatch]:
     """Contradictions in units, zeros, frame and gripper of vectors of the same dimensions."""
-    units, others = ([_UNITS.get(unit, unit) for unit in vector.units] for vector in (trained, other))
+    units, others = (
+        [_UNITS.get(unit, unit) for unit in vector.units] for vector in (trained, other)
+    )
     pairs = {"units": (units, others), "delta": (trained.references, other.references)}
     for kind, (mine, theirs) in pairs.items():
-        unlike = [(name, a, b) for name, a, b in zip(trained.names, mine, theirs, strict=False) if a and b and a != b]
+        unlike = [
+            (name, a, b)
+            for name, a, b in zip(trained.names, mine, theirs, strict=False)
+            if a and b and a != b
+        ]
         texts = (", ".join(f"{name} {pair[side]}" for name, *pair in unlike) for side in (0, 1))
         yield from _differing(kind, key, *texts)
     yield from _differing("frame", key, trained.frame, other.frame)
@@ -185,10 +236,18 @@ def _cut_statistics(trained: VectorFacts, data: VectorFacts) -> Iterator[Mismatc
     if lost.any():
         names = ", ".join(data.names[i] for i in np.flatnonzero(lost)[:4])
         came = f"figures in which {names} vary"
-        yield Mismatch("statistics cut", trained.key, f"constant figures of {names}", came, "store them in float64")
+        yield Mismatch(
+            "statistics cut",
+            trained.key,
+            f"constant figures of {names}",
+            came,
+            "store them in float64",
+        )
 
 
-def _cameras(robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind) -> Iterator[Mismatch]:
+def _cameras(
+    robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind
+) -> Iterator[Mismatch]:
     trained = robot.cameras
     looks = robot.looks
     pairs = {key: _partner(key, camera, others) for key, camera in trained.items()}
@@ -199,18 +258,24 @@ def _cameras(robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind) -
             near = get_close_matches(camera.key, spare, 1, 0.6)
             fix = f"is it {near[0]!r}?" if near else f"send it as {camera.key!r}"
             came = ", ".join(spare) or "no such camera"
-            yield Mismatch("camera map" if spare else "missing key", camera.key, "this camera", came, fix)
+            yield Mismatch(
+                "camera map" if spare else "missing key", camera.key, "this camera", came, fix
+            )
             continue
         other = others[partner]
         mapped = {name: theirs.key for name, theirs in trained.items() if name != key}
         if camera.key != other.key and other.key in mapped.values():
             fix = f"give {camera.key!r} as {key!r}"
-            yield Mismatch("camera map", key, f"images of {camera.key}", f"images of {other.key}", fix)
+            yield Mismatch(
+                "camera map", key, f"images of {camera.key}", f"images of {other.key}", fix
+            )
         elif camera.role and other.role and camera.role != other.role:
             roles = {theirs.role for name, theirs in trained.items() if name != key}
             named = "swapped cameras" if other.role in roles else "camera map"
             fix = f"give the {camera.role} camera as {camera.key!r}"
-            yield Mismatch(named, camera.key, f"the {camera.role} camera", f"the {other.role} camera", fix)
+            yield Mismatch(
+                named, camera.key, f"the {camera.role} camera", f"the {other.role} camera", fix
+            )
         yield from _images(camera, other, kind)
         if other.look is not None and (unlike := explain_look(key, looks, other.look)) is not None:
             named, came = unlike
@@ -218,7 +283,9 @@ def _cameras(robot: RobotFacts, others: Mapping[str, CameraFacts], kind: Kind) -
 
 
 def _partner(key: str, camera: CameraFacts, others: Mapping[str, CameraFacts]) -> str | None:
-    """Key of the camera of another contract that is given as `key`: by name, or by the name of the recordings."""
+    """Key of the camera of another contract that is given as `key`: by name, or by the name of the
+    recordings.
+    """
     if key in others:
         return key
     by_recorded = {other.key: name for name, other in others.items()}
@@ -233,11 +300,19 @@ def _images(trained: CameraFacts, other: CameraFacts, kind: Kind) -> Iterator[Mi
         yield unlike
     if "WHC" in (trained.layout, other.layout):
         yield from _differing("transposed", trained.key, trained.layout, other.layout)
-    names = {"dtype": "dtype", "color order": "color", "orientation": "orientation", "resize": "resize"}
+    names = {
+        "dtype": "dtype",
+        "color order": "color",
+        "orientation": "orientation",
+        "resize": "resize",
+    }
     for named, fact in names.items():
         yield from _differing(named, trained.key, getattr(trained, fact), getattr(other, fact))
     if kind == "policy":
-        sizes = ("{}x{}".format(*size) if all(size) else "" for size in (trained.network_size, other.network_size))
+        sizes = (
+            "{}x{}".format(*size) if all(size) else ""
+            for size in (trained.network_size, other.network_size)
+        )
         yield from _differing("resize", trained.key, *sizes)
 
 
@@ -249,4 +324,6 @@ def _instructions(trained: RobotFacts, robot: RobotFacts, kind: Kind) -> Iterato
     tasks = set(map(_plain, trained.tasks))
     if unknown := [task for task in robot.tasks if task and _plain(task) not in tasks]:
         came = ", ".join(map(repr, unknown[:_SHOWN_TASKS]))
-        yield Mismatch("instruction", "task", f"{len(tasks)} others", came, "give an instruction of training")
+        yield Mismatch(
+            "instruction", "task", f"{len(tasks)} others", came, "give an instruction of training"
+        )

@@ -14,7 +14,8 @@ def declare(
     cameras: Sequence[str] = (),
     robot_type: str = "",
 ) -> RobotFacts:
-    """Return statements as a contract in which all else is unknown; `RobotFacts` has all that a robot can state.
+    """Return statements as a contract in which all else is unknown; `RobotFacts` has all that a
+    robot can state.
 
     Args:
         fps: control steps per second.
@@ -24,4 +25,6 @@ def declare(
         robot_type: type of the robot.
     """
     state, action = (VectorFacts.unmeasured("", names) for names in (state_names, action_names))
-    return RobotFacts(fps, 0, robot_type, "", state, action, {key: CameraFacts(key, (0, 0)) for key in cameras})
+    return RobotFacts(
+        fps, 0, robot_type, "", state, action, {key: CameraFacts(key, (0, 0)) for key in cameras}
+    )

@@ -1,7 +1,9 @@
-"""The contract of a policy, dataset, robot, environment or server: contract.json (docs/contract.md).
+"""The contract of a policy, dataset, robot, environment or server: contract.json
+(docs/contract.md).
 
-A fact that was neither stated nor measured is `unknown` in the file, and never a guess. In Python an unknown text is
-"", an unknown count 0, an unknown number NaN. `form.py` has the form of the file.
+A fact that was neither stated nor measured is `unknown` in the file, and never a guess. In Python
+an unknown text is "", an unknown count 0, an unknown number NaN. `form.py` has the form of the
+file.
 """
 
 import hashlib
@@ -31,17 +33,21 @@ FIGURES = ("mean", "std", "min", "max", "q01", "q99")
 
 
 class Facts:
-    """Base of the dataclasses of a contract: their plain values, in which an unknown one is `unknown`."""
+    """Base of the dataclasses of a contract: their plain values, in which an unknown one is
+    `unknown`.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {f.name: _to_plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: _to_plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, stored: Record) -> "Self":
         """Read plain values that obey the schema. Raises ValueError for others."""
         hints = get_type_hints(cls)
-        return cls(**{f.name: _from_plain(hints[f.name], stored[f.name]) for f in fields(cls)})  # type: ignore[arg-type]
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: _from_plain(hints[name], stored[name]) for name in names})
 
 
 def _to_plain(value: Any) -> Any:
@@ -53,7 +59,11 @@ def _to_plain(value: Any) -> Any:
         return {key: _to_plain(part) for key, part in value.items()}
     if isinstance(value, tuple):
         return [_to_plain(part) for part in value] or UNKNOWN
-    return UNKNOWN if value is None or value == "" or value != value or (type(value) is int and not value) else value
+    return (
+        UNKNOWN
+        if value is None or value == "" or value != value or (type(value) is int and not value)
+        else value
+    )
 
 
 def _from_plain(kind: Any, stored: Any) -> Any:
@@ -67,7 +77,11 @@ def _from_plain(kind: Any, stored: Any) -> Any:
     if origin is tuple:
         return () if unknown else tuple(_from_plain(inner[0], part) for part in stored)
     if origin is not None:
-        return {} if unknown else {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
+        return (
+            {}
+            if unknown
+            else {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
+        )
     if unknown:
         return np.nan if kind is float else kind()
     return kind.from_json(stored) if issubclass(kind, Facts | CameraPrint) else kind(stored)
@@ -78,8 +92,8 @@ class Normalization(Facts):
     """How the numbers of a vector reach the network.
 
     Attributes:
-        source: `external` (figures in a file beside the weights), `baked` (in the weights), `computed` (from a dataset
-            at each start), `none` (numbers as they are), or "".
+        source: `external` (figures in a file beside the weights), `baked` (in the weights),
+            `computed` (from a dataset at each start), `none` (numbers as they are), or "".
         mode: `mean_std`, `quantile`, `min_max`, `identity`, another tool's own name, or "".
         digest: SHA-256 of the figures (`figures_digest`), or "".
     """
@@ -107,9 +121,10 @@ class VectorFacts(Facts):
         figures: "mean", "std", "min", "max", "q01", "q99".
         units: unit of each dimension ("rad", "m"), "" where unknown; () where all are.
         roles: role of each dimension ("joint", "gripper"), as the units.
-        references: of actions, zero of each dimension: `absolute`, `state` (the present state), `previous` (the action
-            before); as the units.
-        learned: of actions, zero of each dimension in the network, as `references`; the policy adds the state again.
+        references: of actions, zero of each dimension: `absolute`, `state` (the present state),
+            `previous` (the action before); as the units.
+        learned: of actions, zero of each dimension in the network, as `references`; the policy adds
+            the state again.
         frame: frame of Cartesian dimensions ("base", "tool"), "" where unknown.
         gripper: dimension -> (number that closes, number that opens).
         normalization: how the numbers reach the network.
@@ -127,31 +142,48 @@ class VectorFacts(Facts):
     normalization: Normalization = Normalization()
 
     def __post_init__(self) -> None:
-        """Number the dimensions without a name; raise ValueError where figures or units and names differ in number."""
+        """Number the dimensions without a name; raise ValueError where figures or units and names
+        differ in number.
+        """
         names = tuple(name or str(number) for number, name in enumerate(self.names))
         object.__setattr__(self, "names", names)
         lengths = {len(values) for values in self.figures.values()}
-        lengths |= {len(texts) for texts in (self.units, self.roles, self.references, self.learned) if texts}
+        lengths |= {
+            len(texts) for texts in (self.units, self.roles, self.references, self.learned) if texts
+        }
         if lengths - {len(names)}:
             raise ValueError(f"{self.key}: figures or units and names differ in number")
 
     @classmethod
     def from_json(cls, stored: Record) -> "Self":
-        """Read plain values that obey the schema. Raises ValueError for others, and for figures that nothing has."""
+        """Read plain values that obey the schema. Raises ValueError for others, and for figures
+        that nothing has.
+        """
         vector = super().from_json(stored)
         figures = vector.figures
         names = vector.names
         for number in np.flatnonzero(figures["std"] < 0):
-            raise ValueError(f"{vector.key}: std of {names[number]} is {figures['std'][number]:g}; it is 0 or more")
+            raise ValueError(
+                f"{vector.key}: std of {names[number]} is {figures['std'][number]:g}; it is 0 or "
+                "more"
+            )
         for low, high in (("min", "max"), ("q01", "q99")):
             for number in np.flatnonzero(figures[low] > figures[high]):
-                ends = f"{low} of {names[number]} is {figures[low][number]:g}, and {high} {figures[high][number]:g}"
+                ends = (
+                    f"{low} of {names[number]} is {figures[low][number]:g}, and {high} "
+                    f"{figures[high][number]:g}"
+                )
                 raise ValueError(f"{vector.key}: {ends}; {low} is at most {high}")
         for name, (closed, opened) in vector.gripper.items():
             if name not in names:
-                raise ValueError(f"{vector.key}: gripper: no dimension is {name!r}; there are {', '.join(names)}")
+                raise ValueError(
+                    f"{vector.key}: gripper: no dimension is {name!r}; there are {', '.join(names)}"
+                )
             if closed == opened:
-                raise ValueError(f"{vector.key}: gripper: {name} closes and opens at {closed:g}; give two numbers")
+                raise ValueError(
+                    f"{vector.key}: gripper: {name} closes and opens at {closed:g}; give two "
+                    "numbers"
+                )
         return vector
 
     @classmethod
@@ -170,10 +202,17 @@ class VectorFacts(Facts):
         """
         unknown = np.full(width, np.nan)
         values = {
-            name: np.asarray(figures[name], float).reshape(-1) for name in FIGURES if figures.get(name) is not None
+            name: np.asarray(figures[name], float).reshape(-1)
+            for name in FIGURES
+            if figures.get(name) is not None
         }
-        whole = {name: value if len(value := values.get(name, unknown)) == width else unknown for name in FIGURES}
-        measured = {name: whole[name] for name in ("mean", "std") if not np.isnan(whole[name]).any()}
+        whole = {
+            name: value if len(value := values.get(name, unknown)) == width else unknown
+            for name in FIGURES
+        }
+        measured = {
+            name: whole[name] for name in ("mean", "std") if not np.isnan(whole[name]).any()
+        }
         norm = Normalization(source, mode, figures_digest(measured) if measured else "")
         return cls(key, facts.pop("names", ("",) * width), whole, normalization=norm, **facts)
 
@@ -212,7 +251,9 @@ class VectorFacts(Facts):
     def spread(self) -> np.ndarray:
         """Deviation of each dimension; of a constant one, 1 % of its range or 0.001 of its size."""
         figures = self.figures
-        std = np.where(np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4, figures["std"])
+        std = np.where(
+            np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4, figures["std"]
+        )
         least = np.maximum(self.slack, 0.01 * np.nan_to_num(self.high - self.low))
         return np.maximum(np.nan_to_num(std), np.where(np.nan_to_num(std) > 0, 0.01 * std, least))
 
@@ -223,7 +264,9 @@ class VectorFacts(Facts):
 
     @property
     def margin(self) -> np.ndarray:
-        """Distance beyond `low` and `high` that is still usual: a tenth of the range, and twice the slack."""
+        """Distance beyond `low` and `high` that is still usual: a tenth of the range, and twice the
+        slack.
+        """
         return 0.1 * np.nan_to_num(self.high - self.low) + 2 * self.slack
 
     def _end(self, name: str, instead: str, deviations: float) -> np.ndarray:
@@ -242,14 +285,16 @@ class CameraFacts(Facts):
 
     Attributes:
         key: key in the recordings.
-        size: height and width of the recorded images; zeros where the recordings differ or are unknown.
+        size: height and width of the recorded images; zeros where the recordings differ or are
+            unknown.
         look: how its images looked; None where no image was read.
         role: place of the camera ("front", "wrist"), "" where unknown.
         orientation: `upright`, `rotated 180`, `upside down` (rows reversed), `mirrored`, or "".
         color: `RGB`, `BGR`, or "".
         layout: `HWC`, `CHW`, `WHC` (transposed), or "".
         dtype: `uint8` of 0..255, `float32` of 0..1, or "".
-        resize: how the policy resizes them to `network_size`: `pad`, `stretch`, `crop`, `none`, or "".
+        resize: how the policy resizes them to `network_size`: `pad`, `stretch`, `crop`, `none`, or
+            "".
         network_size: height and width in the network; zeros where unknown.
     """
 
@@ -319,7 +364,8 @@ class RobotFacts(Facts):
         return super().to_json() | literal | ({} if self.state is not None else {"state": None})
 
     def completed(self, stated: "RobotFacts") -> "RobotFacts":
-        """Return these facts, with those of `stated` where they are unknown, except of vectors of other names.
+        """Return these facts, with those of `stated` where they are unknown, except of vectors of
+        other names.
 
         Cameras are those of the same key in the recordings.
         """
@@ -367,7 +413,12 @@ class Contract:
         """Return plain values."""
         robots = {head: facts.to_json() for head, facts in self.robots.items()}
         about = {"version": VERSION, "kind": self.kind, "weights": self.weights or UNKNOWN}
-        return {**about, "robots": robots, "faults": list(map(vars, self.faults)), "provenance": dict(self.provenance)}
+        return {
+            **about,
+            "robots": robots,
+            "faults": list(map(vars, self.faults)),
+            "provenance": dict(self.provenance),
+        }
 
     @classmethod
     def from_json(cls, stored: Record) -> "Contract":
@@ -379,10 +430,18 @@ class Contract:
         check_form(stored)
         robots = {head: RobotFacts.from_json(facts) for head, facts in stored["robots"].items()}
         faults = tuple(Mismatch(**fault) for fault in stored["faults"])
-        return cls(robots, stored["provenance"], stored["kind"], _from_plain(str, stored["weights"]), faults)
+        return cls(
+            robots,
+            stored["provenance"],
+            stored["kind"],
+            _from_plain(str, stored["weights"]),
+            faults,
+        )
 
     def unknowns(self) -> list[str]:
-        """List the facts that the contract leaves open, as places in the file: `robots.arm.state.units`."""
+        """List the facts that the contract leaves open, as places in the file:
+        `robots.arm.state.units`.
+        """
         return list(_unknowns(self.to_json()))
 
 
@@ -402,7 +461,9 @@ def write_contract(path: Path, contract: Contract | Record, is_new: bool = False
 
 
 def read_stated(stored: Record, where: str) -> RobotFacts:
-    """Return the robot of the content of a dataset's meta/contract.json. Raises DatasetError for a damaged one."""
+    """Return the robot of the content of a dataset's meta/contract.json. Raises DatasetError for a
+    damaged one.
+    """
     try:
         return next(iter(Contract.from_json(stored).robots.values()))
     except (ValueError, StopIteration) as error:
@@ -411,7 +472,9 @@ def read_stated(stored: Record, where: str) -> RobotFacts:
 
 
 def read_contract(folder: Path) -> Contract | None:
-    """Read the contract of a policy folder; None where there is none. Raises ConfigError for a damaged file."""
+    """Read the contract of a policy folder; None where there is none. Raises ConfigError for a
+    damaged file.
+    """
     return read_file(folder / FILE) if (folder / FILE).is_file() else None
 
 
@@ -420,7 +483,10 @@ def read_file(path: Path) -> Contract:
     try:
         return Contract.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
-        fix = "repair it, or write it again with `understudy export` or `understudy contract PATH --output FILE`"
+        fix = (
+            "repair it, or write it again with `understudy export` or `understudy contract PATH "
+            "--output FILE`"
+        )
         raise ConfigError(f"{path}: {error}; {fix}") from error
 
 
@@ -428,9 +494,16 @@ def _lines(value: Any, indent: int = 0) -> str:
     """JSON with one line for each list of plain values."""
     pad = " " * (indent + 2)
     if isinstance(value, Mapping) and value:
-        parts = [f"{pad}{json.dumps(str(key))}: {_lines(part, indent + 2)}" for key, part in value.items()]
+        parts = [
+            f"{pad}{json.dumps(str(key))}: {_lines(part, indent + 2)}"
+            for key, part in value.items()
+        ]
         return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and any(isinstance(v, Mapping) for v in value)
+    ):
         parts = [f"{pad}{_lines(part, indent + 2)}" for part in value]
         return "[\n" + ",\n".join(parts) + "\n" + " " * indent + "]"
     return json.dumps(value, allow_nan=False)

@@ -1,7 +1,7 @@
 """The form of contract.json, and the first place where plain values have another one.
 
-contract.schema.json is made of these classes by scripts/contract_schema.py. A fact that was neither stated nor measured
-is "unknown".
+contract.schema.json is made of these classes by scripts/contract_schema.py. A fact that was neither
+stated nor measured is "unknown".
 """
 
 from collections.abc import Iterator
@@ -44,8 +44,9 @@ class Form(Struct, forbid_unknown_fields=True):
 class Normalization(Form):
     """How the numbers of a vector reach the network.
 
-    source: figures in a file beside the weights, in the weights, from a dataset at each start, or numbers as they are.
-    mode: mean_std, quantile, min_max, identity, or the tool's own name. digest: SHA-256 of the figures.
+    source: figures in a file beside the weights, in the weights, from a dataset at each start, or
+    numbers as they are. mode: mean_std, quantile, min_max, identity, or the tool's own name.
+    digest: SHA-256 of the figures.
     """
 
     source: Literal["external", "baked", "computed", "none", "unknown"]
@@ -67,10 +68,10 @@ class VectorFigures(Form):
 class Vector(Form):
     """A vector of numbers.
 
-    key: key in the recordings. names: names of the dimensions in their order. roles: joint, gripper, position,
-    rotation. references: zero of each dimension of an action: absolute, state, previous. learned: zero of each
-    dimension of an action in the network. frame: frame of Cartesian dimensions: base, tool. gripper: dimension -> the
-    numbers that close and open it.
+    key: key in the recordings. names: names of the dimensions in their order. roles: joint,
+    gripper, position, rotation. references: zero of each dimension of an action: absolute, state,
+    previous. learned: zero of each dimension of an action in the network. frame: frame of Cartesian
+    dimensions: base, tool. gripper: dimension -> the numbers that close and open it.
     """
 
     key: Text
@@ -86,7 +87,9 @@ class Vector(Form):
 
 
 class Look(Form):
-    """Mean and deviation of a grid of 16 x 16 colors over images of training: rows of cells of red, green, blue."""
+    """Mean and deviation of a grid of 16 x 16 colors over images of training: rows of cells of red,
+    green, blue.
+    """
 
     mean: Grid
     deviation: Grid
@@ -97,9 +100,9 @@ class Look(Form):
 class Camera(Form):
     """A camera.
 
-    key: key in the recordings. size: height and width of the recorded images. role: place of the camera: front, wrist.
-    dtype: uint8 of 0..255, or float32 of 0..1. resize: how the policy resizes images to network_size, height and width
-    in the network.
+    key: key in the recordings. size: height and width of the recorded images. role: place of the
+    camera: front, wrist. dtype: uint8 of 0..255, or float32 of 0..1. resize: how the policy resizes
+    images to network_size, height and width in the network.
     """
 
     key: Text
@@ -117,10 +120,11 @@ class Camera(Form):
 class Robot(Form):
     """Inputs and outputs of one norm head.
 
-    fps: control steps per second. chunk: horizon: actions of each prediction. control_mode: meaning of the actions:
-    joint, ee_delta. state: null: the policy has none. cameras: by the policy's key. tasks: instructions of training.
-    episodes: training episodes. replan: actions that are executed before the next prediction. prompt: format of the
-    prompts. tokenizer: SHA-256 of the tokenizer's file.
+    fps: control steps per second. chunk: horizon: actions of each prediction. control_mode: meaning
+    of the actions: joint, ee_delta. state: null: the policy has none. cameras: by the policy's key.
+    tasks: instructions of training. episodes: training episodes. replan: actions that are executed
+    before the next prediction. prompt: format of the prompts. tokenizer: SHA-256 of the tokenizer's
+    file.
     """
 
     fps: Annotated[float, Meta(gt=0, le=10**6)] | Unknown
@@ -149,10 +153,11 @@ class Fault(Form):
 
 
 class Contract(Form):
-    """Contract of a policy, dataset, robot or environment; a fact that was neither stated nor measured is "unknown".
+    """Contract of a policy, dataset, robot or environment; a fact that was neither stated nor
+    measured is "unknown".
 
-    weights: SHA-256 of the weights. robots: by norm head; one head "" where there are none. provenance: datasets,
-    fingerprint, run, step, versions; free of secrets.
+    weights: SHA-256 of the weights. robots: by norm head; one head "" where there are none.
+    provenance: datasets, fingerprint, run, step, versions; free of secrets.
     """
 
     version: Literal[2]
@@ -182,7 +187,9 @@ def check_form(value: Any, kind: Any = Contract, place: str = "the contract") ->
         for name, part, part_kind in _parts(value, whole):
             check_form(part, part_kind, f"{place}{name}".removeprefix("the contract."))
         if isinstance(value, dict) and _is_form(whole):
-            raise ValueError(f"{place}: {error}; its keys are {', '.join(whole.__struct_fields__)}") from None
+            raise ValueError(
+                f"{place}: {error}; its keys are {', '.join(whole.__struct_fields__)}"
+            ) from None
         rule = str(error)
         if rule.startswith("Invalid enum value"):  # which does not say the right ones
             rule = f"the rule is {msgspec.json.schema(kind)!s:.200}"
@@ -190,7 +197,9 @@ def check_form(value: Any, kind: Any = Contract, place: str = "the contract") ->
 
 
 def _is_whole(kind: Any, value: Any) -> bool:
-    """Return whether a member of a union, or of an annotated type, is that of an object or a list."""
+    """Return whether a member of a union, or of an annotated type, is that of an object or a
+    list.
+    """
     if isinstance(value, dict):
         return _is_form(kind) or get_origin(kind) is dict
     return isinstance(value, list) and get_origin(kind) is list

@@ -1,7 +1,9 @@
-"""Facts that neither contract decides: the observations that show a fault in them, and how often they do.
+"""Facts that neither contract decides: the observations that show a fault in them, and how often
+they do.
 
-The power is estimated on numbers and images drawn from those of training, by the checks of `observed` themselves. A
-small one means that the fault is not decidable for this scene or this robot.
+The power is estimated on numbers and images drawn from those of training, by the checks of
+`observed` themselves. A small one means that the fault is not decidable for this scene or this
+robot.
 """
 
 from collections.abc import Iterator
@@ -36,7 +38,10 @@ class Undecided:
     def __str__(self) -> str:
         """One line."""
         if not self.observations:
-            return f"{self.key}: {self.fact}: no observation shows it; compare the transitions of a replay"
+            return (
+                f"{self.key}: {self.fact}: no observation shows it; compare the transitions of "
+                "a replay"
+            )
         shown = f"{self.power:.0%} of such faults are named within {self.observations} observations"
         decided = shown if self.power >= 0.5 else f"not decidable for this scene ({shown})"
         return f"{self.key}: {self.fact}: {decided}"
@@ -55,7 +60,10 @@ def list_undecided(trained: RobotFacts, robot: RobotFacts) -> list[Undecided]:
         other = robot.cameras.get(key, robot.cameras.get(camera.key))
         shares = power(key, prints, LEAST_SEEN, _TRIALS) if key in prints else {}
         colors = shares.pop("BGR", np.nan)
-        for fact, share in (("orientation", min(shares.values(), default=np.nan)), ("color", colors)):
+        for fact, share in (
+            ("orientation", min(shares.values(), default=np.nan)),
+            ("color", colors),
+        ):
             if not (getattr(camera, fact) and other is not None and getattr(other, fact)):
                 undecided.append(Undecided(fact, camera.key, LEAST_SEEN if shares else 0, share))
     if trained.state is not None and robot.state is not None:
@@ -74,7 +82,10 @@ def _of_state(trained: VectorFacts, robot: VectorFacts, episodes: int) -> Iterat
     orders = (np.roll(rows, 1), rows[::-1])
     faults = {
         "units": ([drawn * factor for factor in FACTORS.values()], UNIT_KINDS),
-        "order of dimensions": ([drawn[..., order] for order in orders], ("dimension order", "range")),
+        "order of dimensions": (
+            [drawn[..., order] for order in orders],
+            ("dimension order", "range"),
+        ),
     }
     stated = {
         "units": trained.units and robot.units,
@@ -85,6 +96,10 @@ def _of_state(trained: VectorFacts, robot: VectorFacts, episodes: int) -> Iterat
             continue
         power = np.nan
         if trained.width and np.isfinite(drawn).all():
-            explained = [explain_numbers(sample, trained, episodes) for sample in np.concatenate(changed)]
-            power = float(np.mean([mismatch is not None and mismatch.kind in kinds for mismatch in explained]))
+            explained = [
+                explain_numbers(sample, trained, episodes) for sample in np.concatenate(changed)
+            ]
+            power = float(
+                np.mean([mismatch is not None and mismatch.kind in kinds for mismatch in explained])
+            )
         yield Undecided(fact, trained.key, 0 if np.isnan(power) else LEAST_SEEN, power)

@@ -46,15 +46,18 @@ REMEDIES: Mapping[str, str] = {
     "statistics cut": "restore statistics",
     "statistics": "compute statistics",
 }
-"""Kind of mismatch -> remedy. `degrees` and `radians` are units that came; `normalized` numbers came instead of raw
-ones. `statistics` are those of other data than the compared ones."""
+"""Kind of mismatch -> remedy. `degrees` and `radians` are units that came; `normalized` numbers
+came instead of raw ones. `statistics` are those of other data than the compared ones.
+"""
 
 
 _MOST_LETTERS = 600
 
 
 def printable(text: str, most: int = _MOST_LETTERS) -> str:
-    """Return the text of a robot for a line of a log: at most `most` letters, and those that do not print escaped."""
+    """Return the text of a robot for a line of a log: at most `most` letters, and those that do not
+    print escaped.
+    """
     short = text if len(text) <= most else f"{text[:most]}… ({len(text):,} letters)"
     return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in short)
 

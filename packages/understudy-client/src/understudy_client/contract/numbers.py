@@ -1,9 +1,10 @@
-"""Explanations of numbers that do not fit those of training: another unit, normalized numbers, another order.
+"""Explanations of numbers that do not fit those of training: another unit, normalized numbers,
+another order.
 
-Each dimension of training is a Student distribution with 3 degrees of freedom around its mean, so that one outlier
-does not decide. A changed unit pays for its stretch:
-log p(x) = log t((f(x) - mean) / deviation) - log deviation + log |f'|. Differences between explanations are in nats
-per number, and need no threshold of units.
+Each dimension of training is a Student distribution with 3 degrees of freedom around its mean, so
+that one outlier does not decide. A changed unit pays for its stretch: log p(x) = log t((f(x) -
+mean) / deviation) - log deviation + log |f'|. Differences between explanations are in nats per
+number, and need no threshold of units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,14 @@ from understudy_client.contract.mismatch import Mismatch
 
 _BETTER = 2.0  # nats per number that an explanation gains
 _CLEARLY = 1.0  # nats by which the factor of a unit must fit better than those of other units
-_OUTSIDE = 0.5  # share of the observations outside the range of training from which a dimension needs an explanation
-_FEW_EPISODES = 12  # ranges of so few are narrow: a new scene leaves them, and another order may seem to explain it
+# share of the observations outside the range of training from which a dimension needs an
+# explanation
+_OUTSIDE = 0.5
+# ranges of so few are narrow: a new scene leaves them, and another order may seem to explain it
+_FEW_EPISODES = 12
 _MOVED_OUTSIDE = 0.2  # share of the exchanged dimensions that must be outside the range of training
-_SAME_SCALE = 0.14  # |log| of the ratio of two deviations of one unit; inches and degrees are 0.38 apart
+# |log| of the ratio of two deviations of one unit; inches and degrees are 0.38 apart
+_SAME_SCALE = 0.14
 _SAME_MEAN = 0.5  # deviations between two means of one unit
 UNIT_KINDS = ("degrees", "radians", "scale", "normalized")
 NUMBER_KINDS = (*UNIT_KINDS, "dimension order", "other robot", "range")
@@ -39,9 +44,13 @@ _FREEDOM = 3.0
 
 
 def explain_numbers(
-    values: np.ndarray, facts: VectorFacts, episodes: int = 0, others: Mapping[str, VectorFacts] | None = None
+    values: np.ndarray,
+    facts: VectorFacts,
+    episodes: int = 0,
+    others: Mapping[str, VectorFacts] | None = None,
 ) -> Mismatch | None:
-    """Return the best explanation of numbers that do not fit those of training; None where they fit.
+    """Return the best explanation of numbers that do not fit those of training; None where they
+    fit.
 
     Args:
         values: float64 (n, D).
@@ -58,7 +67,8 @@ def explain_numbers(
     units: list[tuple[float, str, np.ndarray]] = []
     for unit in (*FACTORS, NORMALIZED):
         numbers, likelihood = _converted(values, facts, unit)
-        gains = np.where(values == 0, 0.0, likelihood - log_likelihood(values, facts)).mean(0)  # 0 has no unit
+        # 0 has no unit
+        gains = np.where(values == 0, 0.0, likelihood - log_likelihood(values, facts)).mean(0)
         # One joint may have another unit; normalized numbers are so in all dimensions.
         changed = np.ones_like(bad) if unit == NORMALIZED else bad & (gains > _BETTER)
         changed &= ~outside(numbers, facts, np.nan_to_num(facts.high - facts.low))
@@ -75,33 +85,50 @@ def explain_numbers(
     if moved.any() and not is_few and bad[moved].mean() >= _MOVED_OUTSIDE:
         gain = float(log_likelihood(values[:, order], facts).mean(0).sum()) - total
         if gain > _BETTER * bad.sum() and not outside(values[:, order], facts).any():
-            places = [f"{facts.names[order[i]]} in place of {facts.names[i]}" for i in np.flatnonzero(moved)]
+            places = [
+                f"{facts.names[order[i]]} in place of {facts.names[i]}"
+                for i in np.flatnonzero(moved)
+            ]
             came = f"by its ranges {', '.join(places)}"
             fix = f"send {', '.join(facts.names)}"
-            candidates.append((gain, Mismatch("dimension order", facts.key, "another order", came, fix)))
+            candidates.append(
+                (gain, Mismatch("dimension order", facts.key, "another order", came, fix))
+            )
     for head, other in (others or {}).items():
         if other.width == facts.width:
             gain = float(log_likelihood(values, other).mean(0).sum()) - total
-            if gain > _BETTER * facts.width and not outside(values, other, other.high - other.low).any():
+            if (
+                gain > _BETTER * facts.width
+                and not outside(values, other, other.high - other.low).any()
+            ):
                 came = f"a state like that of {head}"
                 fix = f"load the policy with head={head!r}"
-                candidates.append((gain, Mismatch("other robot", facts.key, "another robot", came, fix)))
+                candidates.append(
+                    (gain, Mismatch("other robot", facts.key, "another robot", came, fix))
+                )
     if candidates:
         return max(candidates, key=lambda candidate: candidate[0])[1]
-    return Mismatch("range", facts.key, *_ranges(values, facts, bad), "check units, zeros and joints")
+    return Mismatch(
+        "range", facts.key, *_ranges(values, facts, bad), "check units, zeros and joints"
+    )
 
 
 def explain_figures(facts: VectorFacts, other: VectorFacts) -> Mismatch | None:
-    """Return the best explanation of a vector whose figures do not fit those of training; None where they fit.
+    """Return the best explanation of a vector whose figures do not fit those of training; None
+    where they fit.
 
-    Means and deviations that differ by the factor of one unit show it even where all numbers are in the range.
+    Means and deviations that differ by the factor of one unit show it even where all numbers are in
+    the range.
     """
     varies = (facts.figures["std"] > 0) & (other.figures["std"] > 0)
     values = _typical(other)
     for unit, factor in FACTORS.items():
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.abs(np.log(other.figures["std"] / (factor * facts.figures["std"])))
-            apart = np.abs(other.figures["mean"] / factor - facts.figures["mean"]) / facts.figures["std"]
+            apart = (
+                np.abs(other.figures["mean"] / factor - facts.figures["mean"])
+                / facts.figures["std"]
+            )
             fits = varies & (ratio < _SAME_SCALE) & (apart < _SAME_MEAN)
         if fits.sum() >= max(2, varies.sum() / 2):
             return _unit_mismatch(unit, (), values, facts, fits)
@@ -109,12 +136,17 @@ def explain_figures(facts: VectorFacts, other: VectorFacts) -> Mismatch | None:
 
 
 def _typical(vector: VectorFacts) -> np.ndarray:
-    """Three usual numbers of each dimension, float64 (3, D): the mean, and 1.5 deviations from it."""
+    """Three usual numbers of each dimension, float64 (3, D): the mean, and 1.5 deviations from
+    it.
+    """
     figures = vector.figures
-    std = np.where(np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4.65, figures["std"])
+    std = np.where(
+        np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4.65, figures["std"]
+    )
     rows = vector.center + np.array([[-1.5], [0.0], [1.5]]) * std
     low, high = (
-        np.where(np.isnan(figures[name]), fill, figures[name]) for name, fill in (("min", -np.inf), ("max", np.inf))
+        np.where(np.isnan(figures[name]), fill, figures[name])
+        for name, fill in (("min", -np.inf), ("max", np.inf))
     )
     return np.clip(rows, low, high)
 
@@ -125,9 +157,21 @@ def _unit_mismatch(
     trained, came = _ranges(values, facts, changed)
     if rivals:
         others = " or ".join(other.partition(" for ")[0] for other in (unit, *rivals))
-        return Mismatch("scale", facts.key, trained, f"{came}, as if {others}", "send the unit of the recordings")
+        return Mismatch(
+            "scale",
+            facts.key,
+            trained,
+            f"{came}, as if {others}",
+            "send the unit of the recordings",
+        )
     if unit == NORMALIZED:
-        return Mismatch("normalized", facts.key, trained, f"{came}, as if normalized", "send the robot's own numbers")
+        return Mismatch(
+            "normalized",
+            facts.key,
+            trained,
+            f"{came}, as if normalized",
+            "send the robot's own numbers",
+        )
     sent, _, recorded = unit.partition(" for ")
     kind = "degrees" if sent == "degrees" else "radians" if sent == "radians" else "scale"
     return Mismatch(kind, facts.key, trained, f"{came}, as if in {sent}", f"send {recorded}")
@@ -137,15 +181,21 @@ def _ranges(values: np.ndarray, facts: VectorFacts, mask: np.ndarray) -> tuple[s
     """Ranges of some dimensions, at most four by name: in training, and of the robot."""
     dims = np.flatnonzero(mask)
     trained = [f"{facts.names[i]} {facts.low[i]:.4g}..{facts.high[i]:.4g}" for i in dims[:4]]
-    came = [f"{facts.names[i]} {values[:, i].min():.4g}..{values[:, i].max():.4g}" for i in dims[:4]]
+    came = [
+        f"{facts.names[i]} {values[:, i].min():.4g}..{values[:, i].max():.4g}" for i in dims[:4]
+    ]
     more = [f"and {len(dims) - 4} more"] if len(dims) > 4 else []
     return ", ".join([*trained, *more]), ", ".join([*came, *more])
 
 
 def outside(values: np.ndarray, facts: VectorFacts, more: "np.ndarray | float" = 0.0) -> np.ndarray:
-    """Whether most numbers of a dimension are outside its range by its margin and `more`, bool (D,)."""
+    """Whether most numbers of a dimension are outside its range by its margin and `more`, bool
+    (D,).
+    """
     margin = facts.margin + more
-    return np.asarray(((values > facts.high + margin) | (values < facts.low - margin)).mean(0) > _OUTSIDE)
+    return np.asarray(
+        ((values > facts.high + margin) | (values < facts.low - margin)).mean(0) > _OUTSIDE
+    )
 
 
 def log_likelihood(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
@@ -171,13 +221,17 @@ def _converted(values: np.ndarray, facts: VectorFacts, unit: str) -> tuple[np.nd
 
 
 def _best_order(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
-    """Order of the sent dimensions that fits best: dimension i of training is dimension `order[i]` of `values`.
+    """Order of the sent dimensions that fits best: dimension i of training is dimension `order[i]`
+    of `values`.
 
     Starts from the given order, the reverse and exchanged halves, and swaps pairs while that helps.
     """
     width = facts.width
     cost = np.stack(  # [trained, sent]
-        [(_density(values, facts.center[i], facts.spread[i]) - np.log(facts.spread[i])).mean(0) for i in range(width)]
+        [
+            (_density(values, facts.center[i], facts.spread[i]) - np.log(facts.spread[i])).mean(0)
+            for i in range(width)
+        ]
     )
     half = width // 2
     rows = np.arange(width)

@@ -5,10 +5,11 @@
     for mismatch in check.look(observation, time):       # each control step
         print(mismatch)
 
-Each difference is reported once in an episode. Keys, shapes and dtypes are certain at once. Units, orders and cameras
-are explanations of numbers: they need `LEAST_SEEN` observations, most of them outside the range of training, and one
-explanation that is much better than none. So a new scene or another light is reported as itself. Another order of
-dimensions needs ranges of more than `_FEW_EPISODES` training episodes; with fewer, such numbers are reported by range.
+Each difference is reported once in an episode. Keys, shapes and dtypes are certain at once. Units,
+orders and cameras are explanations of numbers: they need `LEAST_SEEN` observations, most of them
+outside the range of training, and one explanation that is much better than none. So a new scene or
+another light is reported as itself. Another order of dimensions needs ranges of more than
+`_FEW_EPISODES` training episodes; with fewer, such numbers are reported by range.
 """
 
 from collections import deque
@@ -20,7 +21,13 @@ from typing import Any
 import numpy as np
 
 from understudy_base.batch_keys import PROMPT_METADATA
-from understudy_client.contract.camera_print import CameraPrint, Explanation, explain_grids, explanations, shrink
+from understudy_client.contract.camera_print import (
+    CameraPrint,
+    Explanation,
+    explain_grids,
+    explanations,
+    shrink,
+)
 from understudy_client.contract.facts import CameraFacts, Contract
 from understudy_client.contract.mismatch import REMEDIES, Mismatch, printable
 from understudy_client.contract.numbers import NUMBER_KINDS, explain_numbers, outside
@@ -68,15 +75,16 @@ class ObservationCheck:
         self._is_absurd = False
         self._states: deque[np.ndarray] = deque(maxlen=_MOST_SEEN)
         self._looks = {key: _Look(*parts) for key, parts in self._prints.items()}
-        self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}  # digest, how often in a row, state then
+        # digest, how often in a row, state then
+        self._images: dict[str, tuple[bytes, int, np.ndarray | None]] = {}
         self._times: deque[float] = deque(maxlen=1)
 
     def look(self, observation: Mapping[str, Any], time: float | None = None) -> list[Mismatch]:
         """Return the differences that this observation adds.
 
         Args:
-            observation: values of one moment, numpy arrays by key of training or by the robot's own key: images uint8
-                [H, W, 3] or [3, H, W], the state [D], `task` a string.
+            observation: values of one moment, numpy arrays by key of training or by the robot's own
+                key: images uint8 [H, W, 3] or [3, H, W], the state [D], `task` a string.
             time: seconds on any clock.
         """
         mismatches = [*self._keys(observation), *self._instruction(observation), *self._time(time)]
@@ -96,8 +104,11 @@ class ObservationCheck:
     def _keys(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
         facts = self._facts
         state = {_STATE: facts.state.key} if facts.state is not None else {}
-        recorded_keys = state | {key: camera.key for key, camera in facts.cameras.items()} | {_TASK: _TASK}
-        inputs = {*recorded_keys, *recorded_keys.values(), PROMPT_METADATA}  # the policy checks the last one
+        recorded_keys = (
+            state | {key: camera.key for key, camera in facts.cameras.items()} | {_TASK: _TASK}
+        )
+        # the policy checks the last one
+        inputs = {*recorded_keys, *recorded_keys.values(), PROMPT_METADATA}
         extra = [key for key in observation if key not in inputs and not key.endswith(_OTHERS)]
         for key, recorded in recorded_keys.items():
             if not {key, recorded} & set(observation):
@@ -108,9 +119,17 @@ class ObservationCheck:
         fresh = [key for key in map(printable, extra) if ("extra key", key) not in self._reported]
         room = max(0, _MOST_EXTRA - sum(kind == "extra key" for kind, _ in self._reported))
         for key in fresh[:room]:
-            yield Mismatch("extra key", key, "no such input", "it, which is ignored", "leave it out")
+            yield Mismatch(
+                "extra key", key, "no such input", "it, which is ignored", "leave it out"
+            )
         if (more := len(fresh) - room) > 0:
-            yield Mismatch("extra key", "", "no such inputs", f"{more} others, which are ignored", "leave them out")
+            yield Mismatch(
+                "extra key",
+                "",
+                "no such inputs",
+                f"{more} others, which are ignored",
+                "leave them out",
+            )
 
     def _instruction(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
         task = observation.get(_TASK)
@@ -123,15 +142,25 @@ class ObservationCheck:
             trained = f"{len(tasks)} others"
             if near:
                 plural = "s" if len(tasks) > 1 else ""
-                trained = f"{len(tasks)} instruction{plural}, the nearest {trained_tasks[near[0]]!r}"
-            yield Mismatch("instruction", _TASK, trained, repr(task[:200]), "give an instruction of training")
+                trained = (
+                    f"{len(tasks)} instruction{plural}, the nearest {trained_tasks[near[0]]!r}"
+                )
+            yield Mismatch(
+                "instruction", _TASK, trained, repr(task[:200]), "give an instruction of training"
+            )
 
     def _time(self, time: float | None) -> Iterator[Mismatch]:
         if time is None:
             return
         if self._times and time < self._times[-1]:
             came = f"{time:g} s after {self._times[-1]:g} s"
-            yield Mismatch("time", "", "times that do not decrease", came, "send each observation once, or reset()")
+            yield Mismatch(
+                "time",
+                "",
+                "times that do not decrease",
+                came,
+                "send each observation once, or reset()",
+            )
             return
         self._times.append(time)
 
@@ -156,15 +185,21 @@ class ObservationCheck:
             self._is_absurd = True
             values = values[-1:]
             self._reported -= {(kind, facts.key) for kind in NUMBER_KINDS}
-        elif len(values) < LEAST_SEEN or any((kind, facts.key) in self._reported for kind in NUMBER_KINDS):
+        elif len(values) < LEAST_SEEN or any(
+            (kind, facts.key) in self._reported for kind in NUMBER_KINDS
+        ):
             return
-        if (explained := explain_numbers(values, facts, self._facts.episodes, self._others)) is not None:
+        if (
+            explained := explain_numbers(values, facts, self._facts.episodes, self._others)
+        ) is not None:
             yield explained
 
     def _camera_images(
         self, observation: Mapping[str, Any], mismatches: list[Mismatch]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the images that can be compared as (H, W, 3); add differences in shape and dtype to `mismatches`."""
+        """Yield the images that can be compared as (H, W, 3); add differences in shape and dtype to
+        `mismatches`.
+        """
         for key, camera in self._facts.cameras.items():
             value = observation.get(key, observation.get(camera.key))
             if value is None:
@@ -175,7 +210,9 @@ class ObservationCheck:
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
                 came = f"{image.dtype} {image.shape}"
                 fix = "send RGB of 0..255 as uint8 (height, width, 3)"
-                mismatches.append(Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix))
+                mismatches.append(
+                    Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix)
+                )
                 continue
             height, width = image.shape[:2]
             if unlike := compare_size(camera, (height, width)):
@@ -184,7 +221,9 @@ class ObservationCheck:
                     continue
             yield key, image
 
-    def _repeated(self, key: str, image: np.ndarray, state: np.ndarray | None) -> Iterator[Mismatch]:
+    def _repeated(
+        self, key: str, image: np.ndarray, state: np.ndarray | None
+    ) -> Iterator[Mismatch]:
         digest = blake2b(image.tobytes(), digest_size=16).digest()
         last, count, then = self._images.get(key, (b"", 0, None))
         if digest != last:
@@ -194,11 +233,19 @@ class ObservationCheck:
         facts = self._facts.state
         moved = False
         if facts is not None and state is not None and then is not None:
-            moved = bool((np.abs(state - then) > 0.02 * np.nan_to_num(facts.high - facts.low) + 1e-9).any())
+            moved = bool(
+                (np.abs(state - then) > 0.02 * np.nan_to_num(facts.high - facts.low) + 1e-9).any()
+            )
         if moved and count + 1 >= max(_REPEATED, _REPEATED_S * self._facts.fps):
             came = f"the same image {count + 2} times while the state changes"
             camera = self._facts.cameras[key].key
-            yield Mismatch("repeated frame", camera, "a new image each step", came, "is the camera's stream alive?")
+            yield Mismatch(
+                "repeated frame",
+                camera,
+                "a new image each step",
+                came,
+                "is the camera's stream alive?",
+            )
 
     def _appearance(self, key: str, image: np.ndarray) -> Iterator[Mismatch]:
         look = self._looks.get(key)
@@ -214,7 +261,9 @@ class ObservationCheck:
 class _Look:
     """Misfits of one camera's images under each explanation."""
 
-    def __init__(self, print_: CameraPrint, misfits: Mapping[Explanation, Callable[[np.ndarray], float]]) -> None:
+    def __init__(
+        self, print_: CameraPrint, misfits: Mapping[Explanation, Callable[[np.ndarray], float]]
+    ) -> None:
         self._print = print_
         self._explanations = misfits
         self._grids: deque[np.ndarray] = deque(maxlen=LEAST_SEEN)
@@ -222,7 +271,9 @@ class _Look:
         self._seen = 0
 
     def add(self, grid: np.ndarray) -> tuple[Explanation, float, float] | None:
-        """Add an image; return (explanation, usual misfit, misfit now) where the latest images do not fit."""
+        """Add an image; return (explanation, usual misfit, misfit now) where the latest images do
+        not fit.
+        """
         self._grids.append(grid)
         self._misfits.append(self._print.misfit(grid))
         self._seen += 1
@@ -238,10 +289,14 @@ def _plain(text: str) -> str:
 
 
 def compare_size(camera: CameraFacts, size: tuple[int, int]) -> Mismatch | None:
-    """Return the difference between the size of images (height, width) and that of training; None where it fits."""
+    """Return the difference between the size of images (height, width) and that of training; None
+    where it fits.
+    """
     (height, width), (recorded_height, recorded_width) = size, camera.size
     error = size_error(height, width, camera.size)
-    if not error and not (recorded_height and abs(height * recorded_width / (width * recorded_height) - 1) > _ASPECT):
+    if not error and not (
+        recorded_height and abs(height * recorded_width / (width * recorded_height) - 1) > _ASPECT
+    ):
         return None
     kind = "transposed" if size == (recorded_width, recorded_height) else "shape"
     came = f"{width}x{height}: {error}".removesuffix(": ")
@@ -265,5 +320,8 @@ def size_error(height: int, width: int, recorded: tuple[int, int]) -> str:
     if recorded_height and recorded_width:
         ratio = width * recorded_height / (height * recorded_width)
         if max(ratio, 1 / ratio) > _MOST_ASPECT:
-            return f"its aspect ratio is {max(ratio, 1 / ratio):,.0f} times that of {recorded_width}x{recorded_height}"
+            return (
+                f"its aspect ratio is {max(ratio, 1 / ratio):,.0f} times that of "
+                f"{recorded_width}x{recorded_height}"
+            )
     return ""

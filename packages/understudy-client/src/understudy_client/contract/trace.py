@@ -1,4 +1,5 @@
-"""A trace: the answered observations of robots, a line of JSON each, and their diagnosis: why does it not grasp?
+"""A trace: the answered observations of robots, a line of JSON each, and their diagnosis: why does
+it not grasp?
 
 The first line has the contract of the policy, the others a prediction each (`TraceWriter.add`).
 """
@@ -49,19 +50,25 @@ class TraceWriter:
         recorded: np.ndarray | None = None,
         episode: int | None = None,
     ) -> None:
-        """Add a prediction, with the differences of its observation from training; step 0 begins an episode.
+        """Add a prediction, with the differences of its observation from training; step 0 begins an
+        episode.
 
         Args:
             robot: name of the robot or episode.
             step: control step of the observation.
-            observation: state and images uint8 [H, W, 3] or [3, H, W], by key of the policy or of the recordings.
+            observation: state and images uint8 [H, W, 3] or [3, H, W], by key of the policy or of
+                the recordings.
             actions: the chunk [T, A].
             age_s: age of the observation when its chunk is executed, in seconds.
             recorded: recorded actions of the same steps [T, A]; None: unknown.
             episode: number of the episode in the result of a rollout; None: there is none.
         """
         state = self._facts.state
-        seen = observation.get("observation.state", observation.get(state.key)) if state is not None else None
+        seen = (
+            observation.get("observation.state", observation.get(state.key))
+            if state is not None
+            else None
+        )
         misfits = {}
         for key, camera in self._facts.cameras.items():
             image = observation.get(key, observation.get(camera.key))
@@ -75,10 +82,19 @@ class TraceWriter:
             check.reset()
         self._robots[robot] = step, check
         inputs = {key: value for key, value in observation.items() if key in self._facts.input_keys}
-        about = {"misfits": misfits, "mismatches": list(map(vars, check.look(inputs))), "task": observation.get("task")}
+        about = {
+            "misfits": misfits,
+            "mismatches": list(map(vars, check.look(inputs))),
+            "task": observation.get("task"),
+        }
         numbers = {"state": seen, "actions": actions, "recorded": recorded}
-        plain = {name: None if value is None else np.asarray(value, float).tolist() for name, value in numbers.items()}
-        self._write({"robot": robot, "episode": episode, "step": step, "age_s": age_s, **about, **plain})
+        plain = {
+            name: None if value is None else np.asarray(value, float).tolist()
+            for name, value in numbers.items()
+        }
+        self._write(
+            {"robot": robot, "episode": episode, "step": step, "age_s": age_s, **about, **plain}
+        )
 
     def _write(self, line: Record) -> None:
         self._file.write(json.dumps(line) + "\n")
@@ -91,7 +107,9 @@ class TraceWriter:
 
 @dataclass(frozen=True)
 class Transitions:
-    """Transitions of a gripper. `recorded` ones that were predicted within half a second are `matched`."""
+    """Transitions of a gripper. `recorded` ones that were predicted within half a second are
+    `matched`.
+    """
 
     predicted: int
     recorded: int
@@ -117,15 +135,21 @@ class Diagnosis:
 
     Attributes:
         facts: the policy's robot.
-        mismatches: contradictions in files, then of observations, each kind and key once, with the place of the first.
-        errors: phase -> mean absolute error of each action dimension against the recording, float64 (A,).
-        transitions: by gripper; none where the contract names no gripper; `recorded` is 0 where no action was recorded.
+        mismatches: contradictions in files, then of observations, each kind and key once, with the
+            place of the first.
+        errors: phase -> mean absolute error of each action dimension against the recording, float64
+            (A,).
+        transitions: by gripper; none where the contract names no gripper; `recorded` is 0 where no
+            action was recorded.
         steps: control step of each prediction, of all robots one after the other.
-        likelihood: mean log-likelihood per number of each state, less that of usual states of training; 0 is usual.
+        likelihood: mean log-likelihood per number of each state, less that of usual states of
+            training; 0 is usual.
         outside: share of the states outside the range of training, by dimension.
-        misfits: camera -> misfit of each image, divided by that of one training image in twenty; above 1 is unusual.
+        misfits: camera -> misfit of each image, divided by that of one training image in twenty;
+            above 1 is unusual.
         ages_s: age of each observation in seconds.
-        played: by the number of an episode in a rollout's result, its states; none of a trace of other origin.
+        played: by the number of an episode in a rollout's result, its states; none of a trace of
+            other origin.
         step: training step of the policy; None where the contract has none.
     """
 
@@ -147,10 +171,12 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
 
     Args:
         path: the file.
-        policy: contract of one robot to compare with, except for its images; None: that of the trace.
+        policy: contract of one robot to compare with, except for its images; None: that of the
+            trace.
 
     Raises:
-        ValueError: the file is no trace, or has no prediction; or its numbers are not as many as those of the contract.
+        ValueError: the file is no trace, or has no prediction; or its numbers are not as many as
+            those of the contract.
     """
     try:
         head, *rows = _lines(Path(path))
@@ -161,21 +187,41 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         if not rows:
             raise ValueError("it has no prediction")
         episodes = _episodes(rows)
-        mismatches = list(_mismatches(episodes, None if policy is None else replace(facts, cameras={})))
+        mismatches = list(
+            _mismatches(episodes, None if policy is None else replace(facts, cameras={}))
+        )
         played = list(map(_executed, episodes))
         states = [np.array(row["state"], float) for row in rows if row["state"] is not None]
-        for vector, values in ((facts.state, states), (facts.action, [actions for actions, _ in played])):
-            if vector is not None and vector.width and any(vector.width != part.shape[-1] for part in values):
-                raise ValueError(f"{vector.key} of the contract has {vector.width} numbers, and the trace others")
+        for vector, values in (
+            (facts.state, states),
+            (facts.action, [actions for actions, _ in played]),
+        ):
+            if (
+                vector is not None
+                and vector.width
+                and any(vector.width != part.shape[-1] for part in values)
+            ):
+                raise ValueError(
+                    f"{vector.key} of the contract has {vector.width} numbers, and the trace others"
+                )
         looks = facts.looks
-        misfits = {key: np.array([row["misfits"].get(key, np.nan) for row in rows], float) for key in looks}
+        misfits = {
+            key: np.array([row["misfits"].get(key, np.nan) for row in rows], float) for key in looks
+        }
         ages = np.array([row["age_s"] for row in rows], float)
         steps = np.array([row["step"] for row in rows], int)
         likelihood, outside = _states(states, facts.state)
         by_number = _played(episodes, facts.state)
         trained = contract.provenance.get("step")
         errors, transitions = _actions(played, facts)
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"{path} is no trace: {error!r}") from error
     except ValueError as error:
         raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
@@ -206,7 +252,9 @@ def _lines(path: Path) -> list[Any]:
     """
     *lines, _ = path.read_bytes().split(b"\n")  # a killed server tears its last line
     if not lines:
-        raise ValueError(f"{path} is no trace: it has no whole line; `understudy serve --trace FILE` writes one")
+        raise ValueError(
+            f"{path} is no trace: it has no whole line; `understudy serve --trace FILE` writes one"
+        )
     values = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -216,8 +264,12 @@ def _lines(path: Path) -> list[Any]:
     return values
 
 
-def _mismatches(episodes: Sequence[Sequence[Record]], facts: RobotFacts | None) -> Iterator[tuple[str, Mismatch]]:
-    """Differences of observations from training, with their places: as they were written, or from other `facts`."""
+def _mismatches(
+    episodes: Sequence[Sequence[Record]], facts: RobotFacts | None
+) -> Iterator[tuple[str, Mismatch]]:
+    """Differences of observations from training, with their places: as they were written, or from
+    other `facts`.
+    """
     check = ObservationCheck(Contract({"": facts}), "") if facts is not None else None
     for rows in episodes:
         if check is not None:
@@ -225,7 +277,11 @@ def _mismatches(episodes: Sequence[Sequence[Record]], facts: RobotFacts | None) 
         for row in rows:
             seen = {"observation.state": row["state"], "task": row["task"]}
             seen = {key: value for key, value in seen.items() if value is not None}
-            for mismatch in check.look(seen) if check is not None else (Mismatch(**m) for m in row["mismatches"]):
+            for mismatch in (
+                check.look(seen)
+                if check is not None
+                else (Mismatch(**m) for m in row["mismatches"])
+            ):
                 yield f"{row['robot']}, step {row['step']}: ", mismatch
 
 
@@ -245,15 +301,21 @@ def _played(episodes: Sequence[Sequence[Record]], facts: VectorFacts | None) -> 
     """States of each episode with a number, where the contract knows the state."""
     found = {}
     for rows in episodes if facts is not None else ():
-        numbered = [row for row in rows if row.get("episode") is not None and row["state"] is not None]
+        numbered = [
+            row for row in rows if row.get("episode") is not None and row["state"] is not None
+        ]
         if facts is not None and numbered:
             states = np.array([row["state"] for row in numbered], float)[:, : facts.width]
-            found[int(numbered[0]["episode"])] = Played(np.array([row["step"] for row in numbered], int), states)
+            found[int(numbered[0]["episode"])] = Played(
+                np.array([row["step"] for row in numbered], int), states
+            )
     return found
 
 
 def _executed(rows: Sequence[Record]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Predicted and recorded actions of each step, (steps, A): those of the newest chunk; of the last one all."""
+    """Predicted and recorded actions of each step, (steps, A): those of the newest chunk; of the
+    last one all.
+    """
     parts = {"actions": list[np.ndarray](), "recorded": list[np.ndarray]()}
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         count = len(row["actions"]) if following is None else following["step"] - row["step"]
@@ -261,14 +323,20 @@ def _executed(rows: Sequence[Record]) -> tuple[np.ndarray, np.ndarray | None]:
             if row[name] is not None:
                 values.append(np.array(row[name], float)[:count])
     recorded = parts["recorded"]
-    return np.concatenate(parts["actions"]), np.concatenate(recorded) if len(recorded) == len(rows) else None
+    return np.concatenate(parts["actions"]), np.concatenate(recorded) if len(recorded) == len(
+        rows
+    ) else None
 
 
-def _states(states: Sequence[np.ndarray], facts: VectorFacts | None) -> tuple[np.ndarray, dict[str, float]]:
+def _states(
+    states: Sequence[np.ndarray], facts: VectorFacts | None
+) -> tuple[np.ndarray, dict[str, float]]:
     if facts is None or not states or np.isnan(facts.center).any():
         return np.zeros(0), {}
     values = np.stack(states)[:, : facts.width]
-    drawn = facts.center + facts.spread * np.random.default_rng(0).standard_normal((1000, facts.width))
+    drawn = facts.center + facts.spread * np.random.default_rng(0).standard_normal(
+        (1000, facts.width)
+    )
     usual = log_likelihood(drawn, facts).mean()
     beyond = (values > facts.high + facts.margin) | (values < facts.low - facts.margin)
     shares = dict(zip(facts.names, beyond.mean(0).tolist(), strict=True))
@@ -276,8 +344,13 @@ def _states(states: Sequence[np.ndarray], facts: VectorFacts | None) -> tuple[np
 
 
 def _grippers(action: VectorFacts) -> dict[str, tuple[int, float, float]]:
-    """Gripper -> (dimension, number in the middle, sign of closing), as far as the contract states them."""
-    stated = {name: (sum(ends) / 2, float(np.sign(ends[0] - ends[1]))) for name, ends in action.gripper.items()}
+    """Gripper -> (dimension, number in the middle, sign of closing), as far as the contract states
+    them.
+    """
+    stated = {
+        name: (sum(ends) / 2, float(np.sign(ends[0] - ends[1])))
+        for name, ends in action.gripper.items()
+    }
     return {name: (i, *stated[name]) for i, name in enumerate(action.names) if name in stated}
 
 
@@ -292,10 +365,15 @@ def _actions(
         turns = []
         phases = np.full(len(predicted), PHASES[0], object)
         for name, (dim, middle, sign) in grippers.items():
-            mine, theirs = (_turns(sign * (values[:, dim] - middle)) if values is not None else [] for values in
-                            (predicted, recorded))  # fmt: skip
-            matched = sum(any(abs(turn - step) <= near and up == rise for turn, up in mine) for step, rise in theirs)
-            counts[name] = counts.get(name, np.zeros(3, int)) + np.array([len(mine), len(theirs), matched])
+            mine = _turns(sign * (predicted[:, dim] - middle))
+            theirs = [] if recorded is None else _turns(sign * (recorded[:, dim] - middle))
+            matched = sum(
+                any(abs(turn - step) <= near and up == rise for turn, up in mine)
+                for step, rise in theirs
+            )
+            counts[name] = counts.get(name, np.zeros(3, int)) + np.array(
+                [len(mine), len(theirs), matched]
+            )
             turns += theirs
         for step, closes in sorted(turns):
             phases[max(0, step - near) : step + near] = PHASES[1] if closes else PHASES[3]

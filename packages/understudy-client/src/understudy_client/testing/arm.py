@@ -39,21 +39,34 @@ def images(camera: str, count: int, seed: int) -> np.ndarray:
 
 
 def vector(key: str, values: np.ndarray) -> VectorFacts:
-    figures = {"mean": values.mean(0), "std": values.std(0), "min": values.min(0), "max": values.max(0)}
-    return VectorFacts(key, NAMES, figures | {"q01": np.quantile(values, 0.01, 0), "q99": np.quantile(values, 0.99, 0)})
+    figures = {
+        "mean": values.mean(0),
+        "std": values.std(0),
+        "min": values.min(0),
+        "max": values.max(0),
+    }
+    return VectorFacts(
+        key,
+        NAMES,
+        figures | {"q01": np.quantile(values, 0.01, 0), "q99": np.quantile(values, 0.99, 0)},
+    )
 
 
 def arm_contract() -> Contract:
     """Two robots of a mixture, "arm" and "other"."""
     cameras = {
         f"observation.images.{name}": CameraFacts(
-            f"cam_{name}", (HEIGHT, WIDTH), CameraPrint.of_images([shrink(i) for i in images(name, 48, 1)])
+            f"cam_{name}",
+            (HEIGHT, WIDTH),
+            CameraPrint.of_images([shrink(i) for i in images(name, 48, 1)]),
         )
         for name in CAMERAS
     }
     trained = states(4000, 1)
     robots = {
-        head: RobotFacts(30, 16, head, "joint", vector("joints", own), vector("action", own), cameras, TASKS)
+        head: RobotFacts(
+            30, 16, head, "joint", vector("joints", own), vector("action", own), cameras, TASKS
+        )
         for head, own in {"arm": trained, "other": trained[:, ::-1] * 1.7 + 2}.items()
     }
     return Contract(robots, {"run": "r"})
@@ -65,6 +78,11 @@ def arm_observations(steps: int, seed: int = 7) -> list[Observation]:
     front = images("front", steps, seed)
     wrist = images("wrist_left", steps, seed + 1)
     return [
-        {"joints": poses[step], "cam_front": front[step], "cam_wrist_left": wrist[step], "task": TASKS[0]}
+        {
+            "joints": poses[step],
+            "cam_front": front[step],
+            "cam_wrist_left": wrist[step],
+            "task": TASKS[0],
+        }
         for step in range(steps)
     ]

@@ -17,7 +17,13 @@ Place = tuple[str | int, ...]
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
     """All places of plain values; of a list the first two."""
     yield place
-    parts = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:2])
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in parts:
         yield from places(part, (*place, key))
 

@@ -4,7 +4,8 @@ with small_server() as server, RemotePolicy(server.address) as policy:
     server.script += [ValueError("joints"), Close(1011)]
     policy.act(observation)
 
-It speaks to our client and to openpi's. `understudy serve` has the same messages, with a policy behind them.
+It speaks to our client and to openpi's. `understudy serve` has the same messages, with a policy
+behind them.
 """
 
 import threading
@@ -22,7 +23,14 @@ from websockets.sync.server import ServerConnection, serve
 
 from understudy_client.access import is_authorized
 from understudy_client.dialects import OPENPI, Dialect
-from understudy_client.protocol import CONTROL, ERROR, MessageError, decode_message, describe_error, encode
+from understudy_client.protocol import (
+    CONTROL,
+    ERROR,
+    MessageError,
+    decode_message,
+    describe_error,
+    encode,
+)
 
 CHUNK = 8
 ACTION_DIM = 2
@@ -58,7 +66,9 @@ class Close(NamedTuple):
 
 
 class Vanish(NamedTuple):
-    """The connection ends in place of an answer, without a closing handshake: the server was killed."""
+    """The connection ends in place of an answer, without a closing handshake: the server was
+    killed.
+    """
 
 
 class Late(NamedTuple):
@@ -72,7 +82,9 @@ Answer = Mapping[str, Any] | str | bytes | Exception | Close | Vanish | Late
 
 
 def scripted_chunk(step: int) -> np.ndarray:
-    """Return the usual chunk of a control step: float32 [CHUNK, ACTION_DIM], row t is (step + t, -step)."""
+    """Return the usual chunk of a control step: float32 [CHUNK, ACTION_DIM], row t is (step + t,
+    -step).
+    """
     chunk = np.full((CHUNK, ACTION_DIM), -step, np.float32)
     chunk[:, 0] = step + np.arange(CHUNK)
     return chunk
@@ -189,7 +201,9 @@ class SmallServer:
         return answer
 
 
-def _send(connection: ServerConnection, message: Mapping[str, Any] | str | bytes, dialect: Dialect) -> None:
+def _send(
+    connection: ServerConnection, message: Mapping[str, Any] | str | bytes, dialect: Dialect
+) -> None:
     connection.send(encode(dict(message), dialect) if isinstance(message, Mapping) else message)
 
 

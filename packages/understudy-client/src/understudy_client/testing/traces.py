@@ -20,7 +20,10 @@ def graspable() -> Contract:
     """The arm, whose gripper closes at 0.8."""
     contract = arm_contract()
     arm = contract.robots["arm"]
-    return replace(contract, robots={"arm": replace(arm, action=replace(arm.action, gripper={"gripper": (0.8, 0.0)}))})
+    return replace(
+        contract,
+        robots={"arm": replace(arm, action=replace(arm.action, gripper={"gripper": (0.8, 0.0)}))},
+    )
 
 
 def recorded() -> np.ndarray:
@@ -29,14 +32,19 @@ def recorded() -> np.ndarray:
     return actions
 
 
-def traced(path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any) -> Diagnosis:
+def traced(
+    path: Path, predicted: np.ndarray, with_recording: bool = True, **changes: Any
+) -> Diagnosis:
     """Write the trace of two episodes of one robot, and diagnose it."""
     writer = TraceWriter(path, graspable(), "arm")
     truth = recorded()
     for episode in range(2):
         seen = arm_observations(STEPS // CHUNK, episode)
         for number, step in enumerate(range(0, STEPS, CHUNK)):
-            shown = {**seen[number], **{key: change(seen[number][key]) for key, change in changes.items()}}
+            shown = {
+                **seen[number],
+                **{key: change(seen[number][key]) for key, change in changes.items()},
+            }
             rows = truth[step : step + CHUNK] if with_recording else None
             writer.add("robot 0", step, shown, predicted[step : step + CHUNK], 0.01, rows)
     writer.close()

@@ -4,7 +4,8 @@ format          metadata of LeRobot v2.0 to v3.1 in one `Catalog`
 selection       frames and episodes to use
 read            rows and images of episodes
 time_windows    time windows around a frame, and their padding
-episode_arrays  `EpisodeArrays`: samples as dictionaries of numpy arrays, and the features to deliver
+episode_arrays  `EpisodeArrays`: samples as dictionaries of numpy arrays, and the features to
+                deliver
 dataset         `EpisodeDataset`: the same as dictionaries of tensors
 check_files     episodes whose files are missing or unreadable
 stats           statistics and normalization

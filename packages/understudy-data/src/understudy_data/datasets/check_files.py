@@ -18,7 +18,8 @@ from understudy_data.datasets.write.dataset_files import is_recorded_here
 def broken_episodes(
     catalog: Catalog, cameras: Iterable[str], keys: Sequence[str], rows: np.ndarray
 ) -> list[MissingFiles]:
-    """Find episodes whose files are there and cannot be used: unreadable ones, and those that contradict the metadata.
+    """Find episodes whose files are there and cannot be used: unreadable ones, and those that
+    contradict the metadata.
 
     Reads all rows of `keys`, and the index of each video; decodes no image.
 
@@ -40,7 +41,9 @@ def broken_episodes(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in _first_rows(catalog.episodes.data_file, chosen & ~absent["data"]):
-            of_file = np.flatnonzero(chosen & (catalog.episodes.data_file == catalog.episodes.data_file[row]))
+            of_file = np.flatnonzero(
+                chosen & (catalog.episodes.data_file == catalog.episodes.data_file[row])
+            )
             try:
                 bad = data.bad_rows(row)
             except SourceError:
@@ -62,16 +65,22 @@ def broken_episodes(
                 except SourceError:
                     raise
                 except DatasetError as error:
-                    broken.append(MissingFiles(camera, str(error), np.flatnonzero(chosen & (file == file[row]))))
+                    broken.append(
+                        MissingFiles(
+                            camera, str(error), np.flatnonzero(chosen & (file == file[row]))
+                        )
+                    )
                 videos.close()
     return broken
 
 
 def unlisted_files(catalog: Catalog) -> dict[str, list[str]]:
-    """Find files with the suffix of data or videos in the folders of the tables that no episode names.
+    """Find files with the suffix of data or videos in the folders of the tables that no episode
+    names.
 
     Returns:
-        "" for data files and each video camera -> paths under the root; {} where folders cannot be listed.
+        "" for data files and each video camera -> paths under the root; {} where folders cannot be
+        listed.
     """
     table = catalog.episodes
     named: dict[str, set[str]] = {}
@@ -84,15 +93,21 @@ def unlisted_files(catalog: Catalog) -> dict[str, list[str]]:
             camera_of.setdefault(folder, camera)
     for folder in list(named):  # other chunks next to those in use
         parent, _, last = folder.rpartition("/")
-        for name, is_folder in (catalog.files.entries(parent) or []) if last.startswith("chunk-") else ():
+        for name, is_folder in (
+            (catalog.files.entries(parent) or []) if last.startswith("chunk-") else ()
+        ):
             if is_folder and name.startswith("chunk-") and f"{parent}/{name}" not in named:
                 named[f"{parent}/{name}"] = set()
                 camera_of[f"{parent}/{name}"] = camera_of[folder]
     unlisted: dict[str, list[str]] = {}
     for folder, names in named.items():
-        suffixes = {name.rpartition(".")[2] for name in names} or {"mp4" if camera_of[folder] else "parquet"}
+        suffixes = {name.rpartition(".")[2] for name in names} or {
+            "mp4" if camera_of[folder] else "parquet"
+        }
         for name, is_folder in catalog.files.entries(folder) or []:
-            is_foreign = is_folder or name.startswith(".") or name.rpartition(".")[2] not in suffixes
+            is_foreign = (
+                is_folder or name.startswith(".") or name.rpartition(".")[2] not in suffixes
+            )
             if not is_foreign and name not in names:
                 unlisted.setdefault(camera_of[folder], []).append(f"{folder}/{name}")
     return unlisted
@@ -102,7 +117,9 @@ _READ = 16  # unlisted data files that are read to describe them
 
 
 def describe_unlisted(catalog: Catalog, paths: Sequence[str]) -> str:
-    """Describe the first unlisted data files: episodes of their rows, or why they cannot be read; "" for nothing."""
+    """Describe the first unlisted data files: episodes of their rows, or why they cannot be read;
+    "" for nothing.
+    """
     parts = []
     for path in paths[:_READ]:
         name = path.rpartition("/")[2]
@@ -116,33 +133,51 @@ def describe_unlisted(catalog: Catalog, paths: Sequence[str]) -> str:
         ids = np.unique(table.column(0).to_numpy()) if table.num_columns else np.empty(0, np.int64)
         if len(ids) and ids.dtype.kind in "iu":
             listed = np.flatnonzero(np.isin(catalog.episodes.ids, ids))
-            part = f"{name} holds rows of {'episode' if len(ids) == 1 else 'episodes'} {describe_ids(ids)}"
+            part = (
+                f"{name} holds rows of {'episode' if len(ids) == 1 else 'episodes'} "
+                f"{describe_ids(ids)}"
+            )
             if len(listed):
                 files = np.unique(catalog.episodes.data_file[listed])
-                part += f", which meta/ lists in {catalog.episodes.data.path(int(files[0])).rpartition('/')[2]}"
+                part += (
+                    ", which meta/ lists in "
+                    f"{catalog.episodes.data.path(int(files[0])).rpartition('/')[2]}"
+                )
                 part += ": file numbers are off"
             parts.append(part)
     return "; ".join(parts)
 
 
-CAUSES = "as after a recorder that was killed, of files of two recordings, or after lines of meta/ were removed"
+CAUSES = (
+    "as after a recorder that was killed, of files of two recordings, or after lines of meta/ "
+    "were removed"
+)
 """What may have made the contradictions of `unfinished_recording`: nothing tells which."""
 
 
 def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
-    """Describe files beside a table that lacks them: (contradictions, further irregularities), "" each for nothing.
+    """Describe files beside a table that lacks them: (contradictions, further irregularities), ""
+    each for nothing.
 
-    Ids that are absent beside files that no episode names, or such a file that is cut, contradict the table. Absent ids
-    alone are those of a part of a dataset, and a sound file that no episode names is ignored by all readers.
+    Ids that are absent beside files that no episode names, or such a file that is cut, contradict
+    the table. Absent ids alone are those of a part of a dataset, and a sound file that no episode
+    names is ignored by all readers.
     """
     ids = catalog.episodes.ids
     before = np.flatnonzero(np.diff(ids) > 1)
-    gaps = [str(first) if first == last else f"{first}-{last}" for first, last in _between(ids, before[:_NAMED])]
+    gaps = [
+        str(first) if first == last else f"{first}-{last}"
+        for first, last in _between(ids, before[:_NAMED])
+    ]
     more = f" and {len(before) - _NAMED} more ranges" if len(before) > _NAMED else ""
     gap = f"episodes {', '.join(gaps)}{more} are not listed" if gaps else ""
     unlisted = unlisted_files(catalog)
     paths = [path for group in unlisted.values() for path in group]
-    extra = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}" if paths else ""
+    extra = (
+        f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
+        if paths
+        else ""
+    )
     described = describe_unlisted(catalog, unlisted.get("", []))
     facts = "; ".join(part for part in (gap, extra, described) if part)
     contradicts = bool(paths) and (bool(gap) or "is cut" in described)
@@ -152,7 +187,8 @@ def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
 def doubt_of_reader(catalog: Catalog, most_files: int | None = None) -> str:
     """Return the contradictions of `unfinished_recording` as a line for readers; "" for nothing.
 
-    Folders of a remote dataset are not listed, and an `EpisodeWriter` has unlisted files while it records.
+    Folders of a remote dataset are not listed, and an `EpisodeWriter` has unlisted files while it
+    records.
 
     Args:
         catalog: the dataset.
@@ -165,10 +201,14 @@ def doubt_of_reader(catalog: Catalog, most_files: int | None = None) -> str:
     contradiction, _ = unfinished_recording(catalog)
     if not contradiction or is_recorded_here(catalog.files):
         return ""
-    return f"{contradiction}; the listed episodes are read, and `understudy check {catalog.root}` says more"
+    return (
+        f"{contradiction}; the listed episodes are read, and `understudy check {catalog.root}` "
+        "says more"
+    )
 
 
-_SAMPLED = 64  # data files whose rows are compared with the metadata where reading all of them takes too long
+# data files whose rows are compared with the metadata where reading all of them takes too long
+_SAMPLED = 64
 
 
 def sampled_doubts(catalog: Catalog) -> list[MissingFiles]:
@@ -194,7 +234,9 @@ def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:
     Returns:
         "data" and each video camera -> bool (N,), True for a row without its file.
     """
-    absent = {kind: np.zeros(len(catalog.episodes), bool) for kind in ("data", *catalog.episodes.videos)}
+    absent = {
+        kind: np.zeros(len(catalog.episodes), bool) for kind in ("data", *catalog.episodes.videos)
+    }
     with suppress(DatasetError):  # an unreadable folder is in the report
         for gap in catalog.missing_files() or []:
             absent[gap.kind][gap.rows] = True

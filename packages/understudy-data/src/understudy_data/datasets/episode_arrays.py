@@ -1,4 +1,5 @@
-"""`EpisodeArrays`: samples of a LeRobot dataset as dictionaries of numpy arrays, one by one or in batches.
+"""`EpisodeArrays`: samples of a LeRobot dataset as dictionaries of numpy arrays, one by one or in
+batches.
 
 It imports no torch. `EpisodeDataset` (dataset.py) has the same samples as tensors.
 """
@@ -27,18 +28,27 @@ from understudy_data.datasets.read.sensors import Sensors
 from understudy_data.datasets.read.texts import EpisodePrompts, Responses
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
-from understudy_data.datasets.selection.select import SegmentTable, Selection, SelectionOptions, as_integers
+from understudy_data.datasets.selection.select import (
+    SegmentTable,
+    Selection,
+    SelectionOptions,
+    as_integers,
+)
 from understudy_data.datasets.time_windows import TOLERANCE_S, frame_offsets, reach, window
 from understudy_data.storage.dataset_root import with_location
 from understudy_data.storage.mapped_tables import share
 from understudy_data.video.depth import RGB, Pixels
 
 T = TypeVar("T")
-_MOST_LISTED = 10_000  # files of a dataset whose folders are listed when it is opened by its address
+# files of a dataset whose folders are listed when it is opened by its address
+_MOST_LISTED = 10_000
 
 
-def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]) -> tuple[str, ...]:
-    """Return the keys to deliver: `keys`, or all declared features and sensors without it, and the missing cameras.
+def choose_keys(
+    catalog: Catalog, keys: Sequence[str] | None, missing_cameras: Collection[str]
+) -> tuple[str, ...]:
+    """Return the keys to deliver: `keys`, or all declared features and sensors without it, and the
+    missing cameras.
 
     A feature that cannot be read is left out with a warning.
 
@@ -46,7 +56,9 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
         DatasetError: `keys` names such a feature, or one by its stored name.
     """
     features = catalog.features
-    skipped_features = {key: why for key, why in catalog.skipped_features.items() if key not in missing_cameras}
+    skipped_features = {
+        key: why for key, why in catalog.skipped_features.items() if key not in missing_cameras
+    }
     if keys is None:
         for key, why in skipped_features.items():
             warnings.warn(f"{catalog.root}: {key} {why}: left out", stacklevel=3)
@@ -64,18 +76,28 @@ def choose_keys(catalog: Catalog, keys: Sequence[str] | None, missing_cameras: C
 
 
 def in_depth_unit(catalog: Catalog, keys: Sequence[str], unit: str) -> Catalog:
-    """Return the catalog with the depth cameras among `keys` in `unit`, "m" or "mm": images and recorded statistics.
+    """Return the catalog with the depth cameras among `keys` in `unit`, "m" or "mm": images and
+    recorded statistics.
 
     Raises:
         DatasetError: another unit, or depth whose recorded unit is unknown.
     """
     if unit not in ("m", "mm"):
-        raise DatasetError(f"depth_unit is {unit!r}", fix="give 'm' or 'mm', or leave it out for depth as stored")
-    cameras = {key: replace(catalog.features[key], depth_unit=unit) for key in keys if key in catalog.features}
+        raise DatasetError(
+            f"depth_unit is {unit!r}", fix="give 'm' or 'mm', or leave it out for depth as stored"
+        )
+    cameras = {
+        key: replace(catalog.features[key], depth_unit=unit)
+        for key in keys
+        if key in catalog.features
+    }
     cameras = {key: feature for key, feature in cameras.items() if feature.is_depth}
     for key, feature in cameras.items():
         if feature.unreadable:
-            fix = "write its depth_unit into meta/info.json, leave depth_unit out, or leave the camera out of keys"
+            fix = (
+                "write its depth_unit into meta/info.json, leave depth_unit out, or leave the "
+                "camera out of keys"
+            )
             raise DatasetError(f"{key} {feature.unreadable}", where=catalog.root, fix=fix)
     return replace(catalog, features={**catalog.features, **cameras})
 
@@ -89,12 +111,19 @@ def check_columns(catalog: Catalog, keys: Sequence[str], episode: int) -> None:
     if not keys:
         return
     row = catalog.episodes.row_of(episode)
-    with with_location(catalog.data_place(row)), catalog.files.parquet(catalog.data_path(row)) as file:
+    with (
+        with_location(catalog.data_place(row)),
+        catalog.files.parquet(catalog.data_path(row)) as file,
+    ):
         columns = file.schema_arrow.names
     for key in keys:
         if key not in columns:
-            valid_keys = ", ".join(dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns]))
-            raise DatasetError(f"keys names {key!r}", where=catalog.root, fix=f"the keys are {valid_keys}")
+            valid_keys = ", ".join(
+                dict.fromkeys([*catalog.features, *catalog.sensors, *INDEX_KEYS, *columns])
+            )
+            raise DatasetError(
+                f"keys names {key!r}", where=catalog.root, fix=f"the keys are {valid_keys}"
+            )
 
 
 _NONE = np.empty(0, np.int64)
@@ -114,8 +143,8 @@ def _rows_of_videos(table: EpisodeTable, file: np.ndarray, episodes: np.ndarray)
 class EpisodeArrays:
     """The samples of `EpisodeDataset` as dictionaries of numpy arrays.
 
-    `EpisodeDataset` (dataset.py) documents the arguments, the samples and the errors. Here each tensor is an array, and
-    `image_transforms` gets arrays.
+    `EpisodeDataset` (dataset.py) documents the arguments, the samples and the errors. Here each
+    tensor is an array, and `image_transforms` gets arrays.
     """
 
     _as_value: Callable[[np.ndarray], Any] = staticmethod(np.asarray)
@@ -142,9 +171,14 @@ class EpisodeArrays:
         **selection: Unpack[SelectionOptions],
     ) -> None:
         if video_backend not in ("pyav", "torchcodec"):
-            raise DatasetError(f"video_backend is {video_backend!r}", fix="give 'pyav' or 'torchcodec'")
+            raise DatasetError(
+                f"video_backend is {video_backend!r}", fix="give 'pyav' or 'torchcodec'"
+            )
         if image_transforms is not None and not callable(image_transforms):
-            raise DatasetError(f"image_transforms is {image_transforms!r}", fix="give a function of an image tensor")
+            raise DatasetError(
+                f"image_transforms is {image_transforms!r}",
+                fix="give a function of an image tensor",
+            )
         opened = Catalog.open(root)
         if opened is not root and (doubt := doubt_of_reader(opened, _MOST_LISTED)):
             warnings.warn(f"{opened.root}: {doubt}", stacklevel=2)
@@ -152,17 +186,24 @@ class EpisodeArrays:
         self._name = name
         self.image_transforms = image_transforms
         self.missing_cameras = {
-            camera: (int(high), int(wide)) for camera, (high, wide) in (missing_cameras or {}).items()
+            camera: (int(high), int(wide))
+            for camera, (high, wide) in (missing_cameras or {}).items()
         }
         self.keys = choose_keys(catalog, keys, self.missing_cameras)
-        self.catalog = catalog if depth_unit is None else in_depth_unit(catalog, self.keys, depth_unit)
+        self.catalog = (
+            catalog if depth_unit is None else in_depth_unit(catalog, self.keys, depth_unit)
+        )
         self._split_keys()
         self._set_windows(delta_timestamps, tolerance_s)
         self._select(replace(select or Selection(), **selection))
-        undeclared = [k for k in self._columns if k not in self.catalog.features and k not in INDEX_KEYS]
+        undeclared = [
+            k for k in self._columns if k not in self.catalog.features and k not in INDEX_KEYS
+        ]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self._responses = Responses(self.catalog, response)
-        self.prompts = EpisodePrompts(self.catalog, prompt_metadata, self.episodes if prompt_metadata else _NONE)
+        self.prompts = EpisodePrompts(
+            self.catalog, prompt_metadata, self.episodes if prompt_metadata else _NONE
+        )
         """Metadata of the episodes and frames for prompts."""
         self.returns = None if returns is None else Returns(self.catalog, returns, self.table_rows)
         """Returns of the frames of the selected episodes; None: they are not delivered."""
@@ -184,30 +225,53 @@ class EpisodeArrays:
         """Keys of the cameras stored in the rows of data files."""
         self._sensor_keys = tuple(key for key in self.keys if key in self.catalog.sensors)
         elsewhere = (*cameras, *self.missing_cameras, *self._sensor_keys)
-        self._columns = tuple(k for k in dict.fromkeys([*self.keys, *INDEX_KEYS]) if k not in elsewhere)
+        self._columns = tuple(
+            k for k in dict.fromkeys([*self.keys, *INDEX_KEYS]) if k not in elsewhere
+        )
 
-    def _set_windows(self, delta_timestamps: Mapping[str, Sequence[float]] | None, tolerance_s: float) -> None:
+    def _set_windows(
+        self, delta_timestamps: Mapping[str, Sequence[float]] | None, tolerance_s: float
+    ) -> None:
         keys = tuple(dict.fromkeys([*self.keys, *INDEX_KEYS]))
-        offsets = frame_offsets(delta_timestamps, float(self.fps), keys, self._sensor_keys, tolerance_s)
-        self.offsets = {key: frames for key, frames in offsets.items() if key not in self._sensor_keys}
-        """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are `sensor_offsets`."""
-        self.sensor_offsets = {key: times for key, times in offsets.items() if key in self._sensor_keys}
+        offsets = frame_offsets(
+            delta_timestamps, float(self.fps), keys, self._sensor_keys, tolerance_s
+        )
+        self.offsets = {
+            key: frames for key, frames in offsets.items() if key not in self._sensor_keys
+        }
+        """Key -> frames of its window relative to the sample, int64 (T,). Those of sensors are
+        `sensor_offsets`.
+        """
+        self.sensor_offsets = {
+            key: times for key, times in offsets.items() if key in self._sensor_keys
+        }
         """Sensor -> times of its window relative to the frame, in seconds, float64 (T,)."""
 
     def _select(self, selection: Selection) -> None:
         times = [window * float(self.fps) for window in self.sensor_offsets.values()]
-        windows = [*self.offsets.values(), *(np.array([np.floor(t.min()), np.ceil(t.max())]) for t in times)]
+        windows = [
+            *self.offsets.values(),
+            *(np.array([np.floor(t.min()), np.ceil(t.max())]) for t in times),
+        ]
         selected = selection.apply(self.catalog, reach(windows))
         self.view = self.catalog.view
-        """View of the address, None for none. Its selection is part of this one, and `catalog` has all episodes."""
+        """View of the address, None for none. Its selection is part of this one, and `catalog` has
+        all episodes.
+        """
         selection, self.catalog = selection.spell_out(self.catalog)
         self.frame_weights: FrameWeights | None = None
         """Weights of the selected frames, if they have any."""
         if selection.frame_weights is not None:
             selected, self.frame_weights = weigh_frames(self.catalog, selected, selection)
             if LOSS_WEIGHT in self._columns:
-                fix = f"leave it out of keys, or give it another name with names={{...: {LOSS_WEIGHT!r}}}"
-                raise DatasetError(f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights", fix=fix)
+                fix = (
+                    "leave it out of keys, or give it another name with names={...: "
+                    f"{LOSS_WEIGHT!r}}}"
+                )
+                raise DatasetError(
+                    f"{LOSS_WEIGHT!r} is a feature, and a key of samples with frame_weights",
+                    fix=fix,
+                )
         self._table = SegmentTable(selected.segments, selected.stop, self.catalog.files)
         self._notes = selected.notes
         self.keep_report = selected.keep_report
@@ -235,7 +299,9 @@ class EpisodeArrays:
 
     @property
     def epoch_segments(self) -> np.ndarray:
-        """int64 (K', 3): segments of an epoch of the order; those of frames with copies are repeated."""
+        """int64 (K', 3): segments of an epoch of the order; those of frames with copies are
+        repeated.
+        """
         return self.segments if self.frame_weights is None else self.frame_weights.epoch_segments
 
     @property
@@ -265,15 +331,21 @@ class EpisodeArrays:
     @property
     def reach(self) -> tuple[int, int]:
         """Frames that image windows reach (back, ahead); (0, 0) when images have no windows."""
-        return reach([self.offsets[k] for k in (*self.video_keys, *self.image_keys) if k in self.offsets])
+        return reach(
+            [self.offsets[k] for k in (*self.video_keys, *self.image_keys) if k in self.offsets]
+        )
 
     def reach_of(self, key: str) -> tuple[int, int]:
-        """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a window."""
+        """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a
+        window.
+        """
         return reach([self.offsets[key]] if key in self.offsets else [])
 
     @property
     def window_stops(self) -> np.ndarray:
-        """int64 (K,): end (exclusive) of the windows of each segment, in frames of its episode (see `Selection`)."""
+        """int64 (K,): end (exclusive) of the windows of each segment, in frames of its episode (see
+        `Selection`).
+        """
         return self._table.stops
 
     @property
@@ -310,7 +382,9 @@ class EpisodeArrays:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Irregularities of the selection and of the files read so far; see `Catalog.report` for the metadata."""
+        """Irregularities of the selection and of the files read so far; see `Catalog.report` for
+        the metadata.
+        """
         return (*self._notes, *self._sensors.notes, *self._rows.notes, *self.video_frames.notes)
 
     def __repr__(self) -> str:
@@ -321,16 +395,22 @@ class EpisodeArrays:
         return len(self._table)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Sample number `index` of the selection, in storage order; negative numbers count from the end."""
+        """Sample number `index` of the selection, in storage order; negative numbers count from the
+        end.
+        """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples; torch's DataLoader calls this, so each file is opened once per batch."""
+        """Return several samples; torch's DataLoader calls this, so each file is opened once per
+        batch.
+        """
         batch = self.batch(*self.locate(indices))
         return [{key: value[i] for key, value in batch.items()} for i in range(len(indices))]
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count from the end."""
+        """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count
+        from the end.
+        """
         return self._table.locate(indices)
 
     def sample(self, episode: int, frame: int) -> dict[str, Any]:
@@ -361,10 +441,14 @@ class EpisodeArrays:
         return out
 
     def prefetch_rows(self, rows: np.ndarray) -> None:
-        """Start to fetch the columns of episodes (table rows) of a remote dataset. Returns at once."""
+        """Start to fetch the columns of episodes (table rows) of a remote dataset. Returns at
+        once.
+        """
         self._rows.prefetch(rows)
 
-    def keep_rows(self, columns: int, images: int, readers: int = 1, parts: int = PART_BYTES) -> None:
+    def keep_rows(
+        self, columns: int, images: int, readers: int = 1, parts: int = PART_BYTES
+    ) -> None:
         """Set the memory for rows.
 
         Args:
@@ -382,19 +466,27 @@ class EpisodeArrays:
         return RGB if camera in self.missing_cameras else self.catalog.features[camera].pixels
 
     def black_images(self, camera: str, count: int) -> Any:
-        """Return black images of a missing camera: uint8 (count, 3, H, W), or (count, T, 3, H, W) for a window."""
+        """Return black images of a missing camera: uint8 (count, 3, H, W), or (count, T, 3, H, W)
+        for a window.
+        """
         window = [len(self.offsets[camera])] if camera in self.offsets else []
-        return self._as_value(np.zeros((count, *window, 3, *self.missing_cameras[camera]), np.uint8))
+        return self._as_value(
+            np.zeros((count, *window, 3, *self.missing_cameras[camera]), np.uint8)
+        )
 
     def row_batch(self, episodes: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
-        """Return `batch` without the frames decoded from video (but with their `<key>_is_pad`), untransformed."""
+        """Return `batch` without the frames decoded from video (but with their `<key>_is_pad`),
+        untransformed.
+        """
         rows, frames, stop = self._locate_rows(episodes, frames)
         frames_of: dict[str, np.ndarray] = {}
         out: dict[str, Any] = {}
         for camera in self.missing_cameras:
             out[f"{camera}_is_missing"] = self._as_value(np.ones(len(rows), bool))
             if camera in self.offsets:
-                out[f"{camera}_is_pad"] = self._as_value(np.ones((len(rows), len(self.offsets[camera])), bool))
+                out[f"{camera}_is_pad"] = self._as_value(
+                    np.ones((len(rows), len(self.offsets[camera])), bool)
+                )
         for key in (*self._columns, *self.video_keys, *self.image_keys):
             frames_of[key] = frames
             if key in self.offsets:
@@ -403,24 +495,39 @@ class EpisodeArrays:
         taken = self._rows.take(rows, {key: frames_of[key] for key in self._columns})
         for key, value in taken.items():
             out[key] = self._as_value(value) if isinstance(value, np.ndarray) else value
-        out |= {key: self._as_value(value) for key, value in self._sensors.take(rows, frames, stop).items()}
+        out |= {
+            key: self._as_value(value)
+            for key, value in self._sensors.take(rows, frames, stop).items()
+        }
         for key in self.image_keys:
-            out[key] = self._as_value(self._stored.take(key, rows, self._rows.file_rows(rows, frames_of[key])))
+            out[key] = self._as_value(
+                self._stored.take(key, rows, self._rows.file_rows(rows, frames_of[key]))
+            )
         has_window = "task_index" in self.offsets
         now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
         out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
         if self.frame_weights is not None and self.frame_weights.weighs_loss:
-            out[LOSS_WEIGHT] = self._as_value(self.frame_weights.loss_factors(np.asarray(episodes), frames))
+            out[LOSS_WEIGHT] = self._as_value(
+                self.frame_weights.loss_factors(np.asarray(episodes), frames)
+            )
         if self.returns is not None:
-            out |= {key: self._as_value(value) for key, value in self.returns.read(rows, frames).items()}
-        return out | self.prompts.read(rows, frames) | self._responses.read(self._rows, rows, frames, out["task"])
+            out |= {
+                key: self._as_value(value) for key, value in self.returns.read(rows, frames).items()
+            }
+        return (
+            out
+            | self.prompts.read(rows, frames)
+            | self._responses.read(self._rows, rows, frames, out["task"])
+        )
 
-    def frames_to_decode(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def frames_to_decode(
+        self, episodes: np.ndarray, frames: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the frames that `batch` decodes from video.
 
         Returns:
-            Table rows int64 (B,), and key -> frame numbers int64 (B,) or (B, T). Frame numbers count inside the row's
-            episode and are clamped to the window's bounds.
+            Table rows int64 (B,), and key -> frame numbers int64 (B,) or (B, T). Frame numbers
+            count inside the row's episode and are clamped to the window's bounds.
         """
         rows, frames, stop = self._locate_rows(episodes, frames)
         frames_of = {}
@@ -430,7 +537,9 @@ class EpisodeArrays:
                 frames_of[key] = window(frames, self.offsets[key], np.zeros_like(frames), stop)[0]
         return rows, frames_of
 
-    def _locate_rows(self, episodes: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _locate_rows(
+        self, episodes: np.ndarray, frames: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Table rows, frames, and the end of each sample's windows, int64 (B,) each."""
         episodes = as_integers(episodes, "episodes")
         frames = as_integers(frames, "frames")

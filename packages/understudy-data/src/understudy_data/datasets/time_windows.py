@@ -1,4 +1,5 @@
-"""Windows in time around a frame: from `delta_timestamps` in seconds to clamped frame numbers and padding flags.
+"""Windows in time around a frame: from `delta_timestamps` in seconds to clamped frame numbers and
+padding flags.
 
 Rows and images, single samples and batches all use it. Integer arithmetic; reads no data.
 """
@@ -22,31 +23,42 @@ def frame_offsets(
     sensors: Collection[str] = (),
     tolerance_s: float = TOLERANCE_S,
 ) -> dict[str, np.ndarray]:
-    """Convert windows from seconds to frames: key -> int64 (T,); those of `sensors` to float64 seconds (T,).
+    """Convert windows from seconds to frames: key -> int64 (T,); those of `sensors` to float64
+    seconds (T,).
 
     Raises:
-        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within `tolerance_s`. That
-            of a sensor may be any number of seconds. A tolerance that is negative, or half a frame or more.
+        DatasetError: an unknown key, no deltas, or a delta that is not a multiple of 1/fps within
+            `tolerance_s`. That of a sensor may be any number of seconds. A tolerance that is
+            negative, or half a frame or more.
     """
     if tolerance_s != TOLERANCE_S and not 0 <= tolerance_s < 0.5 / fps:  # any fps takes the default
         problem = f"tolerance_s is {tolerance_s!r}"
-        raise DatasetError(problem, fix=f"give 0 or more, and less than half a frame, {0.5 / fps:.6g} s")
+        raise DatasetError(
+            problem, fix=f"give 0 or more, and less than half a frame, {0.5 / fps:.6g} s"
+        )
     if not isinstance(delta_timestamps, Mapping | None):
         problem = f"delta_timestamps is {str(delta_timestamps)[:80]}"
         raise DatasetError(problem, fix='give seconds by key, as in {"action": [0, 0.1]}')
     offsets = {}
     for key, deltas in (delta_timestamps or {}).items():
         if key not in keys:
-            raise DatasetError(f"delta_timestamps names {key!r}", fix=f"the keys are {', '.join(keys)}")
+            raise DatasetError(
+                f"delta_timestamps names {key!r}", fix=f"the keys are {', '.join(keys)}"
+            )
         if isinstance(deltas, (str, bytes)) or not isinstance(deltas, Iterable):
-            raise DatasetError(f"delta_timestamps[{key!r}] is {deltas!r}", fix="give a list of seconds")
+            raise DatasetError(
+                f"delta_timestamps[{key!r}] is {deltas!r}", fix="give a list of seconds"
+            )
         if key in sensors:
             offsets[key] = np.asarray([_seconds(key, delta) for delta in deltas], np.float64)
         else:
-            offsets[key] = np.asarray([_offset(key, delta, fps, tolerance_s) for delta in deltas], np.int64)
+            offsets[key] = np.asarray(
+                [_offset(key, delta, fps, tolerance_s) for delta in deltas], np.int64
+            )
         if len(offsets[key]) == 0:
             raise DatasetError(
-                f"delta_timestamps[{key!r}] is empty", fix="give at least one delta, 0 for the frame itself"
+                f"delta_timestamps[{key!r}] is empty",
+                fix="give at least one delta, 0 for the frame itself",
             )
     return offsets
 
@@ -62,7 +74,8 @@ def _offset(key: str, delta: float, fps: float, tolerance_s: float) -> int:
     if abs(frames / fps - float(delta)) > tolerance_s:
         near = f"{frames / fps:.6g}"
         raise DatasetError(
-            f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is not a multiple of 1/fps = {1 / fps:.6g} s",
+            f"delta_timestamps[{key!r}] holds {float(delta):.6g} s, which is not a multiple of "
+            f"1/fps = {1 / fps:.6g} s",
             fix=f"the nearest is {near} s; tolerance_s={tolerance_s:g} is the largest distance",
         )
     return int(frames)
@@ -80,8 +93,8 @@ def window(
         stop: int64 (B,), end (exclusive) of the bounds.
 
     Returns:
-        Frame numbers int64 (B, T) and padding flags bool (B, T). Outside the bounds the nearest frame is repeated and
-        the flag is True.
+        Frame numbers int64 (B, T) and padding flags bool (B, T). Outside the bounds the nearest
+        frame is repeated and the flag is True.
     """
     numbers = frames[:, None] + offsets[None, :]
     low = start[:, None]

@@ -1,4 +1,6 @@
-"""README.md of a folder as a program wrote it: its last line is a comment with the digest of the text above it."""
+"""README.md of a folder as a program wrote it: its last line is a comment with the digest of the
+text above it.
+"""
 
 import hashlib
 

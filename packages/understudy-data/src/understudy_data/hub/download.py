@@ -25,7 +25,9 @@ ORIGIN = ".understudy-hub.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 """Patterns of files that may execute code when they are read; a policy needs none of them."""
 _OUTSIDE = ("/*", "..", "../*", "*/../*", "*/..", "*\\*", "?:*")
-"""Patterns of names that leave the folder into which they are fetched. Not every huggingface_hub refuses them."""
+"""Patterns of names that leave the folder into which they are fetched. Not every huggingface_hub
+refuses them.
+"""
 _CHECKPOINTS = "checkpoints/*"  # of a run: several times as large as its policy
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".understudy-pull"
@@ -34,7 +36,8 @@ logger = logging.getLogger("understudy.hub.download")
 
 
 def fetch_model(repo: HubId) -> Path:
-    """Fetch a model repository into the cache of huggingface_hub, without pickles and checkpoints of runs.
+    """Fetch a model repository into the cache of huggingface_hub, without pickles and checkpoints
+    of runs.
 
     Files whose names leave the folder are left out, too.
 
@@ -42,30 +45,32 @@ def fetch_model(repo: HubId) -> Path:
         The folder in the cache. Its name is the commit.
 
     Raises:
-        ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed. OSError: the cache
-            cannot be written.
+        ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+            OSError: the cache cannot be written.
     """
     require("hub")
     from huggingface_hub import snapshot_download
 
-    outside = [pattern for pattern in _OUTSIDE if "\\" not in pattern]  # it would take a backslash for a slash
+    # it would take a backslash for a slash
+    outside = [pattern for pattern in _OUTSIDE if "\\" not in pattern]
     left_out = [*PICKLES, *outside, _CHECKPOINTS]
     with hub_errors(str(repo), "cannot be fetched from the hub"):
         return Path(snapshot_download(repo.name, revision=repo.revision, ignore_patterns=left_out))
 
 
 def pull(repo: HubId, target: Path) -> Path:
-    """Fetch all files of a repository into a new folder; a stopped download continues with the next call.
+    """Fetch all files of a repository into a new folder; a stopped download continues with the next
+    call.
 
-    Files come into a hidden folder next to `target`, which a rename turns into `target`. A folder that an earlier call
-    fetched from this repository is returned as it is.
+    Files come into a hidden folder next to `target`, which a rename turns into `target`. A folder
+    that an earlier call fetched from this repository is returned as it is.
 
     Returns:
         `target`.
 
     Raises:
-        ConfigError: `target` exists and is another folder, it cannot be fetched, or a file is not the one that was
-            written (`checksums.py`).
+        ConfigError: `target` exists and is another folder, it cannot be fetched, or a file is not
+            the one that was written (`checksums.py`).
         MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be written.
     """
     if is_origin(target, repo):
@@ -92,7 +97,8 @@ def pull(repo: HubId, target: Path) -> Path:
             snapshot_download(repo.name, revision=info.sha, repo_type=repo.kind, local_dir=part)
         _remove_others(part, {file.rfilename for file in info.siblings})
         _check_sums(part, repo)
-        shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)  # the state of the download
+        # the state of the download
+        shutil.rmtree(part / ".cache" / "huggingface", ignore_errors=True)
         if (part / ".cache").is_dir() and not any((part / ".cache").iterdir()):
             (part / ".cache").rmdir()
         _check_absent(target, repo)
@@ -116,8 +122,8 @@ def is_origin(folder: Path, repo: HubId) -> bool:
 def _check_absent(target: Path, repo: HubId) -> None:
     if os.path.lexists(target):
         raise ConfigError(
-            f"output_dir: {target}: exists, was not fetched from {repo}, and is not replaced; name a folder that "
-            f"does not exist yet: understudy pull {repo} --output-dir FOLDER"
+            f"output_dir: {target}: exists, was not fetched from {repo}, and is not replaced; name "
+            f"a folder that does not exist yet: understudy pull {repo} --output-dir FOLDER"
         )
 
 
@@ -129,25 +135,38 @@ def _check_names(repo: HubId, names: Iterable[str]) -> None:
     """
     for name in names:
         if any(fnmatchcase(name, pattern) for pattern in _OUTSIDE):
-            raise ConfigError(f"{repo}: holds a file named {name!r}, which is outside its folder; nothing is fetched")
+            raise ConfigError(
+                f"{repo}: holds a file named {name!r}, which is outside its folder; nothing is "
+                "fetched"
+            )
 
 
 def _remove_others(part: Path, names: set[str]) -> None:
-    """Remove files of a draft that a stopped download of an earlier commit left, and this commit has not."""
+    """Remove files of a draft that a stopped download of an earlier commit left, and this commit
+    has not.
+    """
     for path in part.rglob("*"):
         file = path.relative_to(part)
-        if path.is_file() and file.parts[:2] != (".cache", "huggingface") and file.as_posix() not in {*names, ORIGIN}:
+        if (
+            path.is_file()
+            and file.parts[:2] != (".cache", "huggingface")
+            and file.as_posix() not in {*names, ORIGIN}
+        ):
             path.unlink()
 
 
 def _check_sums(part: Path, repo: HubId) -> None:
-    """Compare the files of a draft with their checksums; a wrong one is removed, so that the next call fetches it."""
+    """Compare the files of a draft with their checksums; a wrong one is removed, so that the next
+    call fetches it.
+    """
     try:
         for sums in part.rglob(FILE):
             check_checksums(sums.parent)
     except ChecksumError as error:
         error.path.unlink(missing_ok=True)
-        raise ConfigError(f"{repo}: {error}; if a second pull ends so, the repository itself has this file") from error
+        raise ConfigError(
+            f"{repo}: {error}; if a second pull ends so, the repository itself has this file"
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Ids of repositories on the hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, `hf://OWNER/NAME`, `hf://datasets/OWNER/NAME`."""
+"""Ids of repositories on the hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, `hf://OWNER/NAME`,
+`hf://datasets/OWNER/NAME`.
+"""
 
 import difflib
 import os
@@ -44,7 +46,8 @@ def parse_address(text: str) -> HubId | None:
 
 
 def model_id(text: str) -> HubId | None:
-    """Return the model repository that a text names where a local folder is expected; None for a local path.
+    """Return the model repository that a text names where a local folder is expected; None for a
+    local path.
 
     A path that exists, is in a folder that exists, or nearly equals one that exists is local.
     """
@@ -59,7 +62,9 @@ def model_id(text: str) -> HubId | None:
 
 
 def near_path(text: str) -> str:
-    """Return the existing local path that a mistyped one means, such as data/table for dat/tabel; "": none is near."""
+    """Return the existing local path that a mistyped one means, such as data/table for dat/tabel;
+    "": none is near.
+    """
     place = Path()
     for part in Path(text).parts:
         if not (place / part).exists():

@@ -1,7 +1,7 @@
 """Batches: made by threads from the samples of an order.
 
-The way of a batch: `loader` asks `loader_threads`, which look up its samples and read its rows; each thread has its
-images made by a `batch_builder`, from the clip readers in `images`.
+The way of a batch: `loader` asks `loader_threads`, which look up its samples and read its rows;
+each thread has its images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
@@ -14,7 +14,8 @@ loader_threads        the loader's threads
 batch_builder         one thread's part of a batch
 images                images for batches: clip readers, cursors, decoded images, buffers
 instructions          one of several instructions in a task text, per sample
-mixed_batches         rows for several batches at once, with one set of keys, dtypes and shapes for several datasets
+mixed_batches         rows for several batches at once, with one set of keys, dtypes and shapes for
+                      several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 choose_order          a new order, chosen by its cost and its mixing in a memory
 remote_prefetch       requests for the bytes of coming batches from remote storage

@@ -1,9 +1,11 @@
-"""Substitution of unreadable samples: by a neighbour, the same one in every run, and never silently.
+"""Substitution of unreadable samples: by a neighbour, the same one in every run, and never
+silently.
 
-The substitute is the first readable frame among `Order.neighbors`: later frames of the same clip, earlier ones, then
-the clips behind it. All are of the same selection, so validation episodes never enter. Whether a frame is readable
-depends on the files alone. So the substitute depends on the position alone, not on ranks, threads or memory. Each
-substitution is counted and written to the journal, one JSON object per line. More bad frames than the cap are an error.
+The substitute is the first readable frame among `Order.neighbors`: later frames of the same clip,
+earlier ones, then the clips behind it. All are of the same selection, so validation episodes never
+enter. Whether a frame is readable depends on the files alone. So the substitute depends on the
+position alone, not on ranks, threads or memory. Each substitution is counted and written to the
+journal, one JSON object per line. More bad frames than the cap are an error.
 """
 
 import json
@@ -45,7 +47,9 @@ def read_journal(path: Path) -> list[Substitution]:
     try:
         return [Substitution(**json.loads(line)) for line in lines]
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: a line is no substitution: {error}; restore the file") from error
+        raise ConfigError(
+            f"{path}: a line is no substitution: {error}; restore the file"
+        ) from error
 
 
 def truncate_journals(folder: Path, position: int) -> None:
@@ -102,7 +106,10 @@ class Substitutes:
                 return other, near
             self._add(source, other, near, error)
         tried = min(frames, _TRIES)
-        problem = f"no frame near frame {frame} of episode {episode} can be read, of {tried} tried: {reason}"
+        problem = (
+            f"no frame near frame {frame} of episode {episode} can be read, of {tried} "
+            f"tried: {reason}"
+        )
         raise DatasetError(problem, where=name, fix=_FIX)
 
     def _add(self, source: int, episode: int, frame: int, reason: str) -> None:
@@ -117,7 +124,8 @@ class Substitutes:
 
     def _write(self, substitution: Substitution) -> None:
         with self._lock:
-            if substitution.position in self._journaled:  # made ahead, dropped when the loader closed, and made again
+            # made ahead, dropped when the loader closed, and made again
+            if substitution.position in self._journaled:
                 return
             self._journaled.add(substitution.position)
             self.made.append(substitution)

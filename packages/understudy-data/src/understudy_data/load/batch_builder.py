@@ -1,7 +1,9 @@
-"""One thread's part of each batch: its samples' images, from clip readers or from the decoded cache.
+"""One thread's part of each batch: its samples' images, from clip readers or from the decoded
+cache.
 
-The way of a batch: positions, rows, frames (`workers`, vectorised) -> clip readers -> RGB conversion -> augmentation.
-A clip reader is opened at the first sample of its clip, for all samples of the clip that this rank makes from there on.
+The way of a batch: positions, rows, frames (`workers`, vectorised) -> clip readers -> RGB
+conversion -> augmentation. A clip reader is opened at the first sample of its clip, for all samples
+of the clip that this rank makes from there on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,9 +97,15 @@ class BatchBuilder:
         self._timings = timings
         self._cursors = Cursors(_IDLE)
         self._converters = {camera: _converter(request, camera) for camera in shapes[0]}
-        missing = [set(data.missing_cameras) & shapes_of.keys() for data, shapes_of in zip(request.datasets, shapes)]
+        missing = [
+            set(data.missing_cameras) & shapes_of.keys()
+            for data, shapes_of in zip(request.datasets, shapes)
+        ]
         self._missing = [sorted(cameras) for cameras in missing]
-        self._present = [[c for c in shapes_of if c not in cameras] for shapes_of, cameras in zip(shapes, missing)]
+        self._present = [
+            [c for c in shapes_of if c not in cameras]
+            for shapes_of, cameras in zip(shapes, missing)
+        ]
         self._readers: dict[str, dict[int, ClipReader]] = {camera: {} for camera in shapes[0]}
         """By camera, and by the position whose images come next."""
         self._decoded: dict[str, dict[int, SampleImages]] = {camera: {} for camera in shapes[0]}
@@ -130,7 +138,9 @@ class BatchBuilder:
                 if i not in batch.bad:
                     self._augment(int(batch.positions[i]), i, sources[i], views)
 
-    def build_one(self, batch: BatchInProgress, i: int, source: int, episode: int, frame: int) -> str | None:
+    def build_one(
+        self, batch: BatchInProgress, i: int, source: int, episode: int, frame: int
+    ) -> str | None:
         """Fill in the images of another frame as sample i of a batch.
 
         Returns:
@@ -148,14 +158,18 @@ class BatchBuilder:
                 for camera, camera_frames in frames.items():
                     out = views[camera][i]
                     numbers = camera_frames.reshape(-1).tolist()
-                    dataset.video_frames.read_into(camera, int(rows[0]), numbers, out, self._timings)
+                    dataset.video_frames.read_into(
+                        camera, int(rows[0]), numbers, out, self._timings
+                    )
             else:
                 clip = _Clip([0], rows, frames, [])
                 jobs = {camera: ConversionJobs() for camera in self._present[source]}
                 for camera, conversions in jobs.items():
                     decoded: dict[int, SampleImages] = {}
                     policy = DecodePolicy(1, keep_decoder=False)
-                    self._open_reader(source, camera, clip, policy).decode_next(decoded, self._timings)
+                    self._open_reader(source, camera, clip, policy).decode_next(
+                        decoded, self._timings
+                    )
                     conversions.add(decoded[0], i)
                 self._convert(jobs, views)
         except SourceError:
@@ -174,12 +188,20 @@ class BatchBuilder:
     def _convert(self, jobs: Mapping[str, ConversionJobs], views: Mapping[str, np.ndarray]) -> None:
         begin = perf_counter()
         for camera, conversions in jobs.items():
-            write_all(conversions, views[camera].reshape(-1, *views[camera].shape[2:]), self._converters[camera])
+            write_all(
+                conversions,
+                views[camera].reshape(-1, *views[camera].shape[2:]),
+                self._converters[camera],
+            )
         self._timings.convert += perf_counter() - begin
 
     def _augment(self, position: int, i: int, source: int, views: Mapping[str, np.ndarray]) -> None:
         assert self._request.augment is not None
-        colors = [c for c in self._present[source] if not self._request.datasets[source].pixels(c).is_depth]
+        colors = [
+            c
+            for c in self._present[source]
+            if not self._request.datasets[source].pixels(c).is_depth
+        ]
         images = {camera: torch.from_numpy(views[camera][i]) for camera in colors}
         self._request.augment(images, SampleRng(self._request.order.seed, "augment", position))
 
@@ -191,18 +213,26 @@ class BatchBuilder:
         images: DecodedImages,
         views: Mapping[str, np.ndarray],
     ) -> None:
-        """Copy the images of samples of a source from the decoded cache, which decodes those not met before."""
-        rows, frames = self._request.datasets[source].frames_to_decode(batch.episode[samples], batch.frame[samples])
+        """Copy the images of samples of a source from the decoded cache, which decodes those not
+        met before.
+        """
+        rows, frames = self._request.datasets[source].frames_to_decode(
+            batch.episode[samples], batch.frame[samples]
+        )
         table = rows.tolist()
         timings = self._timings
-        numbers_by_camera = {camera: numbers.reshape(len(samples), -1).tolist() for camera, numbers in frames.items()}
+        numbers_by_camera = {
+            camera: numbers.reshape(len(samples), -1).tolist() for camera, numbers in frames.items()
+        }
         ahead = int(batch.positions[0]) >= self._request.position + self._request.order.batch_size
         for row, i in enumerate(samples):
             begin = perf_counter()
             other = timings.decode + timings.convert + timings.fetch
             try:
                 for camera, numbers in numbers_by_camera.items():
-                    images.read_into(camera, table[row], numbers[row], views[camera][i], timings, ahead)
+                    images.read_into(
+                        camera, table[row], numbers[row], views[camera][i], timings, ahead
+                    )
             except DatasetError as error:
                 self._note_bad(batch, i, error)
             other = timings.decode + timings.convert + timings.fetch - other
@@ -211,10 +241,16 @@ class BatchBuilder:
                 raise Cancelled
 
     def _decode(
-        self, batch: BatchInProgress, samples: Sequence[int], source: int, jobs: Mapping[str, ConversionJobs]
+        self,
+        batch: BatchInProgress,
+        samples: Sequence[int],
+        source: int,
+        jobs: Mapping[str, ConversionJobs],
     ) -> None:
         """Take the decoded images of samples of a source from their clip readers."""
-        cameras = [(c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].video_keys]
+        cameras = [
+            (c, self._decoded[c], jobs[c]) for c in self._request.datasets[source].video_keys
+        ]
         positions = batch.positions.tolist()
         for i in samples:
             position = positions[i]
@@ -234,7 +270,9 @@ class BatchBuilder:
         batch.bad.setdefault(i, str(error))
 
     def _decode_next(self, source: int, camera: str, position: int) -> SampleImages:
-        """Decoded images of a sample from its clip reader, which is opened where the sample is its first."""
+        """Decoded images of a sample from its clip reader, which is opened where the sample is its
+        first.
+        """
         decoded = self._decoded[camera]
         readers = self._readers[camera]
         reader = readers.pop(position, None)
@@ -275,7 +313,9 @@ class BatchBuilder:
         rows, frames = dataset.frames_to_decode(episode, frame)
         return _Clip(positions.tolist(), rows, frames, runs)
 
-    def _open_reader(self, source: int, camera: str, clip: _Clip, policy: DecodePolicy) -> ClipReader:
+    def _open_reader(
+        self, source: int, camera: str, clip: _Clip, policy: DecodePolicy
+    ) -> ClipReader:
         return ClipReader(
             self._request.datasets[source],
             camera,

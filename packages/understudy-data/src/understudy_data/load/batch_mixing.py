@@ -1,7 +1,8 @@
 """Episodes in a batch: how many there are, and how many a uniform shuffle would have.
 
-A batch of few episodes averages like few samples, whatever its size: its gradient norm is large and unstable. So a run
-counts the episodes of each batch, and says before the first step if the order has less than half of what it could.
+A batch of few episodes averages like few samples, whatever its size: its gradient norm is large and
+unstable. So a run counts the episodes of each batch, and says before the first step if the order
+has less than half of what it could.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 
 FEW_EPISODES = (
-    "a batch has few episodes: its gradient is that of few samples; use data.shuffle clips (the default), or another "
-    "order file"
+    "a batch has few episodes: its gradient is that of few samples; use data.shuffle clips (the "
+    "default), or another order file"
 )
 _PLACES = 1 << 16  # samples of an order file whose episodes are counted
 _BATCHES = 8  # looked at before the first step
@@ -24,7 +25,9 @@ _FEW = 0.5  # share of the episodes of a uniform batch below which a run says so
 
 @dataclass(frozen=True)
 class BatchMixing:
-    """Figures of the first batches, and those of a uniform shuffle of the same sources in the same shares."""
+    """Figures of the first batches, and those of a uniform shuffle of the same sources in the same
+    shares.
+    """
 
     samples: int
     """In a batch of all ranks."""
@@ -42,32 +45,48 @@ class BatchMixing:
 
     def __str__(self) -> str:
         return (
-            f"a batch of {self.samples:,} samples has frames of {self.episodes:,.4g} episodes, a uniform one of "
-            f"{self.uniform:,.4g}; design effect {self.effect:.3g} (an estimate)"
+            f"a batch of {self.samples:,} samples has frames of {self.episodes:,.4g} episodes, a "
+            f"uniform one of {self.uniform:,.4g}; design effect {self.effect:.3g} (an estimate)"
         )
 
 
 def batch_figures(order: Order, first: int) -> dict[str, float]:
-    """Count the distinct episodes of the global batch at position `first`, and estimate its design effect."""
-    source, episode, frame = order.locate(np.arange(first, min(first + order.batch_size, order.stop)))
+    """Count the distinct episodes of the global batch at position `first`, and estimate its design
+    effect.
+    """
+    source, episode, frame = order.locate(
+        np.arange(first, min(first + order.batch_size, order.stop))
+    )
     number, counts = _episodes(source, episode)
-    return {"episodes": len(counts), "design_effect": float(design_effect(number[None], frame[None])[0])}
+    return {
+        "episodes": len(counts),
+        "design_effect": float(design_effect(number[None], frame[None])[0]),
+    }
 
 
-def measure_mixing(order: Order, parts: Sequence[EpisodeArrays], position: int, spread: bool = False) -> BatchMixing:
+def measure_mixing(
+    order: Order, parts: Sequence[EpisodeArrays], position: int, spread: bool = False
+) -> BatchMixing:
     """Measure several batches, and compute the episodes of a uniform batch.
 
     Args:
-        order: the sequence of samples. That of a file is compared with a uniform shuffle of its own samples.
+        order: the sequence of samples. That of a file is compared with a uniform shuffle of its own
+            samples.
         parts: its datasets; of an order from a file they are not needed.
         position: first position of the run or of its continuation.
         spread: whether the batches are spread evenly over the order; else they follow `position`.
     """
     last = max(position, order.stop - order.batch_size)
     step = max(1, (last - position) // order.batch_size // _BATCHES) if spread else 1
-    firsts = range(position, min(position + _BATCHES * step * order.batch_size, last + 1), step * order.batch_size)
+    firsts = range(
+        position,
+        min(position + _BATCHES * step * order.batch_size, last + 1),
+        step * order.batch_size,
+    )
     figures = [batch_figures(order, first) for first in firsts]
-    uniform = _uniform_of_file(order) if order.file is not None else _uniform_of_datasets(order, parts)
+    uniform = (
+        _uniform_of_file(order) if order.file is not None else _uniform_of_datasets(order, parts)
+    )
     return BatchMixing(
         order.batch_size,
         float(np.mean([one["episodes"] for one in figures])),
@@ -98,7 +117,9 @@ def _uniform_of_file(order: Order) -> float:
 
 
 def _episodes(source: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the distinct episodes of samples (n,): the number of each sample (n,), and the samples of each episode."""
+    """Number the distinct episodes of samples (n,): the number of each sample (n,), and the samples
+    of each episode.
+    """
     order = np.lexsort((episode, source))
     begins = np.ones(len(order), bool)
     begins[1:] = (np.diff(source[order]) != 0) | (np.diff(episode[order]) != 0)

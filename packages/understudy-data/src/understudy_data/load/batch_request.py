@@ -1,4 +1,6 @@
-"""The arguments that `Loader` and `EpisodeStream` share: datasets, their order, and the share of this process."""
+"""The arguments that `Loader` and `EpisodeStream` share: datasets, their order, and the share of
+this process.
+"""
 
 import os
 import warnings
@@ -34,7 +36,9 @@ Datasets: TypeAlias = "EpisodeDataset | Catalog | str | os.PathLike[str] | Seque
 
 
 class DatasetOptions(SelectionOptions, total=False):
-    """Arguments of `EpisodeDataset` for the paths, hub ids and catalogs among `datasets`; it documents them."""
+    """Arguments of `EpisodeDataset` for the paths, hub ids and catalogs among `datasets`; it
+    documents them.
+    """
 
     delta_timestamps: Mapping[str, Sequence[float]] | None
     select: Selection | None
@@ -52,7 +56,9 @@ class DatasetOptions(SelectionOptions, total=False):
 
 
 class BatchOptions(TypedDict, total=False):
-    """Arguments that `Loader` and `EpisodeStream` share, besides those of datasets; `Loader` documents them."""
+    """Arguments that `Loader` and `EpisodeStream` share, besides those of datasets; `Loader`
+    documents them.
+    """
 
     order: Order | None
     batch_size: int | None
@@ -93,36 +99,48 @@ class BatchRequest:
     memory: int | str = "4GB"
     """Bytes, or text such as "4GB", for everything that is held at once (`Loader.plan`)."""
     image_size: tuple[int, int] | None = None
-    """(height, width) of the images, resized by area averaging, depth by nearest pixel; None: as recorded."""
+    """(height, width) of the images, resized by area averaging, depth by nearest pixel; None: as
+    recorded.
+    """
     augment: Augment | None = None
-    """Called in a loader thread for each sample, with its images and the random numbers of its position.
+    """Called in a loader thread for each sample, with its images and the random numbers of its
+    position.
 
-    The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place. Depth is not among them.
+    The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place. Depth is
+    not among them.
     """
     preprocess: Preprocess | None = None
-    """Called in a loader thread with each complete batch of this process; its result is the batch. To tokenise, say."""
+    """Called in a loader thread with each complete batch of this process; its result is the batch.
+    To tokenise, say.
+    """
     on_bad_frame: Literal["raise", "substitute"] = "raise"
-    """For an unreadable sample: raise `DatasetError`, or deliver a neighbour instead (`bad_frames.py`)."""
+    """For an unreadable sample: raise `DatasetError`, or deliver a neighbour instead
+    (`bad_frames.py`).
+    """
     journal: str | Path | None = None
     """File to which every substitution is appended."""
     bad_frame_cap: float = 0.01
     """Share of a source's frames that may be substituted."""
     decoded_cache: str | os.PathLike[str] | tuple[str | os.PathLike[str], int | str] | None = None
-    """Folder on a local disk for decoded images (`images/disk_cache.py`), or that and its largest size; None: none."""
+    """Folder on a local disk for decoded images (`images/disk_cache.py`), or that and its largest
+    size; None: none.
+    """
 
     def __post_init__(self) -> None:
         rank_slice(self.order.batch_size, self.rank, self.world_size)
         if self.order.batch_size % self.world_size and not self.allow_uneven:
             raise ValueError(
-                f"batch_size {self.order.batch_size} over {self.world_size} ranks: a mean of each rank's loss would "
-                "weigh samples unevenly; give a multiple, or allow_uneven=True if the loss is divided by the number of "
-                "samples of all ranks"
+                f"batch_size {self.order.batch_size} over {self.world_size} ranks: a mean of each "
+                "rank's loss would weigh samples unevenly; give a multiple, or allow_uneven=True "
+                "if the loss is divided by the number of samples of all ranks"
             )
         whole = isinstance(self.position, Integral) and not isinstance(self.position, bool)
         first = self.order.start
         last = min(self.order.stop, LARGEST - 1)
         if not whole or not first <= self.position <= last:
-            raise ValueError(f"position {self.position!r:.80}: need a whole number, {first} to {last}")
+            raise ValueError(
+                f"position {self.position!r:.80}: need a whole number, {first} to {last}"
+            )
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
 
@@ -137,7 +155,11 @@ class BatchRequest:
         if self.decoded_cache is None:
             return None
         default = RemoteOptions().cache_bytes
-        folder, size = self.decoded_cache if isinstance(self.decoded_cache, tuple) else (self.decoded_cache, default)
+        folder, size = (
+            self.decoded_cache
+            if isinstance(self.decoded_cache, tuple)
+            else (self.decoded_cache, default)
+        )
         try:
             return DiskCache(os.path.abspath(os.path.expanduser(folder)), parse_bytes(size))
         except ValueError as error:
@@ -168,17 +190,25 @@ def make_request(
         ValueError: see `Loader`.
         TypeError: an unknown option, or an option of datasets that are already open.
     """
-    settings: dict[str, Any] = {name: value for name, value in options.items() if name in BatchOptions.__annotations__}
+    settings: dict[str, Any] = {
+        name: value for name, value in options.items() if name in BatchOptions.__annotations__
+    }
     sources, is_list = _listed(datasets)
     board = find_board(sources, options)
     sources = agree_on_publications(sources, board)
     opened = _open(
-        sources if is_list else sources[0], {name: value for name, value in options.items() if name not in settings}
+        sources if is_list else sources[0],
+        {name: value for name, value in options.items() if name not in settings},
     )
-    order, batch_size, seed, weights = (settings.pop(name, None) for name in ("order", "batch_size", "seed", "weights"))
+    order, batch_size, seed, weights = (
+        settings.pop(name, None) for name in ("order", "batch_size", "seed", "weights")
+    )
     if order is None:
         if batch_size is None:
-            raise ValueError("neither order nor batch_size: give batch_size=32, or order=Order.from_datasets(...)")
+            raise ValueError(
+                "neither order nor batch_size: give batch_size=32, or "
+                "order=Order.from_datasets(...)"
+            )
         choice = choose_order(
             opened,
             memory=parse_bytes(settings.get("memory", BatchRequest.memory)),
@@ -196,10 +226,11 @@ def make_request(
             warnings.warn(choice.advice, stacklevel=3)
     elif (batch_size, seed, weights) != (None, None, None):
         raise ValueError(
-            f"order besides batch_size, seed or weights: the order has them (batch_size {order.batch_size}, seed "
-            f"{order.seed}); leave them out"
+            "order besides batch_size, seed or weights: the order has them (batch_size "
+            f"{order.batch_size}, seed {order.seed}); leave them out"
         )
-    order = order.of_datasets(opened)  # refuses other datasets, and another selection than the order's
+    # refuses other datasets, and another selection than the order's
+    order = order.of_datasets(opened)
     request = BatchRequest(order, tuple(opened), **settings)
     check_same(order, opened, board)
     Mixture.from_datasets(opened)  # refuses datasets that no batch can combine
@@ -208,7 +239,8 @@ def make_request(
 
 FOREIGN = {
     "buffer_size": "give an order: Order.from_datasets(frames_in_flight=...)",
-    "collate_fn": "batches are made of tensors here; give preprocess, which gets each complete batch",
+    "collate_fn": "batches are made of tensors here; give preprocess, which gets each complete "
+    "batch",
     "episode_pool_size": "give an order: Order.from_datasets(frames_in_flight=...)",
     "drop_last": "leave it out; the stream of samples has no end",
     "num_workers": "a Loader has num_threads",
@@ -216,7 +248,8 @@ FOREIGN = {
     "pin_memory": "a Loader pins its batches with device='cuda', or with pin=True",
     "prefetch_factor": "give memory, which bounds the batches that are made ahead",
     "sampler": "give order",
-    "shuffle": "leave it out; samples are always shuffled, by seed; Order.from_datasets(mode=...) makes other orders",
+    "shuffle": "leave it out; samples are always shuffled, by seed; Order.from_datasets(mode=...) "
+    "makes other orders",
     "video_decoder_cache_size": "give memory, in bytes, for images and decoders together",
 }
 """Arguments of torch's DataLoader and of streaming datasets -> the equivalent here."""
@@ -224,7 +257,9 @@ FOREIGN = {
 
 def _listed(datasets: Datasets) -> tuple[list[Any], bool]:
     """Return the datasets as a list, and whether they were several."""
-    several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes, os.PathLike, Mapping))
+    several = isinstance(datasets, Iterable) and not isinstance(
+        datasets, (str, bytes, os.PathLike, Mapping)
+    )
     return list(datasets) if several else [datasets], several  # type: ignore[arg-type]
 
 
@@ -241,6 +276,12 @@ def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset
         fix = "give augment or preprocess" if unknown == ["image_transforms"] else fix
         raise TypeError(f"unknown options {unknown}: {fix}")
     if options and not any(paths):
-        raise TypeError(f"options {sorted(options)}: no dataset is opened here; give them to EpisodeDataset(...)")
-    opened = [EpisodeDataset(source, **options) if path else source for source, path in zip(sources, paths)]
+        raise TypeError(
+            f"options {sorted(options)}: no dataset is opened here; give them to "
+            "EpisodeDataset(...)"
+        )
+    opened = [
+        EpisodeDataset(source, **options) if path else source
+        for source, path in zip(sources, paths)
+    ]
     return as_list(opened if several else opened[0])

@@ -1,13 +1,16 @@
-"""The order of a new run, chosen by its cost and its mixing among those that fit the memory of a loader.
+"""The order of a new run, chosen by its cost and its mixing among those that fit the memory of a
+loader.
 
-Candidates are the uniform shuffle, and lanes of clips in the numbers of `order/defaults.lane_counts`. The shuffle costs
-no more than lanes where images stay decoded, in memory or in a cache on disk. Each is planned
-(`memory_plan.py`) and has a cost relative to decoding in a row.
+Candidates are the uniform shuffle, and lanes of clips in the numbers of
+`order/defaults.lane_counts`. The shuffle costs no more than lanes where images stay decoded, in
+memory or in a cache on disk. Each is planned (`memory_plan.py`) and has a cost relative to decoding
+in a row.
 
-The rule: of the orders that cost at most 1.25, the one whose samples are correlated least, over 8 batches together,
-then over 64; of equal ones, that with the fewest lanes. Where none costs so little, the cheapest. Lanes that open
-slowly (`order/cost.opens_quickly`) are left out, and so are lanes that all begin new clips at the same step. The choice
-depends on the arguments and the datasets, not on the machine.
+The rule: of the orders that cost at most 1.25, the one whose samples are correlated least, over 8
+batches together, then over 64; of equal ones, that with the fewest lanes. Where none costs so
+little, the cheapest. Lanes that open slowly (`order/cost.opens_quickly`) are left out, and so are
+lanes that all begin new clips at the same step. The choice depends on the arguments and the
+datasets, not on the machine.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,7 +20,13 @@ from math import ceil, gcd, isnan, nan
 
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.load.images.clip_reader import DecodePolicy
-from understudy_data.load.images.source_facts import FactGroups, SourceFacts, group_facts, read_facts, resized
+from understudy_data.load.images.source_facts import (
+    FactGroups,
+    SourceFacts,
+    group_facts,
+    read_facts,
+    resized,
+)
 from understudy_data.load.memory_plan import (
     Division,
     MemoryPlan,
@@ -28,7 +37,14 @@ from understudy_data.load.memory_plan import (
     needs_of_rank,
 )
 from understudy_data.order import Order, Spec
-from understudy_data.order.cost import BEARABLE, bearable, clips_cost, lane_correlation, opens_quickly, uniform_cost
+from understudy_data.order.cost import (
+    BEARABLE,
+    bearable,
+    clips_cost,
+    lane_correlation,
+    opens_quickly,
+    uniform_cost,
+)
 from understudy_data.order.defaults import held_frames, lane_counts, turn_together
 from understudy_data.order.make_spec import (
     CheckedSource,
@@ -84,7 +100,9 @@ class Candidate:
         kinds = []
         for source, keep in zip(self.spec.sources, self.plan.keeps_decoded):
             clips = f"{source.lanes} lanes of {source.clip} frames"
-            kinds.append(("uniform" if source.clip == 1 else clips) + (", kept decoded" if keep else ""))
+            kinds.append(
+                ("uniform" if source.clip == 1 else clips) + (", kept decoded" if keep else "")
+            )
         return kinds[0] if len(set(kinds)) == 1 else f"{self.lanes} lanes in {len(kinds)} datasets"
 
 
@@ -125,21 +143,25 @@ def choose_order(
         memory: bytes that the loader of each rank may hold.
         world_size: number of ranks.
         num_threads: threads of a rank's loader.
-        workers: processes of a rank that make its batches in turn and share its memory, as of an `EpisodeStream`;
-            fewer where the memory holds no batch of each.
+        workers: processes of a rank that make its batches in turn and share its memory, as of an
+            `EpisodeStream`; fewer where the memory holds no batch of each.
         image_size: (height, width) of its images; None keeps the recorded size.
         decoded_cache: whether it keeps decoded images on disk.
         frames_in_flight: the most frames of open clips; by default the memory alone limits them.
-        weights: this and all further arguments: as for `Order.from_datasets`. With a mode other than "clips", or with
-            `clip` or `lanes`, the order is the requested one.
+        weights: this and all further arguments: as for `Order.from_datasets`. With a mode other
+            than "clips", or with `clip` or `lanes`, the order is the requested one.
 
     Raises:
         ValueError: as `Order.from_datasets` and `plan_memory`.
         DatasetError: a video cannot be opened.
     """
     datasets = as_list(datasets)
-    clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
-    in_flight = _UNLIMITED if frames_in_flight is None else as_int("frames_in_flight", frames_in_flight)
+    clip, lanes = (
+        None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes))
+    )
+    in_flight = (
+        _UNLIMITED if frames_in_flight is None else as_int("frames_in_flight", frames_in_flight)
+    )
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
     seed = check_seed(seed)
     shares = resolve_weights(datasets, weights, temperature)
@@ -148,7 +170,9 @@ def choose_order(
     resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
     while True:
         try:
-            return choose_from_facts(facts, sources, shares, request, seed, workers=workers, **resources)
+            return choose_from_facts(
+                facts, sources, shares, request, seed, workers=workers, **resources
+            )
         except ValueError:  # no batch fits the memory of one worker
             if workers == 1:
                 raise
@@ -177,7 +201,9 @@ def choose_from_facts(
     def figures(changed: FactGroups, budget: int) -> tuple[float, float]:
         offer = best
         if changed != grouped or budget != memory:
-            others = given if changed is grouped else _Offers(changed, sources, weights, request, reader)
+            others = (
+                given if changed is grouped else _Offers(changed, sources, weights, request, reader)
+            )
             offer = _choose(others.plan(budget), request)
         return offer.cost, offer.arrangement.correlation[1]
 
@@ -208,7 +234,9 @@ class _Costs:
         period = spec_round if len(needs.number_of) > 1 else needs.sources[0].spec.lanes
         self._needs = needs
         self._shared_by = min(world_size, batch_size // gcd(period, batch_size))
-        self._weights = [source.slots * (source.facts.decode_ms + _MS_PER_ROW) for source in needs.sources]
+        self._weights = [
+            source.slots * (source.facts.decode_ms + _MS_PER_ROW) for source in needs.sources
+        ]
         self._sum = sum(map(self._weights.__getitem__, needs.number_of))
         self._terms: dict[int, list[float]] = {}
 
@@ -219,14 +247,19 @@ class _Costs:
         if any(division.keeps_decoded):
             terms = [*terms, *self._weights]
             count = len(self._weights)
-            numbers = tuple(number + count * keep for number, keep in zip(numbers, division.keeps_decoded))
+            numbers = tuple(
+                number + count * keep for number, keep in zip(numbers, division.keeps_decoded)
+            )
         return sum(map(terms.__getitem__, numbers)) / self._sum
 
     def _terms_at(self, level: int) -> list[float]:
         """Weighted cost of each source that does not stay decoded."""
         if level not in self._terms:
             self._terms[level] = [
-                weight * _source_cost(source.facts, source.spec, False, source.policy(level), self._shared_by)
+                weight
+                * _source_cost(
+                    source.facts, source.spec, False, source.policy(level), self._shared_by
+                )
                 for weight, source in zip(self._weights, self._needs.sources)
             ]
         return self._terms[level]
@@ -236,21 +269,36 @@ class _Arrangement:
     """An order of a request, before memory is divided."""
 
     def __init__(
-        self, settings: Settings, facts: FactGroups, sources: Sequence[CheckedSource], batch_size: int, reader: _Reader
+        self,
+        settings: Settings,
+        facts: FactGroups,
+        sources: Sequence[CheckedSource],
+        batch_size: int,
+        reader: _Reader,
     ) -> None:
         self.settings = settings
         self._batch_size = batch_size
         self._slots = dict(zip(settings.part_of, settings.slots))
         self._reaches = dict(zip(settings.part_of, (source.reach for source in sources)))
-        together = batch_size * reader.workers  # W batches in turn, as one that W times the ranks share
-        self.needs = needs_of_rank(facts, settings, together, rank=reader.count - 1, world_size=reader.count)
+        # W batches in turn, as one that W times the ranks share
+        together = batch_size * reader.workers
+        self.needs = needs_of_rank(
+            facts, settings, together, rank=reader.count - 1, world_size=reader.count
+        )
         self.cost = _Costs(self.needs, settings.round, together, reader.count)
 
     @cached_property
     def key(self) -> Hashable:
         """Equal for equal orders of the same sources."""
-        parts = [(part.clip, part.lanes, part.shuffle, part.inside, part.cut) for part in self.settings.parts]
-        return tuple(map(parts.__getitem__, self.settings.part_of)), self.settings.slots, self.settings.version
+        parts = [
+            (part.clip, part.lanes, part.shuffle, part.inside, part.cut)
+            for part in self.settings.parts
+        ]
+        return (
+            tuple(map(parts.__getitem__, self.settings.part_of)),
+            self.settings.slots,
+            self.settings.version,
+        )
 
     @cached_property
     def correlation(self) -> tuple[float, ...]:
@@ -262,7 +310,9 @@ class _Arrangement:
         terms = []
         for number, part in enumerate(self.settings.parts):
             share = self._slots[number] / total
-            terms.append(share * lane_correlation(part.frames, part.clip, part.lanes, share * samples))
+            terms.append(
+                share * lane_correlation(part.frames, part.clip, part.lanes, share * samples)
+            )
         return sum(map(terms.__getitem__, self.settings.part_of))
 
     @cached_property
@@ -282,7 +332,9 @@ class _Arrangement:
     @cached_property
     def turns_together(self) -> bool:
         """Whether all lanes of a source begin every new clip at the same step."""
-        return any(turn_together(part.frames, part.clip, part.lanes) for part in self.settings.parts)
+        return any(
+            turn_together(part.frames, part.clip, part.lanes) for part in self.settings.parts
+        )
 
     def _sum(self, values: Sequence[int]) -> int:
         """Sum over all sources of a value of each part."""
@@ -339,20 +391,32 @@ class _Offers:
             for number, (kind, keep) in enumerate(zip(facts.kind_of, first.division.keeps_decoded))
             if fits[kind] and (keep or is_cheap[kind])
         )
-        laned = [facts.kinds[kind] for number, kind in enumerate(facts.kind_of) if number not in uniform]
+        laned = [
+            facts.kinds[kind] for number, kind in enumerate(facts.kind_of) if number not in uniform
+        ]
         if not laned and sum(source.frames for source in self._sources) <= request.in_flight:
-            return [first]  # others differ in the slots of a round alone, and `_choose` takes the first of equal ones
+            # others differ in the slots of a round alone, and `_choose` takes the first of equal
+            # ones
+            return [first]
         gop = max((source.gop for source in laned), default=1)
         frames = sum(source.frames for source in laned)
         together = request.batch_size * self._reader.workers
-        quick = [lanes for lanes in lane_counts(request.batch_size) if opens_quickly(frames, gop, lanes, together)]
-        laned_offers = [self._offer(replace(request, spread=lanes, uniform=uniform), memory) for lanes in quick]
+        quick = [
+            lanes
+            for lanes in lane_counts(request.batch_size)
+            if opens_quickly(frames, gop, lanes, together)
+        ]
+        laned_offers = [
+            self._offer(replace(request, spread=lanes, uniform=uniform), memory) for lanes in quick
+        ]
         return list({offer.arrangement.key: offer for offer in [first, *laned_offers]}.values())
 
     def _offer(self, request: OrderRequest, memory: int) -> _Offer:
         arrangement = self._arrange(request)
         memory //= self._reader.workers
-        division = divide_memory(arrangement.needs, num_threads=self._reader.num_threads, memory=memory)
+        division = divide_memory(
+            arrangement.needs, num_threads=self._reader.num_threads, memory=memory
+        )
         return _Offer(arrangement, division, arrangement.cost(division))
 
     def _arrange(self, request: OrderRequest) -> _Arrangement:
@@ -365,7 +429,9 @@ class _Offers:
         return self._arrangements[request]
 
 
-def _candidate(offer: _Offer, sources: Sequence[CheckedSource], batch_size: int, seed: int) -> Candidate:
+def _candidate(
+    offer: _Offer, sources: Sequence[CheckedSource], batch_size: int, seed: int
+) -> Candidate:
     settings = offer.arrangement.settings
     resolved = settings.resolve(sources)
     specs = tuple(source.spec for source in resolved)
@@ -397,7 +463,9 @@ def advise_on(
     return advice(grouped, memory, figures)
 
 
-def order_cost(facts: Sequence[SourceFacts], spec: Spec, plan: MemoryPlan, world_size: int) -> float:
+def order_cost(
+    facts: Sequence[SourceFacts], spec: Spec, plan: MemoryPlan, world_size: int
+) -> float:
     """Cost of a sample of an order, the mean over an epoch in which nothing is decoded yet.
 
     Args:
@@ -411,16 +479,26 @@ def order_cost(facts: Sequence[SourceFacts], spec: Spec, plan: MemoryPlan, world
     shared_by = min(world_size, spec.batch // gcd(period, spec.batch))
     costs = [
         _source_cost(source, part, keep, policy, shared_by)
-        for source, part, keep, policy in zip(facts, spec.sources, plan.keeps_decoded, plan.policies)
+        for source, part, keep, policy in zip(
+            facts, spec.sources, plan.keeps_decoded, plan.policies
+        )
     ]
     return sum(weight * cost for weight, cost in zip(weights, costs)) / sum(weights)
 
 
-def _source_cost(facts: SourceFacts, spec: SourceSpec, keep: bool, policy: DecodePolicy, shared_by: int) -> float:
+def _source_cost(
+    facts: SourceFacts, spec: SourceSpec, keep: bool, policy: DecodePolicy, shared_by: int
+) -> float:
     if keep or not facts.frame or not spec.shuffle:
         return 1.0
-    if spec.clip == 1 or policy.run_length == 0 or (policy.run_length == 1 and not policy.keep_decoder):
-        starts = _START_MS * len(facts.frame) / (facts.decode_ms + _MS_PER_ROW) if facts.gop > 1 else 0.0
+    if (
+        spec.clip == 1
+        or policy.run_length == 0
+        or (policy.run_length == 1 and not policy.keep_decoder)
+    ):
+        starts = (
+            _START_MS * len(facts.frame) / (facts.decode_ms + _MS_PER_ROW) if facts.gop > 1 else 0.0
+        )
         return uniform_cost(facts.gop, facts.halo) + starts
     clips = clips_cost(
         facts.frames,
@@ -447,7 +525,9 @@ def _is_cheap(facts: SourceFacts) -> bool:
 
 def _choose(offers: Sequence[_Offer], request: OrderRequest) -> _Offer:
     """The order of the module's rule."""
-    fitting = [offer for offer in offers if offer.arrangement.held <= request.in_flight] or offers[-1:]
+    fitting = [offer for offer in offers if offer.arrangement.held <= request.in_flight] or offers[
+        -1:
+    ]
     bound = bearable(offer.cost for offer in fitting)
     cheap = [offer for offer in fitting if offer.cost <= bound]
     staggered = [offer for offer in cheap if not offer.arrangement.turns_together]
@@ -460,14 +540,16 @@ def _choose(offers: Sequence[_Offer], request: OrderRequest) -> _Offer:
 
 
 Figures = Callable[[FactGroups, int], tuple[float, float]]
-"""Facts of datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a loader that has them.
+"""Facts of datasets and bytes of memory -> (cost, correlation over 8 batches) of the order of a
+loader that has them.
 
 The correlation is nan for an order that is given: other settings do not change it.
 """
 
 
 def advice(facts: FactGroups, memory: int, figures: Figures) -> str:
-    """One line on an order that costs much or mixes badly, and on better settings; "" for any other.
+    """One line on an order that costs much or mixes badly, and on better settings; "" for any
+    other.
 
     Args:
         facts: of the datasets.
@@ -480,31 +562,51 @@ def advice(facts: FactGroups, memory: int, figures: Figures) -> str:
         return ""
 
     def is_better(pair: tuple[float, float]) -> bool:
-        return pair[0] <= max(BEARABLE, 0.7 * cost) and (is_fixed or pair[1] <= max(_CORRELATED, 0.7 * correlation))
+        return pair[0] <= max(BEARABLE, 0.7 * cost) and (
+            is_fixed or pair[1] <= max(_CORRELATED, 0.7 * correlation)
+        )
 
     small = facts.change(lambda source: resized(source, _SIDE))
     edited = small.change(lambda source: replace(source, gop=min(source.gop, 2)))
-    work = [source.frames * (source.decode_ms + _ENCODE_MS * len(source.frame)) for source in facts.kinds]
+    work = [
+        source.frames * (source.decode_ms + _ENCODE_MS * len(source.frame))
+        for source in facts.kinds
+    ]
     minutes = sum(facts.each(work)) / 60_000
     disk = facts.sum(lambda source: source.disk_images)
     has_cache = any(source.on_disk for source in facts.kinds)
     cached = facts.change(lambda source: replace(source, on_disk=True))
     on_disk = [(f"decoded_cache=FOLDER, {disk / 1e9:.1f} GB on disk", cached, memory)]
-    larger = [(f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory]
+    larger = [
+        (f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory
+    ]
     remedies = [
         *larger,
         *(on_disk if 0 < disk <= _MOST_ON_DISK and not has_cache else []),
         (f"image_size=({_SIDE}, {_SIDE})", small, memory),
-        (f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU", edited, memory),
+        (
+            f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU",
+            edited,
+            memory,
+        ),
     ]
     helping: dict[str, str] = {}
     for name, changed, size in remedies:
         kind = name.split("=")[0]
         if kind not in helping and is_better(better := figures(changed, size)):
-            helping[kind] = f"{name} ({better[0]:.1f} times" + ("" if is_fixed else f", {1 + better[1]:.1f}") + ")"
-    mixing = "" if is_fixed else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
+            helping[kind] = (
+                f"{name} ({better[0]:.1f} times"
+                + ("" if is_fixed else f", {1 + better[1]:.1f}")
+                + ")"
+            )
+    mixing = (
+        ""
+        if is_fixed
+        else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
+    )
     return (
         f"each sample costs {cost:.1f} times the CPU time of decoding in a row, {mixing}"
         f"in {memory / 1e9:.3g} GB of memory; "
-        "better with " + ("; ".join(helping.values()) or "nothing known: more frames, or a shorter GOP")
+        "better with "
+        + ("; ".join(helping.values()) or "nothing known: more frames, or a shorter GOP")
     )

@@ -7,7 +7,9 @@ from understudy_data.order import sample_uniform
 
 
 def split_task(text: str, separator: str) -> list[str]:
-    """Return the instructions of a task text, without blanks around them; without a separator the text itself."""
+    """Return the instructions of a task text, without blanks around them; without a separator the
+    text itself.
+    """
     parts = [part.strip() for part in text.split(separator)] if separator else []
     return [part for part in parts if part] or [text]
 

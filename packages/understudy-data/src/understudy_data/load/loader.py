@@ -1,4 +1,5 @@
-"""`Loader`: batches in the order's sequence, made ahead of time by threads. Its whole state is one position.
+"""`Loader`: batches in the order's sequence, made ahead of time by threads. Its whole state is one
+position.
 
 The order alone decides the samples of a batch. Threads and memory change only when they are made.
 """
@@ -20,7 +21,13 @@ from understudy_base.atomic import sync
 from understudy_base.booleans import is_boolean
 from understudy_base.cores import MOST_LOADER_THREADS, fair_threads, processes_here
 from understudy_data.load.bad_frames import Substitutes, Substitution
-from understudy_data.load.batch_request import Batch, BatchRequest, Datasets, ReadOptions, make_request
+from understudy_data.load.batch_request import (
+    Batch,
+    BatchRequest,
+    Datasets,
+    ReadOptions,
+    make_request,
+)
 from understudy_data.load.choose_order import advise_on
 from understudy_data.load.device_copy import DeviceCopy
 from understudy_data.load.images.buffer_pool import BufferPool
@@ -38,53 +45,66 @@ __all__ = ["Batch", "Loader"]
 
 
 class Loader:
-    """Endless iterator over batches: dicts of stacked tensors [batch_size / world_size, ...], strings as lists.
+    """Endless iterator over batches: dicts of stacked tensors [batch_size / world_size, ...],
+    strings as lists.
 
         loader = Loader("path or hub id", batch_size=32, seed=0)
         batch = next(loader)
 
-    Besides the keys of the datasets a batch has `position` int64 and `source` int64 (number of the dataset). Images are
-    uint8. Datasets with vectors of different widths are padded (`real_action_dim`, `action_dim_is_pad`). A camera that
-    only some of them have is black elsewhere (`<camera>_is_missing`); see `load/mixed_batches.py`.
+    Besides the keys of the datasets a batch has `position` int64 and `source` int64 (number of the
+    dataset). Images are uint8. Datasets with vectors of different widths are padded
+    (`real_action_dim`, `action_dim_is_pad`). A camera that only some of them have is black
+    elsewhere (`<camera>_is_missing`); see `load/mixed_batches.py`.
 
     The loader is `Stateful` for `torch.distributed.checkpoint`: `state_dict` and `load_state_dict`.
 
     Args:
-        datasets: an `EpisodeDataset`, a path, URL or hub id, or several; all must have the same keys.
+        datasets: an `EpisodeDataset`, a path, URL or hub id, or several; all must have the same
+            keys.
         order: the sequence of samples. Save it (`order.to_json()`) to resume in the same sequence.
-        batch_size: samples per step over all ranks, instead of `order`. The order is then chosen by `choose_order`.
+        batch_size: samples per step over all ranks, instead of `order`. The order is then chosen by
+            `choose_order`.
         seed: of that order; 0 by default.
         weights: share of each dataset in that order; by default each is read once in the same time.
-        num_threads: threads that make batches; "auto" is one per available core, shared with the other ranks of
-            this host (LOCAL_WORLD_SIZE), at most 8. No sample depends on it.
+        num_threads: threads that make batches; "auto" is one per available core, shared with the
+            other ranks of this host (LOCAL_WORLD_SIZE), at most 8. No sample depends on it.
         pin: batches in page-locked memory.
-        device: device to which batches are copied, beside the work of the current stream. A CUDA device implies `pin`.
+        device: device to which batches are copied, beside the work of the current stream. A CUDA
+            device implies `pin`.
         host_keys: keys of batches that are not copied to `device`.
-        rank: number of this process; it makes its share of every global batch. By default it is found, with
-            `world_size` (`process_rank.find_rank`): from torch.distributed, or RANK and WORLD_SIZE of the environment.
+        rank: number of this process; it makes its share of every global batch. By default it is
+            found, with `world_size` (`process_rank.find_rank`): from torch.distributed, or RANK and
+            WORLD_SIZE of the environment.
         world_size: number of processes.
-        allow_uneven: let shares of processes differ by one sample, for a loss that is divided by the number of samples
-            of all processes. A mean per process, as of DDP, would weigh the samples differently.
+        allow_uneven: let shares of processes differ by one sample, for a loss that is divided by
+            the number of samples of all processes. A mean per process, as of DDP, would weigh the
+            samples differently.
         position: first position. To resume, the `position` of the earlier loader.
         memory: bytes, or text such as "4GB", for everything that is held at once (`plan`).
-        image_size: (height, width) of the images, resized by area averaging; None keeps the recorded size.
-        augment: called in a loader thread for each sample as augment(images, rng), with the random numbers of its
-            position. `images` are uint8 tensors (T, 3, H, W) by camera, to be changed in place.
-        preprocess: called in a loader thread with each complete batch of this process; its result is the batch.
-        on_bad_frame: for an unreadable sample, "raise" a `DatasetError`, or "substitute" a neighbour
-            (`load/bad_frames.py`).
+        image_size: (height, width) of the images, resized by area averaging; None keeps the
+            recorded size.
+        augment: called in a loader thread for each sample as augment(images, rng), with the random
+            numbers of its position. `images` are uint8 tensors (T, 3, H, W) by camera, to be
+            changed in place.
+        preprocess: called in a loader thread with each complete batch of this process; its result
+            is the batch.
+        on_bad_frame: for an unreadable sample, "raise" a `DatasetError`, or "substitute" a
+            neighbour (`load/bad_frames.py`).
         journal: file to which every substitution is appended.
         bad_frame_cap: share of a dataset's frames that may be substituted.
-        decoded_cache: folder on a local disk in which decoded images stay for later epochs and other processes, or
-            (folder, size): at most `size` bytes, or text such as "500GB"; by default 64 GiB (`images/disk_cache.py`).
-        **options: the other arguments above, and arguments of `EpisodeDataset` for paths in `datasets`, such as
-            `delta_timestamps`, `keys`, `episodes` and `keep_ranges`; all but `image_transforms`.
+        decoded_cache: folder on a local disk in which decoded images stay for later epochs and
+            other processes, or (folder, size): at most `size` bytes, or text such as "500GB"; by
+            default 64 GiB (`images/disk_cache.py`).
+        **options: the other arguments above, and arguments of `EpisodeDataset` for paths in
+            `datasets`, such as `delta_timestamps`, `keys`, `episodes` and `keep_ranges`; all but
+            `image_transforms`.
 
     Raises:
         TypeError: an unknown option, or options of datasets that are already open.
-        ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that are not those of the
-            order, or that cannot share a batch; memory for less than one batch; a `decoded_cache` that is too small or
-            not on a local disk; a CUDA device where there is none; a batch that the processes cannot share evenly.
+        ValueError: neither `order` nor `batch_size`, or both; a value out of range; datasets that
+            are not those of the order, or that cannot share a batch; memory for less than one
+            batch; a `decoded_cache` that is too small or not on a local disk; a CUDA device where
+            there is none; a batch that the processes cannot share evenly.
         ConfigError: see `process_rank.find_rank`.
         DatasetError: a dataset cannot be opened.
     """
@@ -102,8 +122,13 @@ class Loader:
         if num_threads != "auto" and (is_boolean(num_threads) or num_threads < 1):
             raise ValueError(f"num_threads {num_threads}: need at least 1")
         if pin and not torch.cuda.is_available():
-            raise ValueError("pin: page-locked memory is for a CUDA device, and torch finds none here; leave it out")
-        self._device_copy = DeviceCopy(torch.device(device), host_keys) if device is not None else None
+            raise ValueError(
+                "pin: page-locked memory is for a CUDA device, and torch finds none here; leave it "
+                "out"
+            )
+        self._device_copy = (
+            DeviceCopy(torch.device(device), host_keys) if device is not None else None
+        )
         self._process = find_rank(options.get("rank"), options.get("world_size"))
         # The order must not depend on the cores of this machine, nor on the ranks that share them.
         fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
@@ -115,7 +140,8 @@ class Loader:
         self._datasets = request.datasets
         self._prepare(request, advises=not self._chosen)
         self._workers: WorkerPool | None = None
-        self._reading = threading.RLock()  # several threads may read; a signal handler, within a read
+        # several threads may read; a signal handler, within a read
+        self._reading = threading.RLock()
         self._home: int | None = None  # process in which the threads were started
         self._past_timings = Timings()  # of worker pools that were closed
         self.position = request.position
@@ -125,15 +151,24 @@ class Loader:
 
     def _prepare(self, request: BatchRequest, advises: bool) -> None:
         """Plan the memory for a request, and warn of an order that costs much."""
-        cameras = len(image_shapes(request.datasets, request.image_size)[0])  # refuses several sizes
+        # refuses several sizes
+        cameras = len(image_shapes(request.datasets, request.image_size)[0])
         cache = request.disk_cache
-        facts = [read_facts(data, request.image_size, cache is not None) for data in request.datasets]
+        facts = [
+            read_facts(data, request.image_size, cache is not None) for data in request.datasets
+        ]
         for number, data in enumerate(request.datasets):
             if facts[number].mapped and not data.row_tables.is_available:
                 facts[number] = in_memory(facts[number])
-                problem = f"{data.name}: no local folder for its columns, which each process decodes for itself, again"
+                problem = (
+                    f"{data.name}: no local folder for its columns, which each process "
+                    "decodes for itself, again"
+                )
                 fix = "set XDG_CACHE_HOME to a folder on a local disk"
-                warnings.warn(f"{problem} and again where they exceed a quarter of memory; {fix}", stacklevel=3)
+                warnings.warn(
+                    f"{problem} and again where they exceed a quarter of memory; {fix}",
+                    stacklevel=3,
+                )
         shared: dict[str, Any] = {
             "rank": request.rank,
             "world_size": request.world_size,
@@ -154,13 +189,19 @@ class Loader:
                 datasets[number] = keep_decoded(data, request.image_size, files)
             elif cache is not None and data.video_keys:
                 problem = (
-                    f"decoded_cache: not used for {data.name}, whose decoders need more than {self.plan.memory} bytes"
+                    f"decoded_cache: not used for {data.name}, whose decoders need more than "
+                    f"{self.plan.memory} bytes"
                 )
                 warnings.warn(f"{problem}; give more memory", stacklevel=3)
         self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
-        self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap) if substitute else None
-        self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)  # as planned
+        self._substitutes = (
+            Substitutes(request.order, request.journal, request.bad_frame_cap)
+            if substitute
+            else None
+        )
+        # as planned
+        self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -172,13 +213,15 @@ class Loader:
 
         Raises:
             RuntimeError: in a forked process, where the loader belongs to the parent.
-            ConfigError: at the first batch: this process has another rank than the loader (`ProcessRank.check`).
+            ConfigError: at the first batch: this process has another rank than the loader
+                (`ProcessRank.check`).
         """
         begin = time.perf_counter()
         if self._home not in (None, os.getpid()):
             raise RuntimeError(
-                f"this loader runs in the parent of this forked process: make another one here, with "
-                f"position={self.position}, or give EpisodeStream to the DataLoader of these workers"
+                "this loader runs in the parent of this forked process: make another one here, "
+                f"with position={self.position}, or give EpisodeStream to the DataLoader of these "
+                "workers"
             )
         with self._reading:
             try:
@@ -188,7 +231,8 @@ class Loader:
                 if self._device_copy is not None:
                     batch = self._device_copy.copy(batch)
                 self.position += self._request.order.batch_size
-            except BaseException:  # also Ctrl-C: the next batch must not depend on the moment of the interrupt
+            # also Ctrl-C: the next batch must not depend on the moment of the interrupt
+            except BaseException:
                 self.close()
                 raise
             self.wait_seconds += time.perf_counter() - begin
@@ -199,14 +243,16 @@ class Loader:
         self._home = os.getpid()
         request = replace(self._request, position=self.position)
         workers = WorkerPool(request, self.plan, self._buffers, self._substitutes)
-        self._finalizer = weakref.finalize(self, workers.ask_to_stop)  # if the loader is never closed
+        # if the loader is never closed
+        self._finalizer = weakref.finalize(self, workers.ask_to_stop)
         return workers
 
     def close(self) -> None:
         """Stop the threads and wait for them. The next batch starts new ones."""
         if self._workers is not None and self._home == os.getpid():
             self._workers.stop()
-            self._finalizer.detach()  # it would keep the workers, and their error with the frames of this loader
+            # it would keep the workers, and their error with the frames of this loader
+            self._finalizer.detach()
             self._past_timings = self.timings
             self._workers = None
 
@@ -222,7 +268,8 @@ class Loader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at the position of a state.
 
-        An order that the loader chose gives way to that of the state, which other memory or ranks may have led to.
+        An order that the loader chose gives way to that of the state, which other memory or ranks
+        may have led to.
 
         Raises:
             ConfigError: the state of another order; names both orders and each difference.
@@ -232,13 +279,15 @@ class Loader:
         with self._reading:
             self.close()
             if order.spec != self.order.spec:
-                self._prepare(replace(self._request, order=order, datasets=self._datasets), advises=True)
+                self._prepare(
+                    replace(self._request, order=order, datasets=self._datasets), advises=True
+                )
             self.position = position
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Loader has threads and cannot be copied or sent to another process: make one there from the same "
-            "datasets and order, with position=loader.position"
+            "a Loader has threads and cannot be copied or sent to another process: make one there "
+            "from the same datasets and order, with position=loader.position"
         )
 
     @property
@@ -259,7 +308,9 @@ class Loader:
     @property
     def timings(self) -> Timings:
         """Seconds of all threads together so far, by kind of work."""
-        return Timings.total([self._past_timings, *(self._workers.timings if self._workers else ())])
+        return Timings.total(
+            [self._past_timings, *(self._workers.timings if self._workers else ())]
+        )
 
     @property
     def substitutions(self) -> tuple[Substitution, ...]:
@@ -275,6 +326,9 @@ class Loader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

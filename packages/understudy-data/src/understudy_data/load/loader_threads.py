@@ -1,8 +1,10 @@
-"""Loader threads: each makes its lanes' share of every batch, as far ahead of the consumer as allowed.
+"""Loader threads: each makes its lanes' share of every batch, as far ahead of the consumer as
+allowed.
 
-A lane always has the same thread. So a clip reader has one owner, and images are made without locks. Threads wait for
-room only, not for each other. A batch is ready when its last part is. Its rows are read by the first thread that has
-made its images. The content of a batch depends on its positions alone.
+A lane always has the same thread. So a clip reader has one owner, and images are made without
+locks. Threads wait for room only, not for each other. A batch is ready when its last part is. Its
+rows are read by the first thread that has made its images. The content of a batch depends on its
+positions alone.
 """
 
 import os
@@ -20,25 +22,39 @@ from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import Timings
 from understudy_data.load.images.decoded_cache import DecodedImages
 from understudy_data.load.memory_plan import MemoryPlan
-from understudy_data.load.mixed_batches import Mixture, RowBatches, image_shapes, read_rows, row_bytes
+from understudy_data.load.mixed_batches import (
+    Mixture,
+    RowBatches,
+    image_shapes,
+    read_rows,
+    row_bytes,
+)
 from understudy_data.load.remote_prefetch import Prefetcher
 from understudy_data.storage.cancel import Cancelled, cancel_when
 
-_BLOCK = 2048  # positions at once: their samples are located, and several rows of each lane read from its file
-_BLOCK_OF_SERVER = 512  # the same where rows are on a server, so that a batch waits for those of few others
+# positions at once: their samples are located, and several rows of each lane read from its file
+_BLOCK = 2048
+# the same where rows are on a server, so that a batch waits for those of few others
+_BLOCK_OF_SERVER = 512
 _ROWS = 4 << 20  # bytes of rows that are read at once
 
 
 class WorkerPool:
-    """Threads that make the batches of a request. `take` returns them in sequence; `stop` ends the threads.
+    """Threads that make the batches of a request. `take` returns them in sequence; `stop` ends the
+    threads.
 
     Args:
-        request: its datasets with `DecodedImages` are kept decoded, the others are read by clip readers.
+        request: its datasets with `DecodedImages` are kept decoded, the others are read by clip
+            readers.
         substitutes: replace unreadable samples; None raises.
     """
 
     def __init__(
-        self, request: BatchRequest, plan: MemoryPlan, buffers: BufferPool, substitutes: Substitutes | None = None
+        self,
+        request: BatchRequest,
+        plan: MemoryPlan,
+        buffers: BufferPool,
+        substitutes: Substitutes | None = None,
     ) -> None:
         self._request = request
         self._plan = plan
@@ -52,14 +68,16 @@ class WorkerPool:
         self._block = min(most, _ROWS // max(1, *map(row_bytes, request.datasets)))
         self._pid = os.getpid()
         self._change = threading.Condition()
-        self._beginning = threading.Lock()  # looking up samples takes milliseconds, in which `take` must not wait
+        # looking up samples takes milliseconds, in which `take` must not wait
+        self._beginning = threading.Lock()
         self._batches: dict[int, BatchInProgress] = {}  # under way or ready, by number
         self._planned: list[BatchInProgress | None] = []
         self._planned_from = 0
         self._taken = 0
         self._until = plan.batches_ahead + 1  # threads make batches before this one
         self._stopping = False
-        self._error: tuple[int, BaseException] | None = None  # of the first batch that cannot be made
+        # of the first batch that cannot be made
+        self._error: tuple[int, BaseException] | None = None
         self.timings = [Timings() for _ in range(plan.num_threads)]
         """Of each thread."""
         self._threads = [
@@ -68,7 +86,10 @@ class WorkerPool:
         ]
         self._prefetcher: Prefetcher | None = None
         try:
-            if any(dataset.video_keys and not dataset.catalog.files.is_local for dataset in request.datasets):
+            if any(
+                dataset.video_keys and not dataset.catalog.files.is_local
+                for dataset in request.datasets
+            ):
                 self._prefetcher = Prefetcher(request)
             for thread in self._threads:
                 thread.start()
@@ -84,7 +105,10 @@ class WorkerPool:
                 if self._error and self._error[0] <= number:
                     raise self._error[1]
                 if self._stopping:  # by another thread
-                    raise SourceError("the loader was closed while a batch was waited for", fix="close it afterwards")
+                    raise SourceError(
+                        "the loader was closed while a batch was waited for",
+                        fix="close it afterwards",
+                    )
                 self._change.wait()
             del self._batches[number]
             self._taken += 1
@@ -97,7 +121,9 @@ class WorkerPool:
 
     @staticmethod
     def _assemble(batch: BatchInProgress) -> Batch:
-        return batch.rows | {camera: torch.from_numpy(array) for camera, array in batch.images.items()}
+        return batch.rows | {
+            camera: torch.from_numpy(array) for camera, array in batch.images.items()
+        }
 
     def ask_to_stop(self) -> None:
         """Ask the threads to end, without waiting for them."""
@@ -155,7 +181,8 @@ class WorkerPool:
                         batch.ready = True
                         self._change.notify_all()
                 number += 1
-                del batch  # while this thread waits for room, the batch and its memory are the consumer's
+                # while this thread waits for room, the batch and its memory are the consumer's
+                del batch
         except Cancelled:
             pass
         except BaseException as error:
@@ -171,14 +198,16 @@ class WorkerPool:
         begin = perf_counter()
         with self._change:
             while number >= self._until and not self._stopping:
-                # At the end of a program that closed nothing, the interpreter waits for its threads.
+                # At the end of a program that closed nothing, the interpreter waits for its
+                # threads.
                 if not threading.main_thread().is_alive():
                     self._stopping = True
                 self._change.wait(0.5)
             timings.wait += perf_counter() - begin
             if self._stopping:
                 return None
-            if (batch := self._batches.get(number)) is not None:  # it stays there until this thread has done its part
+            # it stays there until this thread has done its part
+            if (batch := self._batches.get(number)) is not None:
                 return batch
         with self._beginning:
             if (batch := self._batches.get(number)) is None:
@@ -193,7 +222,8 @@ class WorkerPool:
         if index >= len(self._planned):
             share = self._high - self._low
             order = self._request.order
-            count = min(max(1, self._block // share), max(1, number))  # the consumer waits for the first: it alone
+            # the consumer waits for the first: it alone
+            count = min(max(1, self._block // share), max(1, number))
             whole = (order.stop - self._request.position - self._high) // order.batch_size + 1
             if (count := min(count, whole - number)) < 1:
                 raise StopIteration  # at the end of an order file
@@ -217,7 +247,8 @@ class WorkerPool:
         rows = RowBatches(request.datasets, self._mixture, positions, source, episode, frame)
         return [
             BatchInProgress(
-                positions[i].copy(),  # a view would keep all of them alive, and be saved with all of them
+                # a view would keep all of them alive, and be saved with all of them
+                positions[i].copy(),
                 source[i].copy(),
                 episode[i].copy(),
                 frame[i].copy(),
@@ -258,7 +289,9 @@ class WorkerPool:
         except DatasetError:
             if self._substitutes is None:
                 raise
-            for i, sample in enumerate(zip(batch.source.tolist(), batch.episode.tolist(), batch.frame.tolist())):
+            for i, sample in enumerate(
+                zip(batch.source.tolist(), batch.episode.tolist(), batch.frame.tolist())
+            ):
                 reason = self._row_error(*sample)
                 if reason is not None:
                     batch.bad[i] = reason
@@ -282,7 +315,9 @@ class WorkerPool:
             source = int(batch.source[i])
 
             def error_of(episode: int, frame: int, i: int = i, source: int = source) -> str | None:
-                return self._row_error(source, episode, frame) or builder.build_one(batch, i, source, episode, frame)
+                return self._row_error(source, episode, frame) or builder.build_one(
+                    batch, i, source, episode, frame
+                )
 
             bad = int(batch.positions[i]), source, int(batch.episode[i]), int(batch.frame[i])
             batch.episode[i], batch.frame[i] = self._substitutes.find(*bad, reason, error_of)

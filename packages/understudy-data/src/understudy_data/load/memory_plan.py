@@ -1,22 +1,24 @@
-"""Memory plan: the bytes that a loader will hold, before it makes the first batch, and how it manages with less.
+"""Memory plan: the bytes that a loader will hold, before it makes the first batch, and how it
+manages with less.
 
-Memory goes first to the indispensable (batches under way, rows, one decoder a thread), then to whole datasets that stay
-decoded, then to clip readers: the state of each lane between two of its samples. Clip readers have several policies.
-The first that fits, the fastest first, is taken. The samples are the same with any of them.
+Memory goes first to the indispensable (batches under way, rows, one decoder a thread), then to
+whole datasets that stay decoded, then to clip readers: the state of each lane between two of its
+samples. Clip readers have several policies. The first that fits, the fastest first, is taken. The
+samples are the same with any of them.
 
     short GOPs:    runs of 8 or 4 frames with shared decoders; a decoder for each lane
     middling GOPs: runs of whole GOPs with shared decoders; then as long GOPs
     long GOPs:     a decoder for each lane, with runs of 8, 4, 2 or 1
     all:           the frames that windows share; nothing
 
-Without a run or a decoder every sample starts over at a key frame, and half a GOP is decoded for each.
+Without a run or a decoder every sample starts over at a key frame, and half a GOP is decoded for
+each.
 
 An existing order is never changed. For a new one, `choose_order` compares plans of several orders.
 
 The plan is not below the largest growth of resident memory where
-`packages/understudy-data/tests/load/test_process.py` measures it, and at most 15 % above it but for plans of less than
-100 MB. Batches that the
-consumer keeps, other than the current one, come on top.
+`packages/understudy-data/tests/load/test_process.py` measures it, and at most 15 % above it but for
+plans of less than 100 MB. Batches that the consumer keeps, other than the current one, come on top.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +30,12 @@ import numpy as np
 
 from understudy_data.load.images.clip_reader import DecodePolicy
 from understudy_data.load.images.decoded_cache import IDLE_CURSORS
-from understudy_data.load.images.source_facts import FactGroups, SourceFacts, count_numbers, group_facts
+from understudy_data.load.images.source_facts import (
+    FactGroups,
+    SourceFacts,
+    count_numbers,
+    group_facts,
+)
 from understudy_data.order import Order, rank_slice
 from understudy_data.order.frame_numbering import Ints
 from understudy_data.order.make_spec import Settings, number_equal
@@ -42,18 +49,26 @@ _AHEAD = (8, 4, 2)  # batches made ahead, where memory allows: threads end their
 _SMALL = 100  # eight of them only where a batch takes less than this part of memory
 _RUNS = (8, 4)  # frames of a run of shared decoders; longer ones cost memory, and no less time
 _OWN_RUNS = (8, 4, 2)  # of a lane's own decoder
-_MANY = 8  # lanes per sample of a batch from which on runs are short: the first batches wait for half a run of each
+# lanes per sample of a batch from which on runs are short: the first batches wait for half a run of
+# each
+_MANY = 8
 _SHORT = 8  # frames from key frame to key frame up to which a decoder that starts over costs little
-_OWN = 9_000_000  # Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
-_ROWS_HELD = 1.4  # memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
-_ROWS_READ = 3.3  # memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets, copies
-_MAPPED_READ = _ROWS_READ + 1.0  # memory of decoding a data file that is then mapped, over the bytes of its columns
+# Python's objects for each lane, code that runs for the first time, gaps in malloc's heaps
+_OWN = 9_000_000
+# memory of loaded columns over their bytes: Arrow keeps a part of its memory of reading
+_ROWS_HELD = 1.4
+# memory of reading a data file, beyond that of its columns, over their bytes: levels, offsets,
+# copies
+_ROWS_READ = 3.3
+# memory of decoding a data file that is then mapped, over the bytes of its columns
+_MAPPED_READ = _ROWS_READ + 1.0
 _MOST_ROWS = 4  # columns in memory are at most a quarter of it
 _STORED = 2  # encoded images of rows take half of the memory that all else leaves
 _READERS = 8  # data files that are decoded beside each other take at most an eighth of memory
 _GAPS = 1.12  # of frames and decoders: they come and go in heaps of several threads
 _INDEXES = 8  # most indexes of videos are an eighth of all memory, where it is left
-_PARTS = 64  # rows of single episodes of large data files on a server take at most so small a part of memory,
+# rows of single episodes of large data files on a server take at most so small a part of memory,
+_PARTS = 64
 _PER_PART = 3  # and footers in use and freed ones as much each
 _REMOTE = 12_000_000  # code of HTTP clients, connections, bytes on their way
 
@@ -92,7 +107,9 @@ class MemoryPlan:
     stored_images: int = 0
     """Of each source: bytes for encoded images that are stored in rows."""
     row_parts: int = 0
-    """Of each source: bytes for columns of single episodes of data files on a server (`datasets/read/rows.py`)."""
+    """Of each source: bytes for columns of single episodes of data files on a server
+    (`datasets/read/rows.py`).
+    """
 
     @property
     def bytes(self) -> int:
@@ -130,22 +147,26 @@ class _SourceNeeds:
 
     @property
     def cached(self) -> int:
-        """Bytes of the decoded cache of all its images. Of one on disk only the decoders are in memory."""
+        """Bytes of the decoded cache of all its images. Of one on disk only the decoders are in
+        memory.
+        """
         images = 0 if self.facts.on_disk else self.facts.all_images
         return images + IDLE_CURSORS * max(self.facts.decoder, default=0)
 
     def reader_bytes(self, policy: DecodePolicy, threads: int) -> int:
         """Bytes that its clip readers hold.
 
-        A lane's own decoder keeps the memory of all frames that it ever returned at once, including two that it refers
-        to. Each thread has two more decoders of finished clips: one with its place in a file and one to hand on.
-        Shared decoders, one a thread, keep the memory of the most frames that the readers ever held: half a run each,
-        for they take turns (`load/images/clip_reader.py`) and on the way to a key frame. In both cases frames wait for
-        conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of their number. So do
-        runs as long as clips, which also end with their clip; their remainder is smaller in the mean.
+        A lane's own decoder keeps the memory of all frames that it ever returned at once, including
+        two that it refers to. Each thread has two more decoders of finished clips: one with its
+        place in a file and one to hand on. Shared decoders, one a thread, keep the memory of the
+        most frames that the readers ever held: half a run each, for they take turns
+        (`load/images/clip_reader.py`) and on the way to a key frame. In both cases frames wait for
+        conversion, a batch's at most. Whole GOPs take turns by chance: three standard deviations of
+        their number. So do runs as long as clips, which also end with their clip; their remainder
+        is smaller in the mean.
 
-        In a permuted clip of S frames, k samples need the frames up to about S k / (k + 1). So at most about S - 2
-        sqrt(S) of them wait at once, and half a clip in the mean.
+        In a permuted clip of S frames, k samples need the frames up to about S k / (k + 1). So at
+        most about S - 2 sqrt(S) of them wait at once, and half a clip in the mean.
         """
         if policy.run_length == 0:
             return 0
@@ -157,7 +178,8 @@ class _SourceNeeds:
             permuted = lanes * (self.clip - 2 * self.clip**0.5) if self.is_permuted else 0.0
             frames = max(permuted, decoders * (run - min(2, run - 1))) + waiting
         elif self.is_permuted:
-            held = self.clip * (lanes / 2 + (3 * lanes / 4) ** 0.5)  # three standard deviations above the mean
+            # three standard deviations above the mean
+            held = self.clip * (lanes / 2 + (3 * lanes / 4) ** 0.5)
             frames = _GAPS * min(held + waiting, lanes * self.clip)
         elif run > 1:
             half = run / 2
@@ -190,7 +212,9 @@ class _SourceNeeds:
 
 @dataclass(frozen=True)
 class RankNeeds:
-    """Everything that one rank reads in an order, for any memory. Sources that are alike are counted."""
+    """Everything that one rank reads in an order, for any memory. Sources that are alike are
+    counted.
+    """
 
     facts: FactGroups
     sources: tuple[_SourceNeeds, ...]
@@ -214,7 +238,9 @@ class RankNeeds:
     def decoder(self) -> int:
         """Bytes of the largest decoder of a thread."""
         needs = self.sources
-        return max((sum(n.facts.decoder) + sum(n.facts.frame) * (1 + n.halo) for n in needs), default=0)
+        return max(
+            (sum(n.facts.decoder) + sum(n.facts.frame) * (1 + n.halo) for n in needs), default=0
+        )
 
     @cached_property
     def largest_rows(self) -> int:
@@ -227,9 +253,15 @@ class RankNeeds:
         return [source.cached if source.facts.all_images > 0 else None for source in self.sources]
 
     def fixed(self, ahead: int, threads: int, rows: int) -> list[Item]:
-        """Items that nothing can do without: `ahead` batches made, one under way, and one at the consumer."""
+        """Items that nothing can do without: `ahead` batches made, one under way, and one at the
+        consumer.
+        """
         return [
-            Item("batches", (ahead + 2) * self.batch, f"{ahead + 2} of {self.samples} samples, {ahead} ahead"),
+            Item(
+                "batches",
+                (ahead + 2) * self.batch,
+                f"{ahead + 2} of {self.samples} samples, {ahead} ahead",
+            ),
             Item("rows", rows, "columns of the data files in use, and the reading of one"),
             Item("decoders", threads * self.decoder, f"one for each of {threads} threads"),
         ]
@@ -310,7 +342,8 @@ def plan_memory(
         order: sequence of samples.
         rank: number of this process.
         world_size: number of processes.
-        num_threads: threads that may make batches; fewer are used where memory is too small for them.
+        num_threads: threads that may make batches; fewer are used where memory is too small for
+            them.
         memory: bytes.
 
     Raises:
@@ -329,21 +362,27 @@ def divide_memory(needs: RankNeeds, *, num_threads: int, memory: int) -> Divisio
     threads = num_threads if has_images else 1  # Python reads rows one thread at a time
     if needs.least(1, largest) > memory:
         raise ValueError(
-            f"memory {memory}: one batch of {needs.samples} samples and the work on it need {needs.least(1, largest)} "
-            "bytes; give as much, or make the batch or its images smaller"
+            f"memory {memory}: one batch of {needs.samples} samples and the work on it need "
+            f"{needs.least(1, largest)} bytes; give as much, or make the batch or its images "
+            "smaller"
         )
     notes: tuple[str, ...] = ()
     if needs.least(threads, largest) > memory:
         notes = (f"one thread instead of {threads}: memory allows no more",)
         threads = 1
-    kept = _rows_in_memory(facts, min(memory // _MOST_ROWS, largest + memory - needs.least(threads, largest)))
+    kept = _rows_in_memory(
+        facts, min(memory // _MOST_ROWS, largest + memory - needs.least(threads, largest))
+    )
     rows = sum(count * size for count, size in zip(facts.counts, kept))
     largest_mapped = facts.most(lambda source: max(source.mapped, default=0))
-    readers = max(1, min(num_threads, memory // _READERS // max(1, int(_MAPPED_READ * largest_mapped))))
+    readers = max(
+        1, min(num_threads, memory // _READERS // max(1, int(_MAPPED_READ * largest_mapped)))
+    )
     reading = int(_ROWS_READ * facts.most(lambda source: max(source.columns, default=0)))
     reading = max(reading, int(readers * _MAPPED_READ * largest_mapped))
     held = int((_ROWS_HELD - 1) * rows) + (0 if _has_single_file(facts) else reading)
-    held = min(held, memory // 10, memory - needs.least(threads, rows))  # a small budget may be off by a tenth
+    # a small budget may be off by a tenth
+    held = min(held, memory // 10, memory - needs.least(threads, rows))
     rows += held
     in_parts = facts.sum(lambda source: source.is_remote and bool(source.mapped))
     parts = memory // _PARTS // max(1, in_parts)
@@ -384,7 +423,8 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
         Item(
             "other",
             division.overhead,
-            "indices of files, code, connections, rows of single episodes, footers, gaps in the heap",
+            "indices of files, code, connections, rows of single episodes, footers, gaps in the "
+            "heap",
         ),
     ]
     notes = [*division.notes]
@@ -400,7 +440,9 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
         notes += [f"{name_in_order}: {of_policy}"] if of_policy else []
     total = sum(item.bytes for item in items)
     open_indexes = [source.facts.indexes for source in needs.sources]
-    indexes = tuple(0 if keep else open_indexes[number] for number, keep in zip(needs.number_of, keeps))
+    indexes = tuple(
+        0 if keep else open_indexes[number] for number, keep in zip(needs.number_of, keeps)
+    )
     for_indexes = min(memory // _INDEXES, memory - total)
     if (most := sum(indexes)) > for_indexes:
         indexes = tuple(size * for_indexes // most for size in indexes)
@@ -411,19 +453,32 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
     stored_images = (memory - total) // _STORED // max(1, with_images)
     if with_images:
         items.append(
-            Item("encoded images", stored_images * with_images, "row groups of images that are stored in rows")
+            Item(
+                "encoded images",
+                stored_images * with_images,
+                "row groups of images that are stored in rows",
+            )
         )
         total += items[-1].bytes
     rows = division.all_rows
     reading = division.reading
     if _has_single_file(facts) and total - rows < reading and total < memory:
         extra = min(rows + reading, memory) - total
-        items.append(Item("reading", extra, "of the data file at the start, more than the items above but rows"))
+        items.append(
+            Item(
+                "reading",
+                extra,
+                "of the data file at the start, more than the items above but rows",
+            )
+        )
     if ahead < _AHEAD[-1]:
         notes.append(f"{ahead} batches ahead: memory allows no more")
     on_host = facts.sum(lambda source: sum(source.mapped))
     if on_host:
-        notes.append(f"{megabytes(on_host)} of columns are mapped, once per host; the kernel drops them at need")
+        notes.append(
+            f"{megabytes(on_host)} of columns are mapped, once per host; the kernel drops them at "
+            "need"
+        )
     return MemoryPlan(
         memory,
         tuple(items),
@@ -441,7 +496,9 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
 
 
 def _rows_in_memory(facts: FactGroups, most: int) -> list[int]:
-    """Per kind: bytes for columns in the memory of the process: all, or a share, and at least one data file."""
+    """Per kind: bytes for columns in the memory of the process: all, or a share, and at least one
+    data file.
+    """
     largest = facts.sum(lambda source: max(source.columns, default=0))
     beyond = facts.sum(lambda source: sum(source.columns)) - largest
     share = min(1.0, max(0, most - largest) / max(1, beyond))
@@ -457,10 +514,18 @@ def _has_single_file(facts: FactGroups) -> bool:
     return facts.sum(lambda source: len(source.columns) + len(source.mapped)) == 1
 
 
-def _source_words(source: _SourceNeeds, policy: DecodePolicy, keep: bool, threads: int) -> tuple[Item | None, str, str]:
-    """Item of a source, and its notes on the decoded cache and on the policy: all without its name."""
+def _source_words(
+    source: _SourceNeeds, policy: DecodePolicy, keep: bool, threads: int
+) -> tuple[Item | None, str, str]:
+    """Item of a source, and its notes on the decoded cache and on the policy: all without its
+    name.
+    """
     if keep and source.facts.on_disk:
-        return Item("decoders of", source.cached, "of images that are not yet in the cache on disk"), "", ""
+        return (
+            Item("decoders of", source.cached, "of images that are not yet in the cache on disk"),
+            "",
+            "",
+        )
     if keep:
         return Item("images of", source.cached, "all of them, once they have been decoded"), "", ""
     if not source.facts.sample:
@@ -474,7 +539,8 @@ def _source_words(source: _SourceNeeds, policy: DecodePolicy, keep: bool, thread
     if policy != best:
         best_bytes = megabytes(source.reader_bytes(best, threads))
         of_policy = (
-            f"{source.describe(best)} would take {best_bytes} and be faster; the samples and their order are the same"
+            f"{source.describe(best)} would take {best_bytes} and be faster; the samples "
+            "and their order are the same"
         )
     return item, of_cache, of_policy
 
@@ -506,7 +572,8 @@ def needs_of_order(facts: FactGroups, order: Order, *, rank: int, world_size: in
     """What a rank reads in an existing order, at the end of its schedule."""
     last = order.spec.schedule[-1]
     sources = order.spec.sources
-    slots = (*last.slots, *[0] * (len(sources) - len(last.slots)))  # the others have left the mixture
+    # the others have left the mixture
+    slots = (*last.slots, *[0] * (len(sources) - len(last.slots)))
     part_of, firsts = number_equal(
         (part.frames, part.clip, part.lanes, part.shuffle, part.inside, part.cut, count)
         for part, count in zip(sources, slots)
@@ -517,7 +584,9 @@ def needs_of_order(facts: FactGroups, order: Order, *, rank: int, world_size: in
     def streams(positions: Words) -> tuple[Ints, Words]:
         return order.streams(positions + np.uint64(last.position))
 
-    return needs_of_rank(facts, settings, order.batch_size, rank=rank, world_size=world_size, streams=streams)
+    return needs_of_rank(
+        facts, settings, order.batch_size, rank=rank, world_size=world_size, streams=streams
+    )
 
 
 def needs_of_rank(
@@ -537,8 +606,8 @@ def needs_of_rank(
         batch_size: samples of a global batch.
         rank: number of the process.
         world_size: number of processes.
-        streams: source, and index in its stream, of positions behind the begin of the last entry of the schedule; by
-            default of a new order.
+        streams: source, and index in its stream, of positions behind the begin of the last entry of
+            the schedule; by default of a new order.
     """
     low, high = rank_slice(batch_size, rank, world_size)
     lanes = _lanes_of_rank(settings, batch_size, low, high, streams)
@@ -553,7 +622,9 @@ def needs_of_rank(
     return RankNeeds(facts, tuple(sources), tuple(number_of), high - low)
 
 
-def _needs(facts: SourceFacts, spec: SourceSpec, slots: int, lanes: int, together: int) -> _SourceNeeds:
+def _needs(
+    facts: SourceFacts, spec: SourceSpec, slots: int, lanes: int, together: int
+) -> _SourceNeeds:
     single = spec.clip == 1 and spec.shuffle
     halo = min(facts.halo, facts.window * spec.clip)
     gop = facts.gop if facts.frame else 1
@@ -564,7 +635,9 @@ def _needs(facts: SourceFacts, spec: SourceSpec, slots: int, lanes: int, togethe
         spec.clip if spec.shuffle else spec.frames,
         halo,
         spec.inside == "permuted" and lanes > 0,
-        rank_policies(single, gop, spec.clip, halo, facts.resized, spec.shuffle, lanes / max(1, together)),
+        rank_policies(
+            single, gop, spec.clip, halo, facts.resized, spec.shuffle, lanes / max(1, together)
+        ),
         spec,
         slots,
     )
@@ -583,8 +656,8 @@ def rank_policies(
         halo: frames that samples of a clip share beyond their own.
         resized: whether clip readers hold resized frames.
         shuffle: False for storage order.
-        lanes: per sample of a batch. With many of them runs are short, or the first batches would wait for the frames
-            of later ones.
+        lanes: per sample of a batch. With many of them runs are short, or the first batches would
+            wait for the frames of later ones.
     """
     most = _RUNS[0] if lanes < _MANY else _RUNS[-1]
     policies: list[tuple[int, bool, bool]] = []
@@ -592,11 +665,15 @@ def rank_policies(
         keep = gop > _SHORT or not shuffle
         runs = _OWN_RUNS if keep else tuple(run for run in _RUNS if run >= gop)
         runs = tuple(run for run in runs if run <= most) or runs[-1:]
-        runs = tuple(run for run in runs if run <= clip or not shuffle) or runs[-1:]  # in storage order all is one clip
+        # in storage order all is one clip
+        runs = tuple(run for run in runs if run <= clip or not shuffle) or runs[-1:]
         whole = [(gop, False, True)] if keep and gop <= WHOLE_GOP and shuffle else []
         policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
     policies += [(1, False, False)] if halo and not single else []
-    return tuple(DecodePolicy(run, keep, whole, resized) for run, keep, whole in [*policies, (0, False, False)])
+    return tuple(
+        DecodePolicy(run, keep, whole, resized)
+        for run, keep, whole in [*policies, (0, False, False)]
+    )
 
 
 def _lanes_of_rank(
@@ -608,8 +685,8 @@ def _lanes_of_rank(
 ) -> list[int]:
     """Lanes of each source that come up at the offsets [low, high) of a batch.
 
-    That is a rank's share of them where each lane keeps to one offset, and otherwise all. Sources without lanes, and
-    those that have left the mixture, have 0.
+    That is a rank's share of them where each lane keeps to one offset, and otherwise all. Sources
+    without lanes, and those that have left the mixture, have 0.
     """
     total = sum(settings.slots)
     slots_of_part = dict(zip(settings.part_of, settings.slots))
@@ -634,7 +711,8 @@ def _lanes_of_rank(
             source, index = (streams or make_period(settings.slots).streams)(positions)
             by_round[round_] = _count_lanes(settings, source, index)
     return [
-        by_round[rounds[number]][d] if rounds[number] else lanes[number] for d, number in enumerate(settings.part_of)
+        by_round[rounds[number]][d] if rounds[number] else lanes[number]
+        for d, number in enumerate(settings.part_of)
     ]
 
 

@@ -1,19 +1,23 @@
-"""Mixtures: the batches of several datasets made one, so that every batch has the same keys, dtypes and shapes.
+"""Mixtures: the batches of several datasets made one, so that every batch has the same keys, dtypes
+and shapes.
 
-Two robots rarely have equally many joints. Where datasets declare vectors of different widths under one key, every
-batch has the width of the widest, whichever datasets its samples come from:
+Two robots rarely have equally many joints. Where datasets declare vectors of different widths under
+one key, every batch has the width of the widest, whichever datasets its samples come from:
 
     <key>               zeros behind a sample's own dimensions, [B, D] or [B, T, D]
     real_<key>_dim      int64 [B], the sample's own dimensions: `real_action_dim`
-    <key>_dim_is_pad    bool [B, D], True where a dimension is padding; `<key>_is_pad` [B, T] still marks padded steps
+    <key>_dim_is_pad    bool [B, D], True where a dimension is padding; `<key>_is_pad` [B, T] still
+                        marks padded steps
 
-Where some datasets lack a camera that others have (`EpisodeDataset(missing_cameras=...)`), every batch has it, black
-where it is missing; `<camera>_is_missing` bool [B] marks these samples.
+Where some datasets lack a camera that others have (`EpisodeDataset(missing_cameras=...)`), every
+batch has it, black where it is missing; `<camera>_is_missing` bool [B] marks these samples.
 
-A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take the wider dtype,
-which changes no value. Frame rates need no common value: each dataset converts seconds into its own frames.
+A declared scalar is a vector of width 1 there. Numbers of one kind (two floats, two integers) take
+the wider dtype, which changes no value. Frame rates need no common value: each dataset converts
+seconds into its own frames.
 
-Rows of batches, read for several batches at once: numpy's calls cost the same for one batch as for sixteen.
+Rows of batches, read for several batches at once: numpy's calls cost the same for one batch as for
+sixteen.
 """
 
 import threading
@@ -31,7 +35,9 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.features import INDEX_KEYS
 
 _Declared: TypeAlias = tuple[np.dtype | str, int, tuple[int, ...]]
-"""Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0: none), shape."""
+"""Of a key: dtype (or "video", "image", "missing", "text", "no declared number"), window length (0:
+none), shape.
+"""
 
 
 class UnlikeSourcesError(ValueError):
@@ -51,7 +57,9 @@ class UnlikeSourcesError(ValueError):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Common keys, dtypes and shapes of several datasets (sources), and the joining of their parts of a batch."""
+    """Common keys, dtypes and shapes of several datasets (sources), and the joining of their parts
+    of a batch.
+    """
 
     dtypes: Mapping[str, torch.dtype]
     """By key, of the numbers that info.json declares."""
@@ -60,7 +68,9 @@ class Mixture:
     missing: Mapping[str, frozenset[int]]
     """By camera that some sources lack: these sources."""
     black: Mapping[str, EpisodeDataset]
-    """By such camera that is no video in any source, so that its images come with the rows: a source that lacks it."""
+    """By such camera that is no video in any source, so that its images come with the rows: a
+    source that lacks it.
+    """
     weighs_loss: bool = False
     """Whether some source delivers `loss_weight`. The others then have 1."""
 
@@ -69,34 +79,57 @@ class Mixture:
         """The mixture of some datasets. Reads no data.
 
         Raises:
-            ValueError: a dataset differs from the first in a way that no batch can combine; names both and a remedy. It
-                is an `UnlikeSourcesError` where several do.
+            ValueError: a dataset differs from the first in a way that no batch can combine; names
+                both and a remedy. It is an `UnlikeSourcesError` where several do.
         """
         cameras = dict.fromkeys(c for d in datasets for c in d.missing_cameras)
-        missing = {c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras) for c in cameras}
-        with_rows = [c for c, lack in missing.items() if len(lack) < len(datasets) and not _is_video(c, datasets)]
+        missing = {
+            c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
+            for c in cameras
+        }
+        with_rows = [
+            c
+            for c, lack in missing.items()
+            if len(lack) < len(datasets) and not _is_video(c, datasets)
+        ]
         black = {c: datasets[min(missing[c])] for c in with_rows}
-        weighs_loss = any(d.frame_weights is not None and d.frame_weights.weighs_loss for d in datasets)
+        weighs_loss = any(
+            d.frame_weights is not None and d.frame_weights.weighs_loss for d in datasets
+        )
         if len(datasets) == 1:
             return cls({}, {}, missing, black, weighs_loss)
         dtypes, widths = _common(datasets, missing)
-        return cls({key: _torch(dtype) for key, dtype in dtypes.items()}, widths, missing, black, weighs_loss)
+        return cls(
+            {key: _torch(dtype) for key, dtype in dtypes.items()},
+            widths,
+            missing,
+            black,
+            weighs_loss,
+        )
 
     def join(self, parts: Mapping[int, dict[str, Any]], source: np.ndarray) -> dict[str, Any]:
         """Join the parts of the sources into one batch: row i is the next row of part `source[i]`.
 
         Raises:
-            ValueError: the parts differ in a key, a shape or a dtype that no dataset declares; names both.
+            ValueError: the parts differ in a key, a shape or a dtype that no dataset declares;
+                names both.
         """
-        parts = {s: self._add_missing(s, part) for s, part in parts.items()} if self.missing else parts
+        parts = (
+            {s: self._add_missing(s, part) for s, part in parts.items()} if self.missing else parts
+        )
         if self.weighs_loss:
-            parts = {s: {LOSS_WEIGHT: torch.ones(len(part["episode_index"]))} | part for s, part in parts.items()}
+            parts = {
+                s: {LOSS_WEIGHT: torch.ones(len(part["episode_index"]))} | part
+                for s, part in parts.items()
+            }
         batch: dict[str, Any] = {}
         places = {s: torch.from_numpy(np.flatnonzero(source == s)) for s in parts}
         first, *others = parts
         for other in others:
             if odd := sorted(parts[other].keys() ^ parts[first].keys()):
-                raise ValueError(f"sources {first} and {other} deliver different keys: {odd} only in one")
+                raise ValueError(
+                    f"sources {first} and {other} deliver different keys: {odd} only in one"
+                )
         for key, sample in parts[first].items():
             if not isinstance(sample, Tensor):
                 rows = {s: iter(part[key]) for s, part in parts.items()}
@@ -112,10 +145,13 @@ class Mixture:
                 batch[key] = torch.empty((len(source), *sample.shape[1:]), dtype=dtype)
                 for s, part in parts.items():
                     tensor = part[key]
-                    if tensor.shape[1:] != sample.shape[1:] or (key not in self.dtypes and tensor.dtype != dtype):
+                    if tensor.shape[1:] != sample.shape[1:] or (
+                        key not in self.dtypes and tensor.dtype != dtype
+                    ):
                         raise ValueError(
-                            f"{key!r} is {sample.dtype} {tuple(sample.shape[1:])} in source {first} and "
-                            f"{tensor.dtype} {tuple(tensor.shape[1:])} in source {s}: one batch needs one shape"
+                            f"{key!r} is {sample.dtype} {tuple(sample.shape[1:])} in source "
+                            f"{first} and {tensor.dtype} {tuple(tensor.shape[1:])} in source {s}: "
+                            "one batch needs one shape"
                         )
                     # torch assigns no uint16 by index; the bytes are the same
                     bits = torch.int16 if dtype == torch.uint16 else dtype
@@ -143,19 +179,30 @@ class Mixture:
         joined = torch.zeros((count, *some.shape[1 : 1 + window], width), dtype=self.dtypes[key])
         real = torch.empty(count, dtype=torch.int64)
         for s, part in parts.items():
-            vectors = part if part.ndim == joined.ndim else part.unsqueeze(-1)  # a scalar is a vector of width 1
+            # a scalar is a vector of width 1
+            vectors = part if part.ndim == joined.ndim else part.unsqueeze(-1)
             padded = torch.zeros((len(vectors), *joined.shape[1:]), dtype=joined.dtype)
             padded[..., : vectors.shape[-1]] = vectors
             joined[places[s]] = padded
             real[places[s]] = vectors.shape[-1]
-        return {key: joined, f"real_{key}_dim": real, f"{key}_dim_is_pad": torch.arange(width) >= real[:, None]}
+        return {
+            key: joined,
+            f"real_{key}_dim": real,
+            f"{key}_dim_is_pad": torch.arange(width) >= real[:, None],
+        }
 
 
-def _common(datasets: Sequence[EpisodeDataset], missing: Collection[str]) -> tuple[dict[str, np.dtype], dict[str, int]]:
-    """Common dtypes, and the widest widths where widths differ; `missing`: cameras that some datasets lack."""
+def _common(
+    datasets: Sequence[EpisodeDataset], missing: Collection[str]
+) -> tuple[dict[str, np.dtype], dict[str, int]]:
+    """Common dtypes, and the widest widths where widths differ; `missing`: cameras that some
+    datasets lack.
+    """
     declared = [_declared(dataset) for dataset in datasets]
     first = dict(declared[0])
-    dtypes: dict[str, np.dtype] = {key: dtype for key, (dtype, _, _) in first.items() if isinstance(dtype, np.dtype)}
+    dtypes: dict[str, np.dtype] = {
+        key: dtype for key, (dtype, _, _) in first.items() if isinstance(dtype, np.dtype)
+    }
     widths: dict[str, int] = {}
     problems: dict[int, str] = {}
     for number, other in enumerate(declared[1:], 1):
@@ -179,30 +226,41 @@ def _add(
     missing: Collection[str],
     names: str,
 ) -> None:
-    """Add what a further dataset declares to the common dtypes and widths. Raises ValueError where it cannot be."""
+    """Add what a further dataset declares to the common dtypes and widths. Raises ValueError where
+    it cannot be.
+    """
     if odd := sorted(first.keys() ^ other.keys()):
         raise ValueError(
-            f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], give windows "
-            "(delta_timestamps) for the same ones, and missing_cameras={camera: size} for a lacking camera"
+            f"{names} deliver different keys: {odd} only in one; select the same with keys=[...], "
+            "give windows (delta_timestamps) for the same ones, and missing_cameras={camera: "
+            "size} for a lacking camera"
         )
     for key, (dtype, window, shape) in other.items():
         first_dtype, first_window, first_shape = first[key]
         if window != first_window:
             problem = f"{key!r} has a window of {first_window} and of {window} in {names}"
-            raise ValueError(f"{problem}: one batch needs one shape; give delta_timestamps of the same length")
+            raise ValueError(
+                f"{problem}: one batch needs one shape; give delta_timestamps of the same length"
+            )
         if key in missing and "missing" in (first_dtype, dtype):
             first[key] = (dtype if first_dtype == "missing" else first_dtype), window, first_shape
             continue
         if isinstance(first_dtype, str) or isinstance(dtype, str):
             if first_dtype != dtype:
-                raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
+                raise ValueError(
+                    f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys="
+                )
             continue
         if dtype.kind != dtypes[key].kind:
-            raise ValueError(f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys=")
+            raise ValueError(
+                f"{key!r} is {first_dtype} and {dtype} in {names}: leave it out with keys="
+            )
         if shape != first_shape:
             if dtype.kind != "f" or max(len(shape), len(first_shape)) > 1:
                 problem = f"{key!r} is {first_dtype} {first_shape} and {dtype} {shape} in {names}"
-                raise ValueError(f"{problem}: one batch needs one shape; leave it out with keys=[...]")
+                raise ValueError(
+                    f"{problem}: one batch needs one shape; leave it out with keys=[...]"
+                )
             widths[key] = max(widths.get(key, 1), *shape, *first_shape)
         dtypes[key] = np.promote_types(dtypes[key], dtype)
 
@@ -225,7 +283,10 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
             dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
             if feature.is_depth:
                 pixels = feature.pixels
-                dtype = f"{dtype} of depth as {pixels.dtype} {pixels.codes or ''} {pixels.unit or pixels.stored_unit}"
+                dtype = (
+                    f"{dtype} of depth as {pixels.dtype} {pixels.codes or ''} "
+                    f"{pixels.unit or pixels.stored_unit}"
+                )
         elif key in dataset.catalog.sensors:
             sensor = dataset.catalog.sensors[key].feature
             dtype = np.dtype(sensor.dtype)
@@ -241,7 +302,9 @@ def row_bytes(dataset: EpisodeDataset) -> int:
     """Bytes of the declared numbers of one sample, including windows."""
     declared = _declared(dataset).values()
     return sum(
-        d.itemsize * max(1, window) * int(np.prod(shape)) for d, window, shape in declared if not isinstance(d, str)
+        d.itemsize * max(1, window) * int(np.prod(shape))
+        for d, window, shape in declared
+        if not isinstance(d, str)
     )
 
 
@@ -256,7 +319,8 @@ def _is_video(camera: str, datasets: Sequence[EpisodeDataset]) -> bool:
 def image_shapes(
     datasets: Sequence[EpisodeDataset], image_size: tuple[int, int] | None
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Shapes of one sample's images: for each source, camera -> (C, H, W) or (T, C, H, W); depth has C = 1, color 3.
+    """Shapes of one sample's images: for each source, camera -> (C, H, W) or (T, C, H, W); depth
+    has C = 1, color 3.
 
     The cameras are those that are video in some source, or missing in all.
 
@@ -269,14 +333,17 @@ def image_shapes(
         DatasetError: a video cannot be opened, or `image_size` is not for depth.
     """
     cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
-    cameras |= dict.fromkeys(c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets))
+    cameras |= dict.fromkeys(
+        c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets)
+    )
     shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
     for number, (dataset, camera_shapes) in enumerate(zip(datasets, shapes)):
         for camera, shape in camera_shapes.items():
             if shape != (expected := shapes[0][camera]):
                 raise ValueError(
-                    f"{camera!r} is {expected} in source 0 ({datasets[0].name}) and {shape} in source {number} "
-                    f"({dataset.name}): one batch needs one shape; give image_size=(height, width)"
+                    f"{camera!r} is {expected} in source 0 ({datasets[0].name}) and {shape} in "
+                    f"source {number} ({dataset.name}): one batch needs one shape; give "
+                    "image_size=(height, width)"
                 )
     return shapes
 
@@ -320,7 +387,9 @@ class RowBatches:
         self._samples = positions, source, episode, frame
         self._lock = threading.Lock()
         self._read: list[dict[str, Any]] = []
-        self._together = len(positions) > 1 and not mixture.black and not any(d.image_keys for d in datasets)
+        self._together = (
+            len(positions) > 1 and not mixture.black and not any(d.image_keys for d in datasets)
+        )
 
     def take(self, number: int) -> dict[str, Any]:
         """Entries of batch `number` of these, in memory of its own. Each batch can be taken once.
@@ -332,20 +401,26 @@ class RowBatches:
         with self._lock:
             if self._together and not self._read:
                 try:
-                    whole = read_rows(self._datasets, self._mixture, *(part.reshape(-1) for part in self._samples))
+                    whole = read_rows(
+                        self._datasets, self._mixture, *(part.reshape(-1) for part in self._samples)
+                    )
                     self._read = _split(whole, len(self._samples[0]))
                 except DatasetError:
-                    self._together = False  # read batch by batch from here on: only the bad one raises
+                    # read batch by batch from here on: only the bad one raises
+                    self._together = False
             if self._read:
                 batch, self._read[number] = self._read[number], {}
                 return batch
-        return read_rows(self._datasets, self._mixture, *(part[number].copy() for part in self._samples))
+        return read_rows(
+            self._datasets, self._mixture, *(part[number].copy() for part in self._samples)
+        )
 
 
 def _split(whole: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """`count` equal batches of a long one.
 
-    They are copies: a view would keep the whole tensor alive, and `torch.save` would save all of it.
+    They are copies: a view would keep the whole tensor alive, and `torch.save` would save all of
+    it.
     """
     batches: list[dict[str, Any]] = [{} for _ in range(count)]
     for key, value in whole.items():

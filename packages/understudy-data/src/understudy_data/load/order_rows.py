@@ -12,7 +12,9 @@ from understudy_data.order_file import GROUP, Samples
 
 
 class Span(NamedTuple):
-    """Steps of one batch size: the first one, its first position, samples of each, and their number."""
+    """Steps of one batch size: the first one, its first position, samples of each, and their
+    number.
+    """
 
     step: int
     position: int
@@ -25,7 +27,9 @@ class Span(NamedTuple):
         return self.position + self.steps * self.batch
 
 
-def rows_of(locate: Callable[[np.ndarray], Any], spans: Iterable[Span], world_size: int = 1) -> Iterator[Samples]:
+def rows_of(
+    locate: Callable[[np.ndarray], Any], spans: Iterable[Span], world_size: int = 1
+) -> Iterator[Samples]:
     """Yield the samples of spans.
 
     Args:
@@ -39,15 +43,23 @@ def rows_of(locate: Callable[[np.ndarray], Any], spans: Iterable[Span], world_si
         count = max(1, GROUP // span.batch)
         for first in range(0, span.steps, count):
             steps = np.arange(first, min(first + count, span.steps))
-            position = (span.position + steps[:, None] * span.batch + np.arange(span.batch)).reshape(-1)
+            position = (
+                span.position + steps[:, None] * span.batch + np.arange(span.batch)
+            ).reshape(-1)
             step = span.step + np.repeat(steps, span.batch)
             source, episode, frame = locate(position)
             weight = np.ones(len(step), np.float32)
-            yield Samples(step, position, np.tile(ranks, len(steps)), source, episode, frame, weight)
+            yield Samples(
+                step, position, np.tile(ranks, len(steps)), source, episode, frame, weight
+            )
 
 
-def order_facts(spec: Spec, spans: Sequence[Span], datasets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Return the facts of an order file: the order, and those of each dataset by name (`order_file.dataset_facts`)."""
+def order_facts(
+    spec: Spec, spans: Sequence[Span], datasets: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the facts of an order file: the order, and those of each dataset by name
+    (`order_file.dataset_facts`).
+    """
     sizes = {span.batch for span in spans}
     return {
         "order": spec.to_json(),

@@ -20,12 +20,16 @@ def position_in(state: Mapping[str, Any], order: Order) -> int:
     """Position in a state dict of `order_state`.
 
     Raises:
-        ConfigError: not such a state, or the state of another order; names both orders and each difference.
+        ConfigError: not such a state, or the state of another order; names both orders and each
+            difference.
     """
     saved, position = _read(state)
-    if differences := [str(difference) for difference in compare(saved, order.spec) if difference.changes_order]:
+    if differences := [
+        str(difference) for difference in compare(saved, order.spec) if difference.changes_order
+    ]:
         raise ConfigError(
-            f"the state belongs to order {saved.fingerprint[:12]}, not to this order {order.spec.fingerprint[:12]}: "
+            f"the state belongs to order {saved.fingerprint[:12]}, not to this order "
+            f"{order.spec.fingerprint[:12]}: "
             + "; ".join(differences)
             + " (to continue the saved order, give order=Order.from_json(state['order'], datasets))"
         )
@@ -35,12 +39,15 @@ def position_in(state: Mapping[str, Any], order: Order) -> int:
 def adopt_order(state: Mapping[str, Any], chosen: Order, datasets: Sequence[Frames]) -> Order:
     """The order of a state, in place of one that was chosen for this memory and these ranks.
 
-    Returns `chosen` where the state differs from it in anything else than clips, lanes and their slots.
+    Returns `chosen` where the state differs from it in anything else than clips, lanes and their
+    slots.
     """
     saved, _ = _read(state)
     if len(saved.sources) != len(chosen.spec.sources):
         return chosen
-    if any(abs(mine - theirs) > _SHARE for mine, theirs in zip(_shares(chosen.spec), _shares(saved))):
+    if any(
+        abs(mine - theirs) > _SHARE for mine, theirs in zip(_shares(chosen.spec), _shares(saved))
+    ):
         return chosen
     settings = ("clip", "lanes", "shuffle", "inside", "cut")
     sources = tuple(
@@ -65,7 +72,7 @@ def _read(state: Mapping[str, Any]) -> tuple[Spec, int]:
     whole = isinstance(position, Integral) and not isinstance(position, bool) and int(position) >= 0
     if set(state) != {"position", "order"} or not whole or not isinstance(text, str):
         raise ConfigError(
-            f"{str(dict(state))[:80]}: need a dict of position (a whole number from 0) and order (a text), as "
-            "state_dict() returns it"
+            f"{str(dict(state))[:80]}: need a dict of position (a whole number from 0) and order "
+            "(a text), as state_dict() returns it"
         )
     return Spec.from_json(text), int(position)

@@ -1,9 +1,11 @@
-"""Prefetching: requests the bytes of coming batches from remote storage before the loader threads read them.
+"""Prefetching: requests the bytes of coming batches from remote storage before the loader threads
+read them.
 
-The order is known, so a thread walks it ahead of the loader threads and requests spans of files. The distance
-follows the measured latency and the rate at which batches are taken. Only time depends on it: bytes that were not
-prefetched are fetched when they are read. For the first batch only the bytes of its own samples are requested, several
-spans at a time, and nothing else before they are there. So the first batch waits for as few bytes as possible.
+The order is known, so a thread walks it ahead of the loader threads and requests spans of files.
+The distance follows the measured latency and the rate at which batches are taken. Only time depends
+on it: bytes that were not prefetched are fetched when they are read. For the first batch only the
+bytes of its own samples are requested, several spans at a time, and nothing else before they are
+there. So the first batch waits for as few bytes as possible.
 """
 
 import threading
@@ -24,7 +26,8 @@ _FIRST_RUN = 16  # of the clips that begin together; their second samples reques
 _LEAST = 4
 _MOST = 96
 _LOOKS = 4  # looks at the order per distance
-_SAMPLES = 1024  # ahead at least: a rate that is slow for want of bytes must not be taken for the consumer's
+# ahead at least: a rate that is slow for want of bytes must not be taken for the consumer's
+_SAMPLES = 1024
 _MARGIN = 4.0  # latencies: requests queue behind each other
 
 
@@ -61,7 +64,9 @@ class Prefetcher:
             self._change.notify()
 
     def stop(self, others: Sequence[threading.Thread] = ()) -> None:
-        """End the thread and its transfers, and those that `others`, already asked to stop, wait for."""
+        """End the thread and its transfers, and those that `others`, already asked to stop, wait
+        for.
+        """
         self.ask_to_stop()
         waiting = [self._thread, *others]
         while any(thread.is_alive() for thread in waiting):
@@ -99,9 +104,17 @@ class Prefetcher:
                     return
                 if number < self._taken:  # overtaken: earlier batches are read by now
                     number = self._taken
-                    self._covered = {p for p in self._covered if p >= self._start + number * self._order.batch_size}
-            first = self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch_size
-            positions = (first[:, None] + np.arange(self._low, self._high, dtype=np.int64)).reshape(-1)
+                    self._covered = {
+                        p
+                        for p in self._covered
+                        if p >= self._start + number * self._order.batch_size
+                    }
+            first = (
+                self._start + (number + np.arange(count, dtype=np.int64)) * self._order.batch_size
+            )
+            positions = (first[:, None] + np.arange(self._low, self._high, dtype=np.int64)).reshape(
+                -1
+            )
             self._fetch(positions[positions < self._order.stop], lambda: self._stopping)
             number += count
 
@@ -120,7 +133,9 @@ class Prefetcher:
                 continue  # the loader thread that reads it raises, at its position
 
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:
-        """Request the bytes of the samples of a clip from `position` on, as far as one request should reach."""
+        """Request the bytes of the samples of a clip from `position` on, as far as one request
+        should reach.
+        """
         order = self._order
         spec = self._order.spec.sources[source]
         early = position < self._start + first_round(order, source)
@@ -128,7 +143,9 @@ class Prefetcher:
         first = position < self._start + order.batch_size
         if first:  # the first batch decodes its own samples only (`first_runs`)
             count = 1
-        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, 1 if spec.shuffle else _RUN))
+        positions, episode, frame = order.rest_of_clip(
+            position, max(spec.clip, 1 if spec.shuffle else _RUN)
+        )
         offset = (positions - self._start) % order.batch_size
         of_rank = (offset >= self._low) & (offset < self._high)
         positions = positions[of_rank]
@@ -140,6 +157,8 @@ class Prefetcher:
             for row in np.unique(rows[:count]).tolist():
                 requested = numbers[:count][rows[:count] == row]
                 most = requested if first else numbers[rows == row]
-                dataset.video_frames.prefetch(camera, row, int(requested.min()), int(requested.max()), int(most.max()))
+                dataset.video_frames.prefetch(
+                    camera, row, int(requested.min()), int(requested.max()), int(most.max())
+                )
         if not early:
             self._covered.update(positions[:count][positions[:count] > position].tolist())

@@ -1,13 +1,16 @@
 """All ranks read one version of their datasets, and play one order, or stop by name.
 
-Each rank opens its datasets itself. If a publication or another replacement lies between two openings, the ranks have
-other orders, and share samples. So the first rank says what it has read, and the others compare:
+Each rank opens its datasets itself. If a publication or another replacement lies between two
+openings, the ranks have other orders, and share samples. So the first rank says what it has read,
+and the others compare:
 
     with a process group    in the group's store: nobody waits, and no collective is needed
-    without one             in a file of the host's cache, for loaders with the same settings in other processes
+    without one             in a file of the host's cache, for loaders with the same settings in
+                            other processes
 
-Of a publication (`edit/publish.py`) the later ranks read the one that the first rank reads. Without a process group a
-start is known by its age: a rank that started and ended belongs to it for an hour.
+Of a publication (`edit/publish.py`) the later ranks read the one that the first rank reads. Without
+a process group a start is known by its age: a rank that started and ended belongs to it for an
+hour.
 """
 
 import hashlib
@@ -37,8 +40,15 @@ from understudy_data.storage.remote_options import default_cache_folder
 logger = logging.getLogger("understudy.load.same_version")
 
 _STARTING = 3600.0  # seconds in which a rank that has ended still belongs to a start
-_OWN = {"rank", "num_threads", "position", "preprocess", "augment", "journal"}  # that may differ between ranks
-_LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+# that may differ between ranks
+_OWN = {"rank", "num_threads", "position", "preprocess", "augment", "journal"}
+_LAUNCH = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+)
 _KEPT = 7 * 86400.0  # seconds after which the file of a start is removed
 _made: Counter[tuple[str, int]] = Counter()  # loaders of this process, by settings and rank
 
@@ -95,16 +105,26 @@ class _FileBoard:
             theirs = value  # it may have ended long ago
         self.start = self.start or (str(other["start"]) if other else secrets.token_hex(8))
         self.values[name] = theirs
-        ranks[str(self.rank)] = {"start": self.start, "values": self.values, "time": time.time(), **_process()}
+        ranks[str(self.rank)] = {
+            "start": self.start,
+            "values": self.values,
+            "time": time.time(),
+            **_process(),
+        }
         write_text(self.path, json.dumps(ranks), durable=False)
         return theirs
 
     def _other(self, ranks: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The latest entry of another rank, in another process, of the start that this rank belongs to."""
+        """The latest entry of another rank, in another process, of the start that this rank belongs
+        to.
+        """
         mine = ranks.get(str(self.rank), {}).get("start")
         found = list[Mapping[str, Any]]()
         for rank, entry in ranks.items():
-            if rank == str(self.rank) or (entry["pid"], entry["host"]) == (os.getpid(), socket.gethostname()):
+            if rank == str(self.rank) or (entry["pid"], entry["host"]) == (
+                os.getpid(),
+                socket.gethostname(),
+            ):
                 continue
             is_starting = time.time() - entry["time"] < _STARTING and entry["start"] != mine
             if self.start:
@@ -126,7 +146,9 @@ def _process() -> dict[str, Any]:
 
 
 def _is_alive(entry: Mapping[str, Any]) -> bool:
-    """Return whether the process of an entry runs; one of another host is only known by its time."""
+    """Return whether the process of an entry runs; one of another host is only known by its
+    time.
+    """
     if entry["host"] != socket.gethostname():
         return bool(time.time() - entry["time"] < _STARTING)
     try:
@@ -154,7 +176,11 @@ def find_board(sources: Sequence[Any], options: Mapping[str, Any]) -> Board:
     """
     if options.get("world_size", 1) == 1:
         return _NoBoard()
-    plain = {name: repr(value) for name, value in options.items() if name not in _OWN and not callable(value)}
+    plain = {
+        name: repr(value)
+        for name, value in options.items()
+        if name not in _OWN and not callable(value)
+    }
     if "order" in plain:
         plain["order"] = options["order"].spec.fingerprint if options["order"] is not None else ""
     names = [_place(source) for source in sources]
@@ -162,10 +188,15 @@ def find_board(sources: Sequence[Any], options: Mapping[str, Any]) -> Board:
     if dist is not None and dist.is_available() and dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (options["rank"], options["world_size"]):
             return _NoBoard()
-        names = [name.rstrip("/").rpartition("/")[2] for name in names]  # folders may differ between hosts
-        key = _numbered(_hash([names, sorted(plain), plain.get("batch_size"), plain.get("seed")]), options["rank"])
+        # folders may differ between hosts
+        names = [name.rstrip("/").rpartition("/")[2] for name in names]
+        key = _numbered(
+            _hash([names, sorted(plain), plain.get("batch_size"), plain.get("seed")]),
+            options["rank"],
+        )
         with suppress(Exception):
-            if dist.get_backend() == "fake":  # its other ranks do not exist, and its store holds nothing
+            # its other ranks do not exist, and its store holds nothing
+            if dist.get_backend() == "fake":
                 return _NoBoard()
         with suppress(Exception):  # a backend without a store
             return _GroupBoard(dist.distributed_c10d._get_default_store(), key)
@@ -176,7 +207,9 @@ def find_board(sources: Sequence[Any], options: Mapping[str, Any]) -> Board:
 
 
 def _numbered(key: str, rank: int) -> str:
-    """Return the key with the number of loaders of this process that have it: each is compared with its like."""
+    """Return the key with the number of loaders of this process that have it: each is compared with
+    its like.
+    """
     _made[key, rank] += 1
     return f"{key}-{_made[key, rank]}"
 
@@ -187,7 +220,9 @@ def _place(source: Any) -> str:
         path = os.fspath(source)
         return path if "://" in path else absolute_path(path)
     catalog = getattr(source, "catalog", source)
-    return str(getattr(catalog, "root", "") or getattr(source, "name", "") or type(source).__qualname__)
+    return str(
+        getattr(catalog, "root", "") or getattr(source, "name", "") or type(source).__qualname__
+    )
 
 
 def _hash(value: Any) -> str:
@@ -195,7 +230,9 @@ def _hash(value: Any) -> str:
 
 
 def agree_on_publications(sources: Sequence[Any], board: Board) -> list[Any]:
-    """Return the sources with the address of the first rank's publication where a later one is there now."""
+    """Return the sources with the address of the first rank's publication where a later one is
+    there now.
+    """
     mine = [_publication(source) for source in sources]
     if not any(mine):
         return list(sources)
@@ -206,7 +243,10 @@ def agree_on_publications(sources: Sequence[Any], board: Board) -> list[Any]:
             address, view = split_view(os.fspath(sources[number]))
             agreed[number] = f"{address.rstrip('/')}@{then}{view}"
             logger.warning(
-                "%s: another rank reads publication %s, so this one does, too; now there is %s", address, then, now
+                "%s: another rank reads publication %s, so this one does, too; now there is %s",
+                address,
+                then,
+                now,
             )
     return agreed
 
@@ -230,18 +270,29 @@ def check_same(order: Order, datasets: Sequence[Any], board: Board) -> None:
         catalog = getattr(data, "catalog", None)
         if catalog is not None and not catalog.files.is_compared:
             catalogs.append(catalog)
-    facts = {catalog.name: [lengths_digest(catalog), catalog.files.shared_version] for catalog in catalogs}
+    facts = {
+        catalog.name: [lengths_digest(catalog), catalog.files.shared_version]
+        for catalog in catalogs
+    }
     mine = {"order": order.spec.fingerprint, "datasets": facts}
     theirs = json.loads(board.first("order", json.dumps(mine)))
     if theirs == mine:
         return
-    others = [catalog for catalog in catalogs if theirs["datasets"].get(catalog.name) != facts[catalog.name]]
+    others = [
+        catalog
+        for catalog in catalogs
+        if theirs["datasets"].get(catalog.name) != facts[catalog.name]
+    ]
     if not others:
-        problem = "another rank of this loader plays another order of the same data, so ranks would share samples"
+        problem = (
+            "another rank of this loader plays another order of the same data, so ranks "
+            "would share samples"
+        )
         raise ConfigError(f"{problem}: give all ranks the same settings and memory, or one order=")
     files = others[0].files
     fix = files.version_address or "nothing may write to it while ranks start"
     raise ConfigError(
-        f"another rank of this loader reads another version of {files.root}, so ranks would share samples: this one "
-        f"reads {files.version_read or 'other files'}; give all ranks one version ({fix}), and start all again"
+        f"another rank of this loader reads another version of {files.root}, so ranks would share "
+        f"samples: this one reads {files.version_read or 'other files'}; give all ranks one "
+        f"version ({fix}), and start all again"
     )

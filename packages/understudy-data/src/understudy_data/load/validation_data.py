@@ -1,17 +1,20 @@
-"""Validation frames of all sources as one sequence, cut into fixed chunks and prefetched by threads.
+"""Validation frames of all sources as one sequence, cut into fixed chunks and prefetched by
+threads.
 
-The sources are sorted by name, so their sequence in the settings has no effect. A chunk may contain frames of many
-sources, so small sources cost no more than large ones. A chunk has the same samples in the same rows on any rank, which
-makes its numbers the same to the bit. It has at most as many samples as a forward pass of the training. A sample is
-identified by the name of its source, its episode and its frame: added sources do not change the draws of the others.
+The sources are sorted by name, so their sequence in the settings has no effect. A chunk may contain
+frames of many sources, so small sources cost no more than large ones. A chunk has the same samples
+in the same rows on any rank, which makes its numbers the same to the bit. It has at most as many
+samples as a forward pass of the training. A sample is identified by the name of its source, its
+episode and its frame: added sources do not change the draws of the others.
 
 A sample of the validation frames, where there are too many to evaluate all.
 
-The sample has a given size and is the same in every run on the same frames: it depends on neither seed, ranks nor batch
-size. The frames of one source and one task are a stratum. A stratum gets its share of the sample, and a small one at
-least a few frames, as long as a tenth of the sample suffices for that. Within a stratum the frames are spread over its
-episodes in proportion to their lengths, and within an episode over its length: one frame from each of equal parts,
-drawn by the key of the first sample of the part. Memory is needed only for chosen frames.
+The sample has a given size and is the same in every run on the same frames: it depends on neither
+seed, ranks nor batch size. The frames of one source and one task are a stratum. A stratum gets its
+share of the sample, and a small one at least a few frames, as long as a tenth of the sample
+suffices for that. Within a stratum the frames are spread over its episodes in proportion to their
+lengths, and within an episode over its length: one frame from each of equal parts, drawn by the key
+of the first sample of the part. Memory is needed only for chosen frames.
 """
 
 from collections import deque
@@ -118,34 +121,49 @@ class ValidationData:
     weight: np.ndarray | None = None
     """float64 (N,): weight of each sample in means, its frame weight; None: all count the same."""
     task_separator: str = ""
-    """Text between several instructions of an episode, of which a sample gets one; "": the task text as it is."""
+    """Text between several instructions of an episode, of which a sample gets one; "": the task
+    text as it is.
+    """
     chunk: int = 128
     """Most samples of a chunk."""
 
     @classmethod
     def from_sources(
-        cls, data: Sources, mixed: bool, limit: int = 0, skip_unreadable: bool = False, task_separator: str = ""
+        cls,
+        data: Sources,
+        mixed: bool,
+        limit: int = 0,
+        skip_unreadable: bool = False,
+        task_separator: str = "",
     ) -> "ValidationData | None":
         """Take the validation samples of a run's sources; None if there are none.
 
         Args:
             data: the sources.
-            mixed: whether the settings list the sources. Otherwise the name of the only dataset is not part of a
-                sample's identity, so it may be renamed.
+            mixed: whether the settings list the sources. Otherwise the name of the only dataset is
+                not part of a sample's identity, so it may be renamed.
             limit: largest number of samples; 0 takes all validation frames.
             skip_unreadable: skip samples that cannot be read.
-            task_separator: text between several instructions of an episode, of which a sample gets one.
+            task_separator: text between several instructions of an episode, of which a sample gets
+                one.
         """
         present = sorted(
-            (name, number) for number, name in enumerate(data.names) if data.validation[number] is not None
+            (name, number)
+            for number, name in enumerate(data.names)
+            if data.validation[number] is not None
         )
         if not present:
             return None
         numbers = np.array([number for _, number in present])
-        datasets = tuple(part for number in numbers if (part := data.validation[number]) is not None)
+        datasets = tuple(
+            part for number in numbers if (part := data.validation[number]) is not None
+        )
         keys = np.array([source_key(name) if mixed else 0 for name, _ in present], np.int64)
         tables = [(part.segments, part.catalog.episodes) for part in datasets]
-        inputs = [(segments, table.ids, table.task_offsets, table.task_indices) for segments, table in tables]
+        inputs = [
+            (segments, table.ids, table.task_offsets, table.task_indices)
+            for segments, table in tables
+        ]
         make = partial(_sample_sources, datasets, keys, limit)
         source, episode, frame, total = datasets[0].share(make, *chain(*inputs), keys, limit)
         of_source = np.bincount(source, minlength=len(datasets))
@@ -159,7 +177,9 @@ class ValidationData:
             datasets=datasets,
             numbers=numbers,
             heads=data.heads,
-            head_weights=tuple(np.bincount(data.head_of_source, data.weights, len(data.heads)).tolist()),
+            head_weights=tuple(
+                np.bincount(data.head_of_source, data.weights, len(data.heads)).tolist()
+            ),
             head_of=data.head_of_source[numbers],
             keys=keys,
             source=source,
@@ -180,7 +200,9 @@ class ValidationData:
         return len(self.source)
 
     def keep_decoded(self, memory: int) -> "ValidationData":
-        """Return the same samples with sources whose decoded images fit into `memory` bytes kept in memory."""
+        """Return the same samples with sources whose decoded images fit into `memory` bytes kept in
+        memory.
+        """
         datasets = []
         for part in self.datasets:
             needed = decoded_bytes(part, self.size)
@@ -197,7 +219,9 @@ class ValidationData:
         )  # fmt: skip
 
     def identity(self, part: slice) -> Tensor:
-        """Return the number that keys the draws of each sample, independent of all others: int64 [n]."""
+        """Return the number that keys the draws of each sample, independent of all others: int64
+        [n].
+        """
         return sample_identity(self.episode[part], self.frame[part], self.keys[self.source[part]])
 
     def read(self, part: slice) -> dict[str, Any]:
@@ -224,7 +248,11 @@ class ValidationData:
             numbers = np.arange(part.start, part.stop)
             readable = np.delete(numbers, list(wrong))
             if not len(readable):
-                others = (number for number in range(min(len(self), _TRIES)) if not self._find_error(number))
+                others = (
+                    number
+                    for number in range(min(len(self), _TRIES))
+                    if not self._find_error(number)
+                )
                 readable = np.array(list(islice(others, 1)))
                 if not len(readable):
                     raise
@@ -243,12 +271,16 @@ class ValidationData:
         return None
 
     def batch(self, part: slice | np.ndarray) -> dict[str, Any]:
-        """Read samples in the policy's format: standard keys and dtypes, padded to the run's widths."""
+        """Read samples in the policy's format: standard keys and dtypes, padded to the run's
+        widths.
+        """
         sources = self.source[part]
         parts = {}
         for source in np.unique(sources).tolist():
             mask = sources == source
-            of_source = self.datasets[source].batch(self.episode[part][mask], self.frame[part][mask])
+            of_source = self.datasets[source].batch(
+                self.episode[part][mask], self.frame[part][mask]
+            )
             parts[int(self.numbers[source])] = self._resize(of_source)
         batch = self.mixture.join(parts, self.numbers[sources])
         if self.task_separator:
@@ -266,15 +298,20 @@ class ValidationData:
             images = batch.get(camera)
             if images is not None and tuple(images.shape[-2:]) != self.size:
                 height, width = images.shape[-2:]
-                out = np.empty((*images.shape[:-2], *self.size), np.uint8)  # [B, 3, H, W] or [B, T, 3, H, W]
+                # [B, 3, H, W] or [B, T, 3, H, W]
+                out = np.empty((*images.shape[:-2], *self.size), np.uint8)
                 resize = make_resize(height, width, self.size)
-                for planes, place in zip(images.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])):
+                for planes, place in zip(
+                    images.flatten(0, -4).numpy(), out.reshape(-1, *out.shape[-3:])
+                ):
                     resize(planes, place)
                 batch[camera] = torch.from_numpy(out)
         return batch
 
     def action_names(self, number: int) -> list[str]:
-        """Return the names of a source's action dimensions, each once; their numbers if it has no names."""
+        """Return the names of a source's action dimensions, each once; their numbers if it has no
+        names.
+        """
         return self.datasets[number].catalog.features[ACTION].dimension_names
 
 
@@ -302,11 +339,15 @@ def _first_tasks(data: EpisodeDataset) -> np.ndarray:
 def _sample_sources(
     datasets: Sequence[EpisodeDataset], keys: np.ndarray, limit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Source, episode and frame of each validation sample, int64 (N,), and the number of all frames."""
+    """Source, episode and frame of each validation sample, int64 (N,), and the number of all
+    frames.
+    """
     rows = np.concatenate([part.segments for part in datasets])
     of_segment = np.repeat(np.arange(len(datasets)), [len(part.segments) for part in datasets])
     tasks = np.concatenate([_first_tasks(part) for part in datasets])
-    stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    stratum = np.unique(np.stack([of_segment, tasks], axis=1), axis=0, return_inverse=True)[
+        1
+    ].reshape(-1)
     segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
     return of_segment[segment], rows[segment, 0], frame, int(frame_counts(rows).sum())
 
@@ -314,7 +355,8 @@ def _sample_sources(
 def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:
     """Return the chunks of a rank, and the number of turns that all ranks take together.
 
-    Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk less than others.
+    Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk
+    less than others.
     """
     low = rank * chunks // world_size
     high = (rank + 1) * chunks // world_size
@@ -326,9 +368,9 @@ def prefetch_chunks(
 ) -> Generator[tuple[int, dict[str, Any]], None, None]:
     """Yield (number, `read(number)`) once for each of `numbers`, read in up to `threads` threads.
 
-    Each thread walks neighbours, one ahead of the consumer, so a decoder that continues decodes nothing twice. The
-    results come in another sequence than `numbers`. `memory` (bytes) bounds the number of threads; there is at least
-    one.
+    Each thread walks neighbours, one ahead of the consumer, so a decoder that continues decodes
+    nothing twice. The results come in another sequence than `numbers`. `memory` (bytes) bounds the
+    number of threads; there is at least one.
     """
     if not numbers:
         return
@@ -338,7 +380,10 @@ def prefetch_chunks(
     del first
     rest = numbers[1:]
     lanes = max(1, min(threads, memory // max(1, size), len(rest)))
-    runs = [deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes]) for lane in range(lanes)]
+    runs = [
+        deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes])
+        for lane in range(lanes)
+    ]
     with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-validation") as pool:
 
         def submit(run: deque[int]) -> Any:
@@ -379,8 +424,12 @@ def stratum_quotas(frames: np.ndarray, total: int) -> np.ndarray:
     return np.asarray(least + np.diff(until, prepend=0))
 
 
-def segment_quotas(segments: np.ndarray, stratum: np.ndarray, keys: np.ndarray, total: int) -> np.ndarray:
-    """Return the number of sampled frames of each segment: int64 (S,), `total` in all. Arguments as `sample_frames`."""
+def segment_quotas(
+    segments: np.ndarray, stratum: np.ndarray, keys: np.ndarray, total: int
+) -> np.ndarray:
+    """Return the number of sampled frames of each segment: int64 (S,), `total` in all. Arguments as
+    `sample_frames`.
+    """
     lengths = frame_counts(segments)
     order = np.argsort(stratum, kind="stable")
     sizes = lengths[order]
@@ -389,10 +438,16 @@ def segment_quotas(segments: np.ndarray, stratum: np.ndarray, keys: np.ndarray, 
     quota = stratum_quotas(frames, total)
     group = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
     until = np.cumsum(sizes)
-    until -= np.concatenate([[0], until])[firsts][group]  # frames of the stratum up to the end of each segment
+    # frames of the stratum up to the end of each segment
+    until -= np.concatenate([[0], until])[firsts][group]
     # The phase of a stratum is drawn; otherwise the last episodes would always be favoured.
-    phase = (_draw("held-out phase", segments[order][firsts, 0], 0 * firsts, keys[order][firsts]) * frames).astype(int)
-    upto, before = ((bound * quota[group] + phase[group]) // frames[group] for bound in (until, until - sizes))
+    phase = (
+        _draw("held-out phase", segments[order][firsts, 0], 0 * firsts, keys[order][firsts])
+        * frames
+    ).astype(int)
+    upto, before = (
+        (bound * quota[group] + phase[group]) // frames[group] for bound in (until, until - sizes)
+    )
     counts = np.empty(len(order), np.int64)
     counts[order] = upto - before
     return counts
@@ -416,7 +471,8 @@ def sample_frames(
     whole = not total or int(lengths.sum()) <= total
     counts = lengths if whole else segment_quotas(segments, stratum, keys, total)
     segment = np.repeat(np.arange(len(segments)), counts)
-    number = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its segment
+    # within its segment
+    number = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = segments[segment, 1]
     length = lengths[segment]
     count = counts[segment]
@@ -424,14 +480,17 @@ def sample_frames(
         return segment, start + number
     low = number * length // count
     high = (number + 1) * length // count
-    place = (_draw("held-out frame", segments[segment, 0], start + low, keys[segment]) * (high - low)).astype(np.int64)
+    place = (
+        _draw("held-out frame", segments[segment, 0], start + low, keys[segment]) * (high - low)
+    ).astype(np.int64)
     return segment, start + low + np.minimum(place, high - low - 1)
 
 
 def identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> np.ndarray:
     """Return a number in [0, 2^63) per sample, int64 (n,).
 
-    The numbers of one source are unique; samples of two sources share a number with probability 2^-63.
+    The numbers of one source are unique; samples of two sources share a number with probability
+    2^-63.
     """
     return np.asarray(((episode.astype(np.int64) << 32) + frame) ^ key)
 

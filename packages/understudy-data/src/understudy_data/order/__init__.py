@@ -1,8 +1,11 @@
-"""The order: the sample at each position, as one pure function, and the random draws of a position. numpy only.
+"""The order: the sample at each position, as one pure function, and the random draws of a position.
+numpy only.
 
 order              `Order`: positions to samples and back
-spec               the saved form of an order, an order in words, and differences between two of them
-make_spec          from the arguments of `Order.from_datasets` to a spec; other weights from a position on
+spec               the saved form of an order, an order in words, and differences between two of
+                   them
+make_spec          from the arguments of `Order.from_datasets` to a spec; other weights from a
+                   position on
 cost               CPU time and mixing of an order, from its numbers
 defaults           clip length and lanes, chosen and explained
 frame_numbering    the selected frames of a source as numbers 0..N-1
@@ -18,7 +21,13 @@ design_effect      correlation model and the design effect under it
 from understudy_data.order.make_spec import Frames
 from understudy_data.order.order import Order
 from understudy_data.order.rank_positions import batch_positions, rank_positions, rank_slice
-from understudy_data.order.sample_random import SampleRng, sample_normal, sample_rng, sample_uniform, sample_words
+from understudy_data.order.sample_random import (
+    SampleRng,
+    sample_normal,
+    sample_rng,
+    sample_uniform,
+    sample_words,
+)
 from understudy_data.order.spec import Difference, Spec, compare
 
 __all__ = [

@@ -1,20 +1,25 @@
-"""Layout: the selected frames of one source as a line of numbers 0..N-1, and back to (episode, frame).
+"""Layout: the selected frames of one source as a line of numbers 0..N-1, and back to (episode,
+frame).
 
-`plain`: frames in storage order. A clip is S consecutive numbers and may run over the end of an episode.
+`plain`: frames in storage order. A clip is S consecutive numbers and may run over the end of an
+episode.
 
-`keyframe`: the line is re-arranged so that clips begin at key frames. S is a multiple of the key-frame distance. Every
-stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one clip; all these come first. The rests of each
-segment (before its first whole stretch, after its last) follow in storage order, and are cut every S frames.
+`keyframe`: the line is re-arranged so that clips begin at key frames. S is a multiple of the
+key-frame distance. Every stretch [j*S, (j+1)*S) of an episode that is selected as a whole is one
+clip; all these come first. The rests of each segment (before its first whole stretch, after its
+last) follow in storage order, and are cut every S frames.
 
-Both parts are prefix sums over segments. So the map is closed-form, its memory is a few integers per segment, and as a
-re-arrangement of the frames it keeps exactly-once. A rest starts on a key frame unless selection cut it. So frames are
-decoded in vain only before a cut: at most one key-frame distance per composite clip.
+Both parts are prefix sums over segments. So the map is closed-form, its memory is a few integers
+per segment, and as a re-arrangement of the frames it keeps exactly-once. A rest starts on a key
+frame unless selection cut it. So frames are decoded in vain only before a cut: at most one
+key-frame distance per composite clip.
 
 Search for the row of a number in a table of running totals, at a few nanoseconds each.
 
-`numpy.searchsorted` walks log2(K) steps through memory for every number: 100 ns at 76,000 rows, 550 ns at 3.3 million.
-A guide holds one int32 per stretch of 2^shift numbers: the row in which the stretch begins. It leaves one or two steps:
-7 and 30 ns. Where rows differ so much in length that a stretch may hold many of them, the plain search is used.
+`numpy.searchsorted` walks log2(K) steps through memory for every number: 100 ns at 76,000 rows, 550
+ns at 3.3 million. A guide holds one int32 per stretch of 2^shift numbers: the row in which the
+stretch begins. It leaves one or two steps: 7 and 30 ns. Where rows differ so much in length that a
+stretch may hold many of them, the plain search is used.
 """
 
 import hashlib
@@ -37,8 +42,8 @@ _BUILD = 1 << 16
 class Finder:
     """Rows of running totals.
 
-    `ends` int64 (K,) never falls: row k holds the numbers from ends[k - 1] (0 for the first) up to ends[k] - 1. `guide`
-    int32 is the row of number b * 2^shift, for each b, or empty.
+    `ends` int64 (K,) never falls: row k holds the numbers from ends[k - 1] (0 for the first) up to
+    ends[k] - 1. `guide` int32 is the row of number b * 2^shift, for each b, or empty.
     """
 
     ends: Ints
@@ -69,10 +74,14 @@ def make_finder(ends: Ints) -> Finder:
         return plain
     shift = (plain.total // len(ends)).bit_length()
     guide = np.empty(((plain.total - 1) >> shift) + 1, np.int32)
-    for start in range(0, len(guide), _BUILD):  # in pieces: temporaries of the whole would be larger than the guide
+    # in pieces: temporaries of the whole would be larger than the guide
+    for start in range(0, len(guide), _BUILD):
         begins = np.arange(start, min(start + _BUILD, len(guide)), dtype=np.int64) << shift
         guide[start : start + _BUILD] = np.searchsorted(ends, begins, side="right")
-    if int(np.diff(guide).max(initial=0)) > _MOST_STEPS or len(ends) - int(guide[-1]) > _MOST_STEPS + 1:
+    if (
+        int(np.diff(guide).max(initial=0)) > _MOST_STEPS
+        or len(ends) - int(guide[-1]) > _MOST_STEPS + 1
+    ):
         return plain
     return Finder(ends, guide, shift)
 
@@ -85,9 +94,9 @@ LARGEST = 1 << 62
 class Layout:
     """Line of the frames of `segments`, int64 (K, 3) rows [episode, start, stop).
 
-    `rows` finds the segment of a line number. With clips cut at key frames (`stretch` = S > 0), `rows` finds the
-    segment of a whole stretch instead, and `rests` that of a frame in a rest. Otherwise `stretch` is 0 and `rests` is
-    not used.
+    `rows` finds the segment of a line number. With clips cut at key frames (`stretch` = S > 0),
+    `rows` finds the segment of a whole stretch instead, and `rests` that of a frame in a rest.
+    Otherwise `stretch` is 0 and `rests` is not used.
     """
 
     segments: Ints
@@ -120,7 +129,11 @@ class Layout:
         last = stop // self.stretch
         if first <= frame // self.stretch < last:
             return (int(self.rows.ends[row]) - last) * self.stretch + frame
-        behind = stop - frame if frame >= last * self.stretch else stop - frame - max(0, last - first) * self.stretch
+        behind = (
+            stop - frame
+            if frame >= last * self.stretch
+            else stop - frame - max(0, last - first) * self.stretch
+        )
         return self.rows.total * self.stretch + int(self.rests.ends[row]) - behind
 
     def _in_stretch(self, line: Ints) -> tuple[Ints, Ints]:
@@ -149,7 +162,9 @@ def at_once(make: Callable[[], Any], *_: Any) -> Any:
 
 
 def make_layout(segments: Ints, stretch: int = 0, share: Share = at_once) -> Layout:
-    """Layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0 is plain."""
+    """Layout of `segments` (checked by `check_segments`); `stretch` = S cuts clips at key frames, 0
+    is plain.
+    """
     frames, rows, rests = share(partial(_make_finders, segments, stretch), segments, stretch)
     return Layout(segments, frames, stretch, Finder(**rows), Finder(**rests))
 
@@ -163,7 +178,8 @@ def _make_finders(segments: Ints, stretch: int) -> tuple[int, dict[str, Any], di
     if not stretch:
         return int(ends[-1]), vars(make_finder(ends)), vars(make_finder(ends[:0]))
     frames = int(ends[-1])
-    # In place, three columns at most: with millions of segments the temporaries would be most of the memory.
+    # In place, three columns at most: with millions of segments the temporaries would be most of
+    # the memory.
     wholes = stops // stretch
     scratch = np.negative(starts)
     scratch //= stretch
@@ -177,16 +193,20 @@ def _make_finders(segments: Ints, stretch: int) -> tuple[int, dict[str, Any], di
 
 
 def check_segments(segments: object, name: str) -> tuple[Ints, int]:
-    """`segments` as an int64 (K, 3) array (not copied if it is one already), and the number of frames.
+    """`segments` as an int64 (K, 3) array (not copied if it is one already), and the number of
+    frames.
 
     Raises:
-        ValueError: another shape, a negative start, a stop before its start, no frames at all, or 2^62 frames and more;
-            names the source and the row.
+        ValueError: another shape, a negative start, a stop before its start, no frames at all, or
+            2^62 frames and more; names the source and the row.
     """
     array = np.asarray(segments)
     if array.ndim != 2 or array.shape[1:] != (3,):
         if array.size:
-            raise ValueError(f"source {name!r}: segments of shape {array.shape}, need rows [episode, start, stop)")
+            raise ValueError(
+                f"source {name!r}: segments of shape {array.shape}, need rows [episode, start, "
+                "stop)"
+            )
         array = np.empty((0, 3), np.int64)
     if array.dtype != np.int64:
         if not np.issubdtype(array.dtype, np.integer):
@@ -196,19 +216,27 @@ def check_segments(segments: object, name: str) -> tuple[Ints, int]:
     if len(bad):
         row = int(bad[0])
         raise ValueError(
-            f"source {name!r}: segment {row} [episode, start, stop) is {array[row].tolist()}, need 0 <= start <= stop"
+            f"source {name!r}: segment {row} [episode, start, stop) is {array[row].tolist()}, need "
+            "0 <= start <= stop"
         )
     lengths = array[:, 2] - array[:, 1]
     longest = int(lengths.max(initial=0))
     if not longest:
-        raise ValueError(f"source {name!r} has no frames: its selection is empty; widen it or leave the source out")
+        raise ValueError(
+            f"source {name!r} has no frames: its selection is empty; widen it or leave the source "
+            "out"
+        )
     frames = int(lengths.sum()) if longest * len(lengths) < LARGEST else sum(lengths.tolist())
     if frames >= LARGEST:
-        raise ValueError(f"source {name!r} has {frames} frames: positions would overflow beyond 2**62")
+        raise ValueError(
+            f"source {name!r} has {frames} frames: positions would overflow beyond 2**62"
+        )
     return array, frames
 
 
 def fingerprint(segments: Ints) -> str:
-    """32 hex digits that identify the segments and their sequence: BLAKE2b of the rows as little-endian int64."""
+    """32 hex digits that identify the segments and their sequence: BLAKE2b of the rows as
+    little-endian int64.
+    """
     rows = np.ascontiguousarray(segments, dtype="<i8")
     return hashlib.blake2b(rows.data if rows.size else b"", digest_size=16).hexdigest()

@@ -1,14 +1,16 @@
 """Clip lanes: the order of one source, as a bijection in closed form.
 
-    the line of N frames (frame_numbering.py)   |  clip 0  |  clip 1  |  clip 2  | ... | short |       S frames each
-    the clips in a random order        |  clip 7  |  clip 2  | short | clip 9 | ...           keyed by the epoch
-    turned by a random shift, then cut |     lane 0     |     lane 1     | ... | lane V-1 |
+    the line of N frames               | clip 0 | clip 1 | clip 2 | ... | short | S frames each
+      (frame_numbering.py)
+    the clips in a random order        | clip 7 | clip 2 | short | clip 9 | ...   keyed by epoch
+    turned by a random shift, then cut |    lane 0    |    lane 1    | ... | lane V-1 |
     and read across the lanes          position p of the epoch = frame p div V of lane p mod V
 
-Each step is a bijection, so an epoch holds every frame exactly once. V consecutive positions touch V lanes, so at most
-V clips are open. With V >= the batch size the samples of a batch lie in different clips (except for the two sides of a
-lane cut). The shift makes every position equally likely to hold every frame. Sequential, uniform and episode order are
-settings: no shuffling; S = V = 1; S as long as an episode.
+Each step is a bijection, so an epoch holds every frame exactly once. V consecutive positions touch
+V lanes, so at most V clips are open. With V >= the batch size the samples of a batch lie in
+different clips (except for the two sides of a lane cut). The shift makes every position equally
+likely to hold every frame. Sequential, uniform and episode order are settings: no shuffling; S = V
+= 1; S as long as an episode.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from understudy_data.order.random import Feistel, Sorted, Words, make_key, permutation, permute_each, unpermute_each
+from understudy_data.order.random import (
+    Feistel,
+    Sorted,
+    Words,
+    make_key,
+    permutation,
+    permute_each,
+    unpermute_each,
+)
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -26,8 +36,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 class Lanes:
     """Order of one source: `frames` = N, `clip` = S, `lanes` = V, all at least 1.
 
-    `source` is its number in the run, part of its keys. `shuffle` False is storage order. `inside` is the order inside
-    a clip: "sequential" or "permuted".
+    `source` is its number in the run, part of its keys. `shuffle` False is storage order. `inside`
+    is the order inside a clip: "sequential" or "permuted".
     """
 
     seed: int
@@ -39,7 +49,9 @@ class Lanes:
     inside: str
 
     def line(self, index: Words) -> Words:
-        """Line numbers uint64 (n,) below N of stream indices uint64 (n,): 0, 1, 2, ... over all epochs."""
+        """Line numbers uint64 (n,) below N of stream indices uint64 (n,): 0, 1, 2, ... over all
+        epochs.
+        """
         epoch, p = self.split(index)
         return self._by_epoch(epoch, p, self._forward) if self.shuffle else p
 
@@ -58,7 +70,8 @@ class Lanes:
         return self.split(index)[1] % np.uint64(self.lanes)
 
     def rest_of_clip(self, index: int, most: int) -> tuple[Words, Words]:
-        """Stream indices from `index` on in its epoch, lane and clip, and their line numbers: uint64 (k,) each.
+        """Stream indices from `index` on in its epoch, lane and clip, and their line numbers:
+        uint64 (k,) each.
 
         They are in their sequence. An unshuffled line is one clip. k is at most `most`.
         """
@@ -86,7 +99,9 @@ class Lanes:
         return indices, self.line(indices) if first is None else np.uint64(first) + steps
 
     def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
-        """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one or two epochs."""
+        """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one or two
+        epochs.
+        """
         if not len(p) or (epoch[0] == epoch[-1] and epoch.min() == epoch.max()):
             return step(int(epoch[0]), p) if len(p) else p
         out = np.empty_like(p)
@@ -137,18 +152,25 @@ class Lanes:
         if self.lanes == 1:
             return q
         length, longer = (np.uint64(x) for x in divmod(self.frames, self.lanes))
-        in_longer = longer * (length + np.uint64(1))  # frames in the first `longer` lanes, which hold one more each
+        # frames in the first `longer` lanes, which hold one more each
+        in_longer = longer * (length + np.uint64(1))
         tail = np.maximum(q, in_longer) - in_longer
-        lane = np.where(q < in_longer, q // (length + np.uint64(1)), longer + tail // max(length, np.uint64(1)))
+        lane = np.where(
+            q < in_longer, q // (length + np.uint64(1)), longer + tail // max(length, np.uint64(1))
+        )
         start = lane * length + np.minimum(lane, longer)
         return (q - start) * np.uint64(self.lanes) + lane
 
     def _sizes(self, clip: Words) -> Words:
         last = -(-self.frames // self.clip) - 1
-        return np.where(clip == np.uint64(last), np.uint64(self.frames - last * self.clip), np.uint64(self.clip))
+        return np.where(
+            clip == np.uint64(last), np.uint64(self.frames - last * self.clip), np.uint64(self.clip)
+        )
 
     def _clip_keys(self, epoch: int, clip: Words) -> Words:
-        """64-bit key of each clip in an epoch: the SplitMix64 stream of the epoch's key, at the clip's number."""
+        """64-bit key of each clip in an epoch: the SplitMix64 stream of the epoch's key, at the
+        clip's number.
+        """
         z = (clip + np.uint64(1)) * _GAMMA
         z += np.uint64(make_key(self.seed, "inside", self.source, epoch))
         z ^= z >> np.uint64(30)
@@ -163,7 +185,8 @@ class Lanes:
 class _Epoch:
     """Shift and clip permutation of an epoch, and the hole behind its short clip.
 
-    If all clips were full, those read after the short one would start at `edge`, `missing` later than they do.
+    If all clips were full, those read after the short one would start at `edge`, `missing` later
+    than they do.
     """
 
     shift: int

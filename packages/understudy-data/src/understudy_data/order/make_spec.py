@@ -1,4 +1,5 @@
-"""From the arguments of `Order.from_datasets` to the frozen settings of every source and the slots of the mixture.
+"""From the arguments of `Order.from_datasets` to the frozen settings of every source and the slots
+of the mixture.
 
 Other weights of the sources from a position on: a new entry of the schedule.
 """
@@ -13,7 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy_data.order.defaults import ClipChoice, choose_clips, choose_slots, default_in_flight
-from understudy_data.order.frame_numbering import Layout, Share, at_once, check_segments, fingerprint, make_layout
+from understudy_data.order.frame_numbering import (
+    Layout,
+    Share,
+    at_once,
+    check_segments,
+    fingerprint,
+    make_layout,
+)
 from understudy_data.order.random import ORDER_VERSION
 from understudy_data.order.shared_slots import count_lanes
 from understudy_data.order.shares import are_met, check_weights, share_slots
@@ -33,9 +41,9 @@ MODES = {
 class Frames(Protocol):
     """A source of frames: all that the order may know of a dataset.
 
-    Where frames come several times in an epoch, the source also has `epoch_segments`, used instead of `segments`: rows
-    of the same form, of which later ones repeat frames of earlier ones. A source that has `share` keeps tables of the
-    order for the other processes of its host.
+    Where frames come several times in an epoch, the source also has `epoch_segments`, used instead
+    of `segments`: rows of the same form, of which later ones repeat frames of earlier ones. A
+    source that has `share` keeps tables of the order for the other processes of its host.
     """
 
     @property
@@ -76,10 +84,12 @@ def as_list(sources: Any) -> list[Any]:
     for number, source in enumerate(listed):
         if not hasattr(source, "segments"):
             label = f"source {number}" if several else "the argument"
-            value = f" {str(source)[:80]!r}" if isinstance(source, (str, bytes, PathLike, int)) else ""
+            value = (
+                f" {str(source)[:80]!r}" if isinstance(source, (str, bytes, PathLike, int)) else ""
+            )
             raise ValueError(
-                f"{label} is a {type(source).__name__}{value}, which has no `segments`: give a dataset, such as "
-                "EpisodeDataset(path), or a list of them"
+                f"{label} is a {type(source).__name__}{value}, which has no `segments`: give a "
+                "dataset, such as EpisodeDataset(path), or a list of them"
             )
     return listed
 
@@ -99,7 +109,9 @@ class OrderRequest:
     lanes: int | None = None
     inside: str = "sequential"
     spread: int | None = None
-    """Lanes over all sources, as a choice of `load/choose_order.py`: rounded to whole batches in a mixture."""
+    """Lanes over all sources, as a choice of `load/choose_order.py`: rounded to whole batches in a
+    mixture.
+    """
     uniform: frozenset[int] = frozenset()
     """Sources, by number, that it shuffles one by one."""
 
@@ -118,7 +130,10 @@ class OrderRequest:
             raise ValueError(f"inside {self.inside!r}: choose sequential or permuted")
         for name in MODES[self.mode]:
             if (value := getattr(self, name)) not in (None, "sequential"):
-                raise ValueError(f"{name} {value!r}: mode {self.mode!r} takes none; leave it out, or use mode 'clips'")
+                raise ValueError(
+                    f"{name} {value!r}: mode {self.mode!r} takes none; leave it out, or use mode "
+                    "'clips'"
+                )
 
 
 def as_int(name: str, value: Any) -> int:
@@ -137,7 +152,9 @@ def as_int(name: str, value: Any) -> int:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """One source, checked: its rows [episode, start, stop) int64 (K, 3), and the facts that its order depends on."""
+    """One source, checked: its rows [episode, start, stop) int64 (K, 3), and the facts that its
+    order depends on.
+    """
 
     name: str
     rows: np.ndarray
@@ -158,12 +175,17 @@ def check_source(source: Frames) -> CheckedSource:
     gop = int(source.gop)
     reach = (int(source.reach[0]), int(source.reach[1]))
     if gop < 1 or min(reach) < 0:
-        raise ValueError(f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative")
-    return CheckedSource(source.name, rows, frames, digest, gop, reach, getattr(source, "share", at_once))
+        raise ValueError(
+            f"source {source.name!r}: gop {gop} must be at least 1, reach {reach} not negative"
+        )
+    return CheckedSource(
+        source.name, rows, frames, digest, gop, reach, getattr(source, "share", at_once)
+    )
 
 
 def measure_source(source: Frames) -> tuple[np.ndarray, int, str]:
-    """Rows [episode, start, stop) of a source, int64 (K, 3), their number of frames, and their fingerprint.
+    """Rows [episode, start, stop) of a source, int64 (K, 3), their number of frames, and their
+    fingerprint.
 
     Raises:
         ValueError: see `check_segments`.
@@ -250,7 +272,9 @@ def number_equal(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
     return number_of, firsts
 
 
-def number_sources(sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest) -> list[int]:
+def number_sources(
+    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
+) -> list[int]:
     """Number sources alike where `choose_settings` cannot tell them apart."""
     longest = [_longest(source) if request.mode == "episodes" else 0 for source in sources]
     facts = [(source.frames, source.gop, source.reach) for source in sources]
@@ -258,12 +282,17 @@ def number_sources(sources: Sequence[CheckedSource], weights: Sequence[float], r
 
 
 def choose_settings(
-    sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest, kinds: Sequence[int]
+    sources: Sequence[CheckedSource],
+    weights: Sequence[float],
+    request: OrderRequest,
+    kinds: Sequence[int],
 ) -> Settings:
-    """Choose clips and lanes of every source, its slots in a round of the mixture, and the version of the order.
+    """Choose clips and lanes of every source, its slots in a round of the mixture, and the version
+    of the order.
 
-    In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in the same slot, hence
-    on the same rank. Slots are divided where whole ones cannot meet the shares (`order/shared_slots.py`).
+    In a mixture a source of many lanes gets as many lanes as slots: a lane then always comes up in
+    the same slot, hence on the same rank. Slots are divided where whole ones cannot meet the shares
+    (`order/shared_slots.py`).
 
     Args:
         sources: checked ones.
@@ -281,7 +310,11 @@ def choose_settings(
     groups = [resolve(d) for d in firsts]
     if len(sources) == 1:
         return Settings((groups[0].spec,), (groups[0].reasons,), (0,), (1,), ORDER_VERSION)
-    lanes = request.lanes or request.spread or _slots([groups[number].spec for number in group_of], weights, request)
+    lanes = (
+        request.lanes
+        or request.spread
+        or _slots([groups[number].spec for number in group_of], weights, request)
+    )
     batch_size = 1 if request.lanes else request.batch_size
     slots = choose_slots(weights, batch_size, lanes, [source.name for source in sources])
     version = ORDER_VERSION
@@ -305,7 +338,9 @@ def choose_settings(
 def resolve_order(
     sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
 ) -> tuple[list[ResolvedSource], tuple[int, ...], int]:
-    """Resolve every source, its slots in a round of the mixture, and the version of the order: `choose_settings`."""
+    """Resolve every source, its slots in a round of the mixture, and the version of the order:
+    `choose_settings`.
+    """
     settings = choose_settings(sources, weights, request, number_sources(sources, weights, request))
     return settings.resolve(sources), settings.slots, settings.version
 
@@ -314,8 +349,11 @@ def _slots(specs: Sequence[SourceSpec], weights: Sequence[float], request: Order
     """Slots of a round in which the sources with lanes keep about as many as they would choose."""
     laned = [(spec.lanes, weight) for spec, weight in zip(specs, weights) if spec.lanes > 1]
     if not laned:
-        return 16 * request.batch_size  # slots cost nothing here, and more of them come nearer to the weights
-    return round(sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned))
+        # slots cost nothing here, and more of them come nearer to the weights
+        return 16 * request.batch_size
+    return round(
+        sum(lanes for lanes, _ in laned) * sum(weights) / sum(weight for _, weight in laned)
+    )
 
 
 def _longest(source: CheckedSource) -> int:
@@ -324,9 +362,15 @@ def _longest(source: CheckedSource) -> int:
 
 
 def resolve_source(
-    source: CheckedSource, share: float, request: OrderRequest, lanes: int | None = None, number: int = -1
+    source: CheckedSource,
+    share: float,
+    request: OrderRequest,
+    lanes: int | None = None,
+    number: int = -1,
 ) -> ResolvedSource:
-    """Resolve source `number`, which has `share` (0 to 1) of the samples; `lanes` fixes its lanes."""
+    """Resolve source `number`, which has `share` (0 to 1) of the samples; `lanes` fixes its
+    lanes.
+    """
     frames = source.frames
     batch_size = max(1, round(request.batch_size * share))
     if lanes is None and (total := request.lanes or request.spread) is not None:
@@ -337,12 +381,26 @@ def resolve_source(
         choice = ClipChoice(1, 1, "plain", ("uniform shuffle",))
     elif request.mode == "episodes":
         longest = _longest(source)
-        choice = ClipChoice(longest, lanes or batch_size, "plain", (f"runs of {longest} frames, its longest segment",))
+        choice = ClipChoice(
+            longest,
+            lanes or batch_size,
+            "plain",
+            (f"runs of {longest} frames, its longest segment",),
+        )
     elif request.clip is not None:
-        choice = ClipChoice(request.clip, lanes or batch_size, "plain", (f"clips of {request.clip}: requested",))
+        choice = ClipChoice(
+            request.clip, lanes or batch_size, "plain", (f"clips of {request.clip}: requested",)
+        )
     else:
         in_flight = max(1, round(request.in_flight * share))
-        choice = choose_clips(frames, source.gop, source.reach, batch_size=batch_size, in_flight=in_flight, lanes=lanes)
+        choice = choose_clips(
+            frames,
+            source.gop,
+            source.reach,
+            batch_size=batch_size,
+            in_flight=in_flight,
+            lanes=lanes,
+        )
     spec = SourceSpec(
         name=source.name,
         data=source.fingerprint,
@@ -374,18 +432,26 @@ def resolve_weights(
     weights: Sequence[float] | Mapping[str, float] | None,
     temperature: float | None,
 ) -> list[float]:
-    """Weight of each source, on any scale: as given, or frames ** temperature (1: one epoch of each)."""
+    """Weight of each source, on any scale: as given, or frames ** temperature (1: one epoch of
+    each).
+    """
     names = [source.name for source in sources]
     if weights is None:
         power = 1.0 if temperature is None else float(temperature)
         if not abs(power) <= 16:
-            raise ValueError(f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of each")
+            raise ValueError(
+                f"temperature {temperature}: need a number between -16 and 16, 1 for one epoch of "
+                "each"
+            )
         return [_pass_length(source) ** power for source in sources]
     if temperature is not None:
         raise ValueError("weights and temperature exclude each other: give one")
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
-            raise ValueError(f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source once")
+            raise ValueError(
+                f"weights name {sorted(weights)}, sources are {sorted(names)}: name each source "
+                "once"
+            )
         weights = [weights[name] for name in names]
     return check_weights(weights, names)
 
@@ -398,7 +464,8 @@ def reweigh(
     frames_in_flight: int | None,
     mode: str = "clips",
 ) -> tuple[Spec, list[ResolvedSource]]:
-    """Return the spec with the new entry, and the added sources. For the arguments see `Order.with_weights`.
+    """Return the spec with the new entry, and the added sources. For the arguments see
+    `Order.with_weights`.
 
     Raises:
         ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
@@ -406,11 +473,15 @@ def reweigh(
     position = as_int("position", position)
     last = spec.schedule[-1].position
     if position <= last:
-        raise ValueError(f"position {position}: the schedule already has an entry at {last}; change after it")
+        raise ValueError(
+            f"position {position}: the schedule already has an entry at {last}; change after it"
+        )
     names = [s.name for s in spec.sources] + [source.name for source in add]
     for name in [*weights, *(source.name for source in add)]:
         if name not in names or name not in weights:
-            raise ValueError(f"source {name!r}: weights must name each added source and only known ones: {names}")
+            raise ValueError(
+                f"source {name!r}: weights must name each added source and only known ones: {names}"
+            )
     named = [name for name in names if name in weights]
     if not named:
         raise ValueError(f"weights name no source: name at least one of {names}")
@@ -427,6 +498,9 @@ def reweigh(
     request = OrderRequest(mode, spec.batch, in_flight)
     total = sum(slots)
     lanes = dict(zip(named, count_lanes(slots))) if spec.version == EXACT_VERSION else {}
-    added = [resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name)) for new in add]
+    added = [
+        resolve_source(check_source(new), by_name[new.name] / total, request, lanes.get(new.name))
+        for new in add
+    ]
     sources = (*spec.sources, *(part.spec for part in added))
     return replace(spec, sources=sources, schedule=(*spec.schedule, entry)), added

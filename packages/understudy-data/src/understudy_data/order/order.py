@@ -1,10 +1,11 @@
 """`Order`: the sample at each position, as one pure function of (spec, position).
 
-    position -> schedule entry -> slot -> (source, index in its stream)    shares.py, shared_slots.py
-    index -> (epoch, index in the epoch) -> line number                    lanes.py
-    line number -> (episode, frame)                                        frame_numbering.py
+    position -> schedule entry -> slot -> (source, index in its stream)  shares.py, shared_slots.py
+    index -> (epoch, index in the epoch) -> line number                  lanes.py
+    line number -> (episode, frame)                                      frame_numbering.py
 
-Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at any time.
+Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at
+any time.
 """
 
 import os
@@ -42,7 +43,8 @@ _AHEAD = 1 << 20  # positions of a file that are read ahead for a clip: eight ro
 
 
 class Order:
-    """The order of a run, from `Order.from_datasets` (new), `from_json` (saved) or `from_file` (exported).
+    """The order of a run, from `Order.from_datasets` (new), `from_json` (saved) or `from_file`
+    (exported).
 
     It never changes.
     """
@@ -86,48 +88,73 @@ class Order:
 
         Args:
             sources: datasets, or a single one.
-            weights: share of each source in the samples, in sequence or by name, on any positive scale. Without
-                `weights` and `temperature` shares are in proportion to frames: one epoch of each.
+            weights: share of each source in the samples, in sequence or by name, on any positive
+                scale. Without `weights` and `temperature` shares are in proportion to frames: one
+                epoch of each.
             temperature: t for shares in proportion to frames**t, instead of `weights`.
-            batch_size: samples of a global batch, for the defaults and for `rank_positions`. The order itself does not
-                depend on it.
+            batch_size: samples of a global batch, for the defaults and for `rank_positions`. The
+                order itself does not depend on it.
             seed: of the order, and of the draws inside samples.
-            frames_in_flight: frames (of one camera) that all ranks together may hold open; by default 100,000, or 192
-                per sample of a batch of more than 520. `choose_order` knows the memory and makes more of it.
-            mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes" (runs as long as
-                the longest episode) or "sequential" (storage order; no shuffling).
+            frames_in_flight: frames (of one camera) that all ranks together may hold open; by
+                default 100,000, or 192 per sample of a batch of more than 520. `choose_order` knows
+                the memory and makes more of it.
+            mode: "clips" (shuffled clips read in lanes), "uniform" (any frame anywhere), "episodes"
+                (runs as long as the longest episode) or "sequential" (storage order; no shuffling).
             clip: S, the frames of a clip, instead of the derived value.
-            lanes: V, over all sources, instead of the derived value. Without `clip`, a source of so few frames that
-                it is shuffled one by one has no lanes.
+            lanes: V, over all sources, instead of the derived value. Without `clip`, a source of so
+                few frames that it is shuffled one by one has no lanes.
             inside: order inside a clip (or episode), "sequential" or "permuted".
 
         Raises:
-            ValueError: an argument of which no order can be made; names the source, the value and the rule.
+            ValueError: an argument of which no order can be made; names the source, the value and
+                the rule.
         """
         sources = as_list(sources)
         batch_size = as_int("batch_size", batch_size)
         seed = check_seed(seed)
-        clip, lanes = (None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes)))
+        clip, lanes = (
+            None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes))
+        )
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
         request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
         resolved = resolve_weights(sources, weights, temperature)
-        return cls.from_request([check_source(source) for source in sources], resolved, request, seed)
+        return cls.from_request(
+            [check_source(source) for source in sources], resolved, request, seed
+        )
 
     @classmethod
     def from_request(
-        cls, sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest, seed: int
+        cls,
+        sources: Sequence[CheckedSource],
+        weights: Sequence[float],
+        request: OrderRequest,
+        seed: int,
     ) -> "Order":
-        """Make the order of a request over checked sources, of which each has its weight, on any scale.
+        """Make the order of a request over checked sources, of which each has its weight, on any
+        scale.
 
         Raises:
             ValueError: as `from_datasets`.
         """
         chosen, slots, version = resolve_order(sources, weights, request)
-        spec = Spec(seed, request.batch_size, tuple(source.spec for source in chosen), (Entry(0, slots),), version)
-        return cls(spec, [source.layout for source in chosen], [source.reasons for source in chosen], weights)
+        spec = Spec(
+            seed,
+            request.batch_size,
+            tuple(source.spec for source in chosen),
+            (Entry(0, slots),),
+            version,
+        )
+        return cls(
+            spec,
+            [source.layout for source in chosen],
+            [source.reasons for source in chosen],
+            weights,
+        )
 
     @classmethod
-    def from_json(cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]) -> "Order":
+    def from_json(
+        cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]
+    ) -> "Order":
         """Restore a saved order.
 
         Args:
@@ -135,34 +162,47 @@ class Order:
             sources: datasets in the saved sequence; names may differ.
 
         Raises:
-            ValueError: the sources do not have the frames of the saved order; names each difference.
+            ValueError: the sources do not have the frames of the saved order; names each
+                difference.
         """
         sources = as_list(sources)
         saved = spec if isinstance(spec, Spec) else Spec.from_json(spec)
         if len(sources) != len(saved.sources):
             names = ", ".join(source.name for source in saved.sources)
-            raise ValueError(f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given")
+            raise ValueError(
+                f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were "
+                "given"
+            )
         measured = [measure_source(source) for source in sources]
         now = tuple(
             replace(source, data=digest, segments=len(rows), frames=frames)
             for source, (rows, frames, digest) in zip(saved.sources, measured)
         )
         if differences := compare(saved, replace(saved, sources=now)):
-            raise ValueError("the data is not that of the order:\n" + "\n".join(map(str, differences)))
+            raise ValueError(
+                "the data is not that of the order:\n" + "\n".join(map(str, differences))
+            )
         shares = [getattr(source, "share", at_once) for source in sources]
-        layouts = [source_layout(spec, rows, share) for spec, (rows, *_), share in zip(saved.sources, measured, shares)]
+        layouts = [
+            source_layout(spec, rows, share)
+            for spec, (rows, *_), share in zip(saved.sources, measured, shares)
+        ]
         return cls(saved, layouts)
 
     @classmethod
-    def from_file(cls, path: "str | os.PathLike[str] | OrderFile", *, batch_size: int | None = None) -> "Order":
-        """Open an order file, of `understudy order export` or of other tools (docs/audit.md); it is not read whole.
+    def from_file(
+        cls, path: "str | os.PathLike[str] | OrderFile", *, batch_size: int | None = None
+    ) -> "Order":
+        """Open an order file, of `understudy order export` or of other tools (docs/audit.md); it is
+        not read whole.
 
         The samples at each position are those of the file. A loader ends with its last whole batch.
 
         Args:
             path: the file, or one that is open.
-            batch_size: samples of a global batch, where the file does not have it, or another: positions keep their
-                samples, and other batches than those of the column `step` are cut, with a warning.
+            batch_size: samples of a global batch, where the file does not have it, or another:
+                positions keep their samples, and other batches than those of the column `step` are
+                cut, with a warning.
 
         Raises:
             DatasetError: the file is no order, or was changed.
@@ -175,23 +215,33 @@ class Order:
         batch = file.batch_size if batch_size is None else as_int("batch_size", batch_size)
         if batch is None:
             raise ValueError(
-                f"{path}: has no `step`, or steps of several sizes; give batch_size, the samples of a global batch"
+                f"{path}: has no `step`, or steps of several sizes; give batch_size, the samples "
+                "of a global batch"
             )
         if file.has_steps and batch != file.batch_size:
-            warnings.warn(f"{path}: batches of {batch} are not the steps of its column `step`", stacklevel=2)
+            warnings.warn(
+                f"{path}: batches of {batch} are not the steps of its column `step`", stacklevel=2
+            )
         if file.facts.get("order"):
             spec = replace(Spec.from_json(file.facts["order"]), batch=batch)
         else:
             rows = file.stop - file.start
-            sources = [SourceSpec(name, file.digest, 1, rows, 1, 1, True, "sequential", "plain") for name in file.names]
+            sources = [
+                SourceSpec(name, file.digest, 1, rows, 1, 1, True, "sequential", "plain")
+                for name in file.names
+            ]
             spec = Spec(0, batch, tuple(sources), (Entry(0, (1,) * len(sources)),))
         order = cls(spec, (), file=file)
         if order.stop < file.stop:
-            warnings.warn(f"{path}: its last {file.stop - order.stop} rows are no whole batch of {batch}", stacklevel=2)
+            warnings.warn(
+                f"{path}: its last {file.stop - order.stop} rows are no whole batch of {batch}",
+                stacklevel=2,
+            )
         return order
 
     def of_datasets(self, sources: Frames | Sequence[Frames]) -> "Order":
-        """This order over its datasets, which are checked. With a file they may have other frames selected.
+        """This order over its datasets, which are checked. With a file they may have other frames
+        selected.
 
         Raises:
             ValueError: the datasets are not those of the order.
@@ -204,7 +254,9 @@ class Order:
         layouts = []
         for saved, source in zip(self.spec.sources, sources):
             rows, _, digest = measure_source(source)
-            layouts.append(source_layout(saved, rows) if digest == saved.data else make_layout(rows))
+            layouts.append(
+                source_layout(saved, rows) if digest == saved.data else make_layout(rows)
+            )
         order = Order(self.spec, layouts, file=self.file)
         order.stop = self.stop
         return order
@@ -224,7 +276,8 @@ class Order:
         return self.spec.seed
 
     def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
-        """Samples at positions (integers >= 0, shape (n,), in any sequence): (source, episode, frame), int64 (n,) each.
+        """Samples at positions (integers >= 0, shape (n,), in any sequence): (source, episode,
+        frame), int64 (n,) each.
 
         `frame` counts inside the episode.
 
@@ -261,14 +314,18 @@ class Order:
         return source, line
 
     def streams(self, positions: Any) -> tuple[Ints, Words]:
-        """Source (int64) of each position (n,), and its index (uint64) in the endless stream of that source.
+        """Source (int64) of each position (n,), and its index (uint64) in the endless stream of
+        that source.
 
-        index // N is the sample's epoch. In an order of version 2 the samples of an epoch are numbered lane by lane.
+        index // N is the sample's epoch. In an order of version 2 the samples of an epoch are
+        numbered lane by lane.
         """
         return self._mix.streams(as_positions(positions))
 
     def lines(self, positions: Any) -> tuple[Ints, Ints, Ints]:
-        """Source, epoch of that source, and line number of the frame, for positions (n,): int64 (n,) each."""
+        """Source, epoch of that source, and line number of the frame, for positions (n,): int64
+        (n,) each.
+        """
         words = as_positions(positions)
         source, line = self._lines(words)
         return source, self.epochs(words)[1], line.view(np.int64)
@@ -280,7 +337,9 @@ class Order:
         return source, (index // frames[source]).view(np.int64)
 
     def lanes(self, positions: Any) -> tuple[Ints, Ints]:
-        """Source and lane of that source, for positions (n,): int64 (n,) each; a single lane is 0."""
+        """Source and lane of that source, for positions (n,): int64 (n,) each; a single lane is
+        0.
+        """
         return self._mix.lanes(as_positions(positions))
 
     def lane(self, position: int) -> int:
@@ -288,17 +347,20 @@ class Order:
         return self._mix.lane(position)
 
     def lane_slots(self, source: int) -> Ints | None:
-        """Fixed slot of each lane of a source in the round, int64 (lanes,), in an order of version 2.
+        """Fixed slot of each lane of a source in the round, int64 (lanes,), in an order of version
+        2.
 
-        None where slots are not fixed: lane l of V has every V-th sample of the source, in changing slots.
+        None where slots are not fixed: lane l of V has every V-th sample of the source, in changing
+        slots.
         """
         return self._mix.slots_of(source)
 
     def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
-        """Samples from `position` on in its clip and lane: (positions, episode, frame), int64 (k,) each.
+        """Samples from `position` on in its clip and lane: (positions, episode, frame), int64 (k,)
+        each.
 
-        They are the samples of one clip reader, in their sequence. k is at most `most`, and 1 where frames are shuffled
-        one by one. A source in storage order is one clip.
+        They are the samples of one clip reader, in their sequence. k is at most `most`, and 1 where
+        frames are shuffled one by one. A source in storage order is one clip.
         """
         d, positions, line = self._mix.rest_of_clip(position, most)
         if self.file is None:
@@ -309,10 +371,12 @@ class Order:
         return positions[same], episode[same], frame[same]
 
     def neighbors(self, position: int, most: int) -> tuple[Ints, Ints]:
-        """Selected frames of its source that may substitute the one at `position`: (episode, frame), int64 (k,).
+        """Selected frames of its source that may substitute the one at `position`: (episode,
+        frame), int64 (k,).
 
-        First the later frames of its clip, then the earlier ones, then those of the clips that follow in storage; at
-        most `most`, and never the frame itself. They depend on the position alone.
+        First the later frames of its clip, then the earlier ones, then those of the clips that
+        follow in storage; at most `most`, and never the frame itself. They depend on the position
+        alone.
         """
         d, line = self._line(position)
         clip = self.spec.sources[d].clip
@@ -322,7 +386,9 @@ class Order:
         count = min(most, frames - 1)
         near = [*range(line + 1, stop), *range(start, line)][:count]
         far = (stop + np.arange(count - len(near))) % frames
-        return self.layouts[d].locate(np.concatenate([np.array(near, np.int64), far]).view(np.uint64))
+        return self.layouts[d].locate(
+            np.concatenate([np.array(near, np.int64), far]).view(np.uint64)
+        )
 
     def _line(self, position: int) -> tuple[int, int]:
         """Source and line number of the frame at a position."""
@@ -336,28 +402,39 @@ class Order:
         return d, layout.line_number(int(holding.argmax()), frame)
 
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
-        """Positions at which a frame comes up in some epochs of its source: the inverse of `locate`.
+        """Positions at which a frame comes up in some epochs of its source: the inverse of
+        `locate`.
 
         Returns:
-            int64, one per epoch that the schedule reaches (a source that has left no longer comes up) and per selected
-            copy of the frame.
+            int64, one per epoch that the schedule reaches (a source that has left no longer comes
+            up) and per selected copy of the frame.
 
         Raises:
             ValueError: the source or the frame is not selected.
         """
         if not 0 <= source < len(self.layouts):
-            raise ValueError(f"source {source}: there are {len(self.layouts)} sources, counted from 0")
+            raise ValueError(
+                f"source {source}: there are {len(self.layouts)} sources, counted from 0"
+            )
         if len(epochs) and min(epochs) < 0:
             raise ValueError(f"epochs {epochs}: epochs start at 0")
         layout = self.layouts[source]
         lanes = self._mix.lines[source]
         rows = layout.segments
-        holding = np.flatnonzero((rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2]))
+        holding = np.flatnonzero(
+            (rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2])
+        )
         if not len(holding):
             name = self.spec.sources[source].name
-            raise ValueError(f"frame {frame} of episode {episode} is not among the selected frames of {name!r}")
+            raise ValueError(
+                f"frame {frame} of episode {episode} is not among the selected frames of {name!r}"
+            )
         lines = [layout.line_number(int(row), frame) for row in holding]
-        candidates = [self._mix.position(source, lanes.index(line, epoch)) for epoch in epochs for line in lines]
+        candidates = [
+            self._mix.position(source, lanes.index(line, epoch))
+            for epoch in epochs
+            for line in lines
+        ]
         return np.array(sorted(p for p in candidates if p is not None), np.int64)
 
     def with_weights(
@@ -370,17 +447,20 @@ class Order:
     ) -> "Order":
         """This order up to `position`, and other shares from there on: a new schedule entry.
 
-        A source that continues is read on from its place, so it is still read once per its own epoch, in the same clips
-        and lanes. As its slots change, its lanes no longer keep to one rank each.
+        A source that continues is read on from its place, so it is still read once per its own
+        epoch, in the same clips and lanes. As its slots change, its lanes no longer keep to one
+        rank each.
 
         Args:
             position: of the change.
-            weights: by name, of the sources that continue, and of those in `add`. A source not named leaves.
+            weights: by name, of the sources that continue, and of those in `add`. A source not
+                named leaves.
             add: new sources, read with the defaults of `mode`.
             frames_in_flight, mode: for the new sources.
 
         Raises:
-            ValueError: `position` is not behind the last entry of the schedule, or a name is unknown.
+            ValueError: `position` is not behind the last entry of the schedule, or a name is
+                unknown.
         """
         if self.file is not None:
             raise ValueError(f"{self.file.path}: the shares of an order file are fixed")
@@ -391,10 +471,14 @@ class Order:
             *(source.reasons for source in added),
         ]
         layouts = [*self.layouts, *(source.layout for source in added)]
-        return Order(spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources])
+        return Order(
+            spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources]
+        )
 
     def with_batch_size(self, batch_size: int) -> "Order":
-        """The same order for a run that continues with another global batch size. Positions keep their samples."""
+        """The same order for a run that continues with another global batch size. Positions keep
+        their samples.
+        """
         spec = replace(self.spec, batch=as_int("batch_size", batch_size))
         return Order(spec, self.layouts, self._reasons, self._weights, self.file)
 
@@ -403,7 +487,8 @@ class Order:
         return in_words(self.spec, self._reasons, self.share_errors(self._weights))
 
     def share_errors(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
-        """Sources whose share at the end of the schedule is off by more than 1 % of that of its weight.
+        """Sources whose share at the end of the schedule is off by more than 1 % of that of its
+        weight.
 
         Args:
             weights: of the sources in their sequence, on any scale.
@@ -412,7 +497,9 @@ class Order:
             (source, its share, the share of its weight), the largest error first.
         """
         going = [
-            (d, slots, w) for d, (slots, w) in enumerate(zip(self.spec.schedule[-1].slots, weights)) if slots and w
+            (d, slots, w)
+            for d, (slots, w) in enumerate(zip(self.spec.schedule[-1].slots, weights))
+            if slots and w
         ]
         off = share_errors([slots for _, slots, _ in going], [weight for _, _, weight in going])
         return [(going[number][0], share, target) for number, share, target in off]

@@ -1,31 +1,34 @@
-"""Keyed pseudo-random functions in numpy, the same on every platform: keys, random bits, and permutations.
+"""Keyed pseudo-random functions in numpy, the same on every platform: keys, random bits, and
+permutations.
 
 Keys: 64 bits from (seed, purpose, numbers), different for each purpose.
 
-Every random decision of the order and of the draws inside a sample starts from such a key. A key absorbs its parts one
-after the other, so that seed 0, epoch 1 and seed 1, epoch 0 have nothing in common (their sums would be equal). The
-finaliser is that of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-generators", OOPSLA 2014; constants of Stafford's variant 13).
+Every random decision of the order and of the draws inside a sample starts from such a key. A key
+absorbs its parts one after the other, so that seed 0, epoch 1 and seed 1, epoch 0 have nothing in
+common (their sums would be equal). The finaliser is that of SplitMix64 (Steele, Lea, Flood: "Fast
+splittable pseudorandom number generators", OOPSLA 2014; constants of Stafford's variant 13).
 
 Philox4x32-10 in numpy: 128 random bits for each value of a counter, in any order, on any platform.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The generator is a function of
-(key, counter) without state, so sample p can be drawn without samples 0..p-1. It is implemented here because the bits
-are part of the project's contract, and no library promises to keep its own. The tests check it against the authors'
-published vectors.
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The generator
+is a function of (key, counter) without state, so sample p can be drawn without samples 0..p-1. It
+is implemented here because the bits are part of the project's contract, and no library promises to
+keep its own. The tests check it against the authors' published vectors.
 
-Keyed permutations of [0, n): the image of one index without the images of the others, and the inverse.
+Keyed permutations of [0, n): the image of one index without the images of the others, and the
+inverse.
 
-    permutation(n, key).forward(x)  ->  y,  permutation(n, key).inverse(y)  ->  x        n from 1 to 2^63
+    permutation(n, key).forward(x)  ->  y, permutation(n, key).inverse(y)  ->  x    n from 1 to 2^63
 
-Above 4096 elements it is a mixed-radix Feistel network: write x = L*b + R with a = ceil(sqrt n), b = ceil(n/a), and
-add a keyed hash of one half to the other, modulo a or b, eight times. Each round is invertible, so the network is a
-bijection of [0, a*b). Results at or above n pass through it again until they fall below n ("cycle-walking": Black and
-Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), which keeps it a bijection of [0, n) and is rare,
-as a*b exceeds n by less than sqrt(n) + 1. Four rounds fail our statistical tests, five pass them; we use eight.
+Above 4096 elements it is a mixed-radix Feistel network: write x = L*b + R with a = ceil(sqrt n), b
+= ceil(n/a), and add a keyed hash of one half to the other, modulo a or b, eight times. Each round
+is invertible, so the network is a bijection of [0, a*b). Results at or above n pass through it
+again until they fall below n ("cycle-walking": Black and Rogaway, "Ciphers with arbitrary finite
+domains", CT-RSA 2002), which keeps it a bijection of [0, n) and is rare, as a*b exceeds n by less
+than sqrt(n) + 1. Four rounds fail our statistical tests, five pass them; we use eight.
 
-Up to 4096 elements it is the order of n random 64-bit words: uniform over all n! orders, where a Feistel network over
-five to seven elements measurably is not.
+Up to 4096 elements it is the order of n random 64-bit words: uniform over all n! orders, where a
+Feistel network over five to seven elements measurably is not.
 """
 
 import threading
@@ -39,14 +42,18 @@ from typing import Any
 import numpy as np
 
 ORDER_VERSION = 1
-"""Version of every rule that determines the sample of a position; part of every key and of every saved spec."""
+"""Version of every rule that determines the sample of a position; part of every key and of every
+saved spec.
+"""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
 def mix64(value: int) -> int:
-    """SplitMix64 finaliser: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    """SplitMix64 finaliser: a bijection of 64-bit integers in which every input bit reaches every
+    output bit.
+    """
     value &= _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -56,8 +63,9 @@ def mix64(value: int) -> int:
 def make_key(seed: int, purpose: str, *numbers: int) -> int:
     """Make a 64-bit key for `purpose`, e.g. `make_key(seed, "clip", source, epoch)`.
 
-    `seed` and `numbers` are integers in [0, 2^64). The purpose is absorbed as UTF-8, eight bytes at a time, behind its
-    length, so that no two different (purpose, numbers) are the same sequence of words.
+    `seed` and `numbers` are integers in [0, 2^64). The purpose is absorbed as UTF-8, eight bytes at
+    a time, behind its length, so that no two different (purpose, numbers) are the same sequence of
+    words.
 
     Raises:
         ValueError: a seed or number outside that range.
@@ -107,9 +115,9 @@ _ROUNDS = 10
 def philox(key: int, low: Words, high: Words) -> tuple[Words, Words]:
     """Random bits, 128 per counter, as two uint64 arrays.
 
-    `key` is a 64-bit int; the counter is (`low`, `high`), two uint64 arrays of one shape, its 32-bit words being low's
-    two halves and then high's, least significant first. With output words o0..o3 the result is
-    (o0 + 2^32 o1, o2 + 2^32 o3).
+    `key` is a 64-bit int; the counter is (`low`, `high`), two uint64 arrays of one shape, its
+    32-bit words being low's two halves and then high's, least significant first. With output words
+    o0..o3 the result is (o0 + 2^32 o1, o2 + 2^32 o3).
     """
     c0 = low & _LOW
     c1 = low >> _32
@@ -141,7 +149,9 @@ ROUNDS = 8
 SORTED_UP_TO = 4096
 LARGEST = 1 << 63
 INDICES_PER_PASS = 32768
-"""Indices per pass: few enough for the second-level cache, and enough to spread numpy's cost per call."""
+"""Indices per pass: few enough for the second-level cache, and enough to spread numpy's cost per
+call.
+"""
 
 _own = threading.local()
 _HASH_1 = np.uint64(0x9E3779B97F4A7C15)
@@ -198,7 +208,9 @@ class Feistel:
         return out.reshape(x.shape)
 
     def _encrypt(self, x: Words, left: Words, right: Words, scratch: Words, spare: Words) -> None:
-        """Set `left` to the network's image of x. The other three are working space. All have one length."""
+        """Set `left` to the network's image of x. The other three are working space. All have one
+        length.
+        """
         a = np.uint64(self.a)
         b = np.uint64(self.b)
         self._halves(x, left, right, b)
@@ -207,7 +219,8 @@ class Feistel:
             _hash(other, np.uint64(key), radix, scratch, spare)
             half += scratch
             np.subtract(half, radix, out=spare)
-            np.minimum(half, spare, out=half)  # below the radix, half - radix wraps to a huge number
+            # below the radix, half - radix wraps to a huge number
+            np.minimum(half, spare, out=half)
         left *= b
         left += right
 
@@ -241,8 +254,12 @@ def _working_space() -> Words:
     return space
 
 
-def _hash(half: Words, key: np.uint64 | Words, radix: np.uint64 | Words, out: Words, spare: Words) -> None:
-    """Set `out` to a hash of (half + key) in [0, radix): 32 bits, reduced by multiply and shift (radix < 2^32)."""
+def _hash(
+    half: Words, key: np.uint64 | Words, radix: np.uint64 | Words, out: Words, spare: Words
+) -> None:
+    """Set `out` to a hash of (half + key) in [0, radix): 32 bits, reduced by multiply and shift
+    (radix < 2^32).
+    """
     np.add(half, key, out=out)
     out *= _HASH_1
     np.right_shift(out, _32, out=spare)
@@ -280,9 +297,13 @@ def sorted_words(n: int, key: int) -> Sorted:
 
 
 def feistel(n: int, key: int, rounds: int = ROUNDS) -> Feistel:
-    """Feistel permutation of [0, n); `rounds` is for the tests, which show that fewer are not enough."""
+    """Feistel permutation of [0, n); `rounds` is for the tests, which show that fewer are not
+    enough.
+    """
     a = isqrt(n - 1) + 1
-    return Feistel(n, a, -(-n // a), tuple(mix64(key + (number + 1) * _GAMMA) for number in range(rounds)))
+    return Feistel(
+        n, a, -(-n // a), tuple(mix64(key + (number + 1) * _GAMMA) for number in range(rounds))
+    )
 
 
 def permute_each(x: Words, sizes: Words, keys: Words) -> Words:
@@ -299,7 +320,8 @@ def unpermute_each(y: Words, sizes: Words, keys: Words) -> Words:
 
 
 def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
-    a = np.sqrt(sizes.astype(np.float64)).astype(np.uint64)  # exact: below 2^32, and IEEE 754 rounds sqrt exactly
+    # exact: below 2^32, and IEEE 754 rounds sqrt exactly
+    a = np.sqrt(sizes.astype(np.float64)).astype(np.uint64)
     a += a * a < sizes
     b = (sizes + a - np.uint64(1)) // a
     y = x.copy()
@@ -315,7 +337,9 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
         spare = np.empty_like(left)
         for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
             round_key = key ^ np.uint64(mix64((number + 1) * _GAMMA))
-            half, other, radix = (left, right, radix_a) if number % 2 == 0 else (right, left, radix_b)
+            half, other, radix = (
+                (left, right, radix_a) if number % 2 == 0 else (right, left, radix_b)
+            )
             _hash(other, round_key, radix, scratch, spare)
             if forward:
                 half += scratch

@@ -3,11 +3,13 @@
     sample_uniform(seed, "flow time", positions)             float32 (n,)        in [0, 1)
     sample_normal(seed, "flow noise", positions, (50, 7))    float32 (n, 50, 7)  standard normal
     sample_words(seed, "augment", positions, 3)              uint64  (n, 3)      random bits
-    sample_rng(seed, "augment", position)                    the same numbers for one position, call by call
+    sample_rng(seed, "augment", position)                    the same numbers for one position, call
+                                                             by call
 
-The numbers of a position are the same alone or among others, on any platform and with any numpy: the bits are Philox
-counters (position, block), and only operations that IEEE 754 rounds exactly (+ - * / sqrt) follow, never a libm
-function. Nothing here reads or advances a global generator, so a checkpoint stores none.
+The numbers of a position are the same alone or among others, on any platform and with any numpy:
+the bits are Philox counters (position, block), and only operations that IEEE 754 rounds exactly (+
+- * / sqrt) follow, never a libm function. Nothing here reads or advances a global generator, so a
+checkpoint stores none.
 """
 
 from collections.abc import Iterator
@@ -37,7 +39,8 @@ def sample_uniform(seed: int, purpose: str, positions: Any, shape: tuple[int, ..
 
 
 def sample_normal(seed: int, purpose: str, positions: Any, shape: tuple[int, ...] = ()) -> Floats:
-    """Standard normal float32 (len(positions), *shape): the inverse of the normal distribution at 32 random bits.
+    """Standard normal float32 (len(positions), *shape): the inverse of the normal distribution at
+    32 random bits.
 
     The largest magnitude is 6.3; the approximation of the inverse is good to about 1e-7.
     """
@@ -47,8 +50,8 @@ def sample_normal(seed: int, purpose: str, positions: Any, shape: tuple[int, ...
 class SampleRng:
     """Random numbers of one sample and purpose, call by call.
 
-    The first call returns the same numbers as the bulk function of that kind does for the position. Each later call
-    continues with blocks that no earlier call used.
+    The first call returns the same numbers as the bulk function of that kind does for the position.
+    Each later call continues with blocks that no earlier call used.
     """
 
     def __init__(self, seed: int, purpose: str, position: int) -> None:
@@ -73,14 +76,18 @@ class SampleRng:
         """Standard normal float32 of `shape`."""
         return normal_from_bits(self._bits(prod(shape))).reshape(shape)
 
-    def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def integers(
+        self, low: int, high: int, shape: tuple[int, ...] = ()
+    ) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Integers int64 of `shape` in [low, high), 1 to 2^31 values.
 
         No value is likelier than another by more than (high - low) / 2^32.
         """
         if not 1 <= high - low <= 1 << 31:
             raise ValueError(f"integers in [{low}, {high}): need 1 to 2**31 values")
-        scaled = (self._bits(prod(shape)).astype(np.uint64) * np.uint64(high - low)) >> np.uint64(32)
+        scaled = (self._bits(prod(shape)).astype(np.uint64) * np.uint64(high - low)) >> np.uint64(
+            32
+        )
         return (scaled.view(np.int64) + low).reshape(shape)
 
     def _bits(self, n: int) -> "np.ndarray[Any, np.dtype[np.uint32]]":
@@ -88,16 +95,19 @@ class SampleRng:
 
 
 def sample_rng(seed: int, purpose: str, position: int) -> SampleRng:
-    """Random numbers of the sample at `position` for `purpose`, shared with nothing else in the run."""
+    """Random numbers of the sample at `position` for `purpose`, shared with nothing else in the
+    run.
+    """
     return SampleRng(seed, purpose, position)
 
 
 def normal_from_bits(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
     """Standard normal float32 (n,) from uint32 (n,).
 
-    The inverse of the normal distribution at (bits + 1/2) / 2^32, by
-    Wichura, "Algorithm AS 241: the percentage points of the normal distribution", Applied Statistics 37 (1988),
-    routine PPND7, evaluated in float64. Its third branch (beyond 7.9 standard deviations) cannot occur with 32 bits.
+    The inverse of the normal distribution at (bits + 1/2) / 2^32, by Wichura, "Algorithm AS 241:
+    the percentage points of the normal distribution", Applied Statistics 37 (1988), routine PPND7,
+    evaluated in float64. Its third branch (beyond 7.9 standard deviations) cannot occur with 32
+    bits.
     """
     q = (bits.astype(np.float64) + 0.5) * 2.0**-32 - 0.5
     r = 0.180625 - q * q
@@ -113,10 +123,14 @@ def normal_from_bits(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
     return value.astype(np.float32)
 
 
-def natural_log(x: "np.ndarray[Any, np.dtype[np.float64]]") -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Natural logarithm of finite x > 0, float64 (n,), to about 1e-15, by exactly rounded operations only.
+def natural_log(
+    x: "np.ndarray[Any, np.dtype[np.float64]]",
+) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Natural logarithm of finite x > 0, float64 (n,), to about 1e-15, by exactly rounded
+    operations only.
 
-    x = m 2^e with m in [sqrt(1/2), sqrt 2); log m = 2 artanh(s) with s = (m - 1) / (m + 1), |s| < 0.1716, as a series.
+    x = m 2^e with m in [sqrt(1/2), sqrt 2); log m = 2 artanh(s) with s = (m - 1) / (m + 1), |s| <
+    0.1716, as a series.
     """
     mantissa, exponent = np.frexp(x)
     small = mantissa < 0.7071067811865476
@@ -145,7 +159,8 @@ def _uniform(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:
 
 
 def _blocks(key: int, numbers: Words, first: int, blocks: int) -> Iterator[tuple[slice, Words]]:
-    """Words (m, 2) of blocks first, first + 1, ... of each position, position after position, chunk by chunk.
+    """Words (m, 2) of blocks first, first + 1, ... of each position, position after position, chunk
+    by chunk.
 
     The slice gives their rows in the (len(at) * blocks, 2) result.
     """
@@ -166,7 +181,9 @@ def _halves(words: Words) -> "np.ndarray[Any, np.dtype[np.uint32]]":
 def _positions(positions: Any) -> Words:
     array = np.atleast_1d(np.asarray(positions))
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"positions: need integers of shape (n,), got {array.dtype} of shape {array.shape}")
+        raise ValueError(
+            f"positions: need integers of shape (n,), got {array.dtype} of shape {array.shape}"
+        )
     if array.dtype.kind == "i" and array.size and array.min() < 0:
         raise ValueError(f"position {array.min()}: positions start at 0")
     return array.astype(np.uint64)

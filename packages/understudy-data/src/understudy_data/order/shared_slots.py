@@ -1,36 +1,43 @@
-"""Rounds: one round of a mixture whose shares are no whole numbers of slots, and the visits of each slot.
+"""Rounds: one round of a mixture whose shares are no whole numbers of slots, and the visits of each
+slot.
 
 `shared_slots.py` documents the scheme.
 
-Shared slots: a mixture whose shares are no whole numbers of slots, while lanes still keep their slots.
+Shared slots: a mixture whose shares are no whole numbers of slots, while lanes still keep their
+slots.
 
-A round of M slots repeats forever. A source's share of it is a whole number of parts, `UNIT` to a slot. Its whole slots
-are its own in every round (placed as in `shares.py`). The remaining parts go into shared slots, filled one after the
-other, so that a source has a part of two of them at most (McNaughton's wrap-around rule, 1959). A binary tree over the
-members of a shared slot divides its rounds: of the first x visits of a node, the left child has floor((x a + b/2) / b),
-where its share is a of b. So the visits of a source before a position, and the position of its n-th visit, are nested
-floors, exact for any position.
+A round of M slots repeats forever. A source's share of it is a whole number of parts, `UNIT` to a
+slot. Its whole slots are its own in every round (placed as in `shares.py`). The remaining parts go
+into shared slots, filled one after the other, so that a source has a part of two of them at most
+(McNaughton's wrap-around rule, 1959). A binary tree over the members of a shared slot divides its
+rounds: of the first x visits of a node, the left child has floor((x a + b/2) / b), where its share
+is a of b. So the visits of a source before a position, and the position of its n-th visit, are
+nested floors, exact for any position.
 
-After any number of positions the count of a source differs from its parts by less than `MOST_OFF` = 7 samples:
+After any number of positions the count of a source differs from its parts by less than `MOST_OFF` =
+7 samples:
 
 - Whole slots: less than 1, by the placement (`shares.py`).
-- A slot has had less than one visit more or less than its part of the positions. With the parts of a source in shared
-  slots, less than one slot together, that is less than 1 sample.
-- Each of at most two leaves: less than 5/2. A node rounds the visits of both children by 1/2 at most. The error of a
-  node at a leaf is its rounding times (leaf / child). So a leaf of weight t is off by at most 1/2 the sum of t / c over
-  the nodes c from the leaf up to a child of the root. That sum is below 5. For let L be the larger child of a node
-  b, cut as near to halves as possible. Its member m at the cut has m >= 2 L - b. If L > 2 b / 3, then m > L / 2, so the
-  next cut makes m a leaf, and the rest of L is below b / 3. So on the way up nodes grow by 3/2 at each step, or by 3 at
-  two, except that a leaf m may be nearly its parent L, and L nearly its parent b. The terms are at most 1 for the leaf,
-  1 for L, and 1 + 2/3 + 4/9 + ... = 3 from b on.
+- A slot has had less than one visit more or less than its part of the positions. With the parts of
+  a source in shared slots, less than one slot together, that is less than 1 sample.
+- Each of at most two leaves: less than 5/2. A node rounds the visits of both children by 1/2 at
+  most. The error of a node at a leaf is its rounding times (leaf / child). So a leaf of weight t is
+  off by at most 1/2 the sum of t / c over the nodes c from the leaf up to a child of the root. That
+  sum is below 5. For let L be the larger child of a node b, cut as near to halves as possible. Its
+  member m at the cut has m >= 2 L - b. If L > 2 b / 3, then m > L / 2, so the next cut makes m a
+  leaf, and the rest of L is below b / 3. So on the way up nodes grow by 3/2 at each step, or by 3
+  at two, except that a leaf m may be nearly its parent L, and L nearly its parent b. The terms are
+  at most 1 for the leaf, 1 for L, and 1 + 2/3 + 4/9 + ... = 3 from b on.
 
 Parts are those of the weights, rounded to whole ones: by less than one in M * `UNIT`.
 
-The lanes of a source are its slots. Its stream is the sequence of its samples, and epoch e the e-th N of them. In an
-epoch lane l has n_l visits (sum n_l = N). The line of N frames is cut into stretches of these lengths, and each lane
-reads its own. So a lane keeps its slot for the whole epoch, and every frame comes once.
+The lanes of a source are its slots. Its stream is the sequence of its samples, and epoch e the e-th
+N of them. In an epoch lane l has n_l visits (sum n_l = N). The line of N frames is cut into
+stretches of these lengths, and each lane reads its own. So a lane keeps its slot for the whole
+epoch, and every frame comes once.
 
-Where shares change within an epoch, the unread rests of its lanes are joined, and cut anew among the new lanes.
+Where shares change within an epoch, the unread rests of its lanes are joined, and cut anew among
+the new lanes.
 """
 
 from bisect import bisect_right
@@ -48,7 +55,9 @@ from understudy_data.order.shares import group_by, make_period
 from understudy_data.order.spec import UNIT, Spec
 
 MOST_OFF = 7
-"""Samples by which the count of a source differs from its parts, less than this after any number of positions."""
+"""Samples by which the count of a source differs from its parts, less than this after any number of
+positions.
+"""
 
 
 def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
@@ -64,7 +73,8 @@ def count_lanes(parts: Sequence[int]) -> tuple[int, ...]:
 
 
 def count_lanes_within(parts: Sequence[int], low: int, high: int, batch_size: int) -> list[int]:
-    """Count the slots of each source, whole or shared, that come at the offsets [low, high) of a batch.
+    """Count the slots of each source, whole or shared, that come at the offsets [low, high) of a
+    batch.
 
     The slots of a round are whole batches.
     """
@@ -85,14 +95,14 @@ def count_lanes_within(parts: Sequence[int], low: int, high: int, batch_size: in
 class Round:
     """One round: M slots, divided as `parts`. A leaf is one source's part of a shared slot.
 
-    - `owner` int64 (M,): source of a whole slot, -1 for a shared one. `number` int64 (M,): the lane of a whole slot in
-      its source, or the number of the shared slot.
-    - `whole` int64 (D,): whole slots of each source. `slots_of[d]` int64 (V_d,): slots of a source's lanes, the whole
-      ones first. `leaves_of` int64 (D, 2): its leaves, -1 for none.
-    - Of each leaf: `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the path from the root
-      of its tree, `a`, `b` and `left` (leaves, depth).
-    - Of the nodes: `root` of each shared slot, and `share`, rows (a, b, left child, right child), where a child below 0
-      is leaf -1 - child.
+    - `owner` int64 (M,): source of a whole slot, -1 for a shared one. `number` int64 (M,): the lane
+      of a whole slot in its source, or the number of the shared slot.
+    - `whole` int64 (D,): whole slots of each source. `slots_of[d]` int64 (V_d,): slots of a
+      source's lanes, the whole ones first. `leaves_of` int64 (D, 2): its leaves, -1 for none.
+    - Of each leaf: `source`, `lane`, `slot`, `ahead` (its source's whole slots before it), and the
+      path from the root of its tree, `a`, `b` and `left` (leaves, depth).
+    - Of the nodes: `root` of each shared slot, and `share`, rows (a, b, left child, right child),
+      where a child below 0 is leaf -1 - child.
     """
 
     slots: int
@@ -125,7 +135,11 @@ class Round:
         ahead = lane.copy()
         if len(is_shared := np.flatnonzero(source < 0)):
             leaf, visit[is_shared] = self._descend(lane[is_shared], rounds[is_shared])
-            source[is_shared], lane[is_shared], ahead[is_shared] = self.source[leaf], self.lane[leaf], self.ahead[leaf]
+            source[is_shared], lane[is_shared], ahead[is_shared] = (
+                self.source[leaf],
+                self.lane[leaf],
+                self.ahead[leaf],
+            )
         index = rounds * self.whole[source] + ahead
         for leaf in self.leaves_of[source].T:
             has = np.flatnonzero(leaf >= 0)
@@ -171,7 +185,9 @@ class Round:
     def _in_rounds(self, d: int, rounds: int) -> int:
         """Samples of source d in the first `rounds` rounds."""
         leaves = self.leaves_of[d][self.leaves_of[d] >= 0]
-        return rounds * int(self.whole[d]) + int(self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum())
+        return rounds * int(self.whole[d]) + int(
+            self._count(leaves, np.full(len(leaves), rounds, np.int64)).sum()
+        )
 
     def _descend(self, shared: Ints, x: Ints) -> tuple[Ints, Ints]:
         node = self.root[shared]
@@ -215,7 +231,9 @@ def make_round(parts: tuple[int, ...]) -> Round:
     """Make the round in which source d has `parts[d]` of sum(parts) = M * UNIT parts."""
     sources = len(parts)
     whole = [part // UNIT for part in parts]
-    members: list[list[tuple[int, int]]] = [[] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)]
+    members: list[list[tuple[int, int]]] = [
+        [] for _ in range((sum(parts) - sum(whole) * UNIT) // UNIT)
+    ]
     offset = 0
     for d, part in enumerate(parts):
         rest = part % UNIT
@@ -236,7 +254,9 @@ def make_round(parts: tuple[int, ...]) -> Round:
             d, _ = parted[0]
             leaf = len(leaves)
             leaves_of[d, len(slots_of[d]) - whole[d]] = leaf
-            leaves.append((d, len(slots_of[d]), slot, int(np.searchsorted(period.slots_of[d], slot))))
+            leaves.append(
+                (d, len(slots_of[d]), slot, int(np.searchsorted(period.slots_of[d], slot)))
+            )
             slots_of[d].append(slot)
             paths.append(path)
             return -1 - leaf
@@ -252,7 +272,8 @@ def make_round(parts: tuple[int, ...]) -> Round:
 
     root = [grow(places, int(slot), []) for places, slot in zip(members, period.slots_of[sources])]
     depth = max(map(len, paths), default=0)
-    padded = np.ones((len(paths), depth, 3), np.int64)  # behind its leaf a path goes left, with the whole share
+    # behind its leaf a path goes left, with the whole share
+    padded = np.ones((len(paths), depth, 3), np.int64)
     for leaf, path in enumerate(paths):
         padded[leaf, : len(path)] = np.array(path, np.int64).reshape(-1, 3)
     source, lane, slot, ahead = np.array(leaves, np.int64).reshape(-1, 4).T
@@ -280,10 +301,10 @@ def make_round(parts: tuple[int, ...]) -> Round:
 class Stretches:
     """One epoch of a source, cut among its lanes.
 
-    `begin` int64 (V,) is the begin of each lane's stretch, `count` int64 (V,) its length, and `first` int64 (V,) the
-    earlier visits of the lane. Where lanes of other shares have read a part of the epoch, these are of the rest, which
-    consists of pieces of the epoch's line: piece k begins at `start[k]` and ends behind `ends[k]` frames of the rest.
-    Otherwise both are empty.
+    `begin` int64 (V,) is the begin of each lane's stretch, `count` int64 (V,) its length, and
+    `first` int64 (V,) the earlier visits of the lane. Where lanes of other shares have read a part
+    of the epoch, these are of the rest, which consists of pieces of the epoch's line: piece k
+    begins at `start[k]` and ends behind `ends[k]` frames of the rest. Otherwise both are empty.
     """
 
     begin: Ints
@@ -300,7 +321,9 @@ class Stretches:
         return self.start[piece] + q - (self.ends[piece] - self._sizes[piece])
 
     def back(self, line: int) -> int | None:
-        """Number in the rest of a line number: the inverse of `line`. None for frames read before."""
+        """Number in the rest of a line number: the inverse of `line`. None for frames read
+        before.
+        """
         if not len(self.start):
             return line
         inside = np.flatnonzero((self.start <= line) & (line < self.start + self._sizes))
@@ -324,20 +347,24 @@ class Stretches:
 class SharedSlots:
     """Positions of a run to samples of its sources and back, for a schedule of exact shares.
 
-    A sample is (source, index): index // N is its epoch, index % N its number in the line of that epoch.
+    A sample is (source, index): index // N is its epoch, index % N its number in the line of that
+    epoch.
     """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         # The cut among lanes is made here; `Lanes` then reads the line as if by one.
         self.lines = tuple(
-            Lanes(spec.seed, d, s.frames, s.clip, 1, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
+            Lanes(spec.seed, d, s.frames, s.clip, 1, s.shuffle, s.inside)
+            for d, s in enumerate(spec.sources)
         )
         self._frames = [s.frames for s in spec.sources]
         self._in_lanes = np.array([s.shuffle and s.clip > 1 for s in spec.sources])
         self._begins = [entry.position for entry in spec.schedule]
         sources = len(spec.sources)
-        self.rounds = [make_round((*e.slots, *[0] * (sources - len(e.slots)))) for e in spec.schedule]
+        self.rounds = [
+            make_round((*e.slots, *[0] * (sources - len(e.slots)))) for e in spec.schedule
+        ]
         self._before = [[0] * sources]
         for round_, (begin, end) in zip(self.rounds, pairwise(self._begins)):
             counts = [int(round_.visits(d, end - begin).sum()) for d in range(sources)]
@@ -362,7 +389,9 @@ class SharedSlots:
         return int(self._located(np.array([position], np.uint64))[2][0])
 
     def slots_of(self, d: int) -> Ints | None:
-        """Fixed slots of the lanes of source d at the end of the schedule; None where it is not read in lanes."""
+        """Fixed slots of the lanes of source d at the end of the schedule; None where it is not
+        read in lanes.
+        """
         return self.rounds[-1].slots_of[d] if self._in_lanes[d] else None
 
     def rest_of_clip(self, position: int, most: int) -> tuple[int, Ints, Words]:
@@ -424,7 +453,9 @@ class SharedSlots:
         epoch, line = divmod(index, self._frames[d])
         for k, (begin, round_, before) in enumerate(zip(self._begins, self.rounds, self._before)):
             last = k + 1 == len(self._begins)
-            if not len(round_.slots_of[d]) or (not last and self._before[k + 1][d] <= epoch * self._frames[d]):
+            if not len(round_.slots_of[d]) or (
+                not last and self._before[k + 1][d] <= epoch * self._frames[d]
+            ):
                 continue
             if self._in_lanes[d]:
                 cut = self._cut(k, d, epoch)

@@ -1,17 +1,19 @@
 """Mixture: the source of each position, placed exactly instead of drawn.
 
-A period of M slots repeats forever. Source d owns m_d of them (largest remainder of its weight times M), placed by
-earliest deadline: its k-th sample (k = 1, 2, ...) may come from slot floor((k-1) M / m_d) on and must come before slot
-ceil(k M / m_d). For unit jobs with whole-numbered releases and deadlines, earliest-deadline-first finds such a
-placement whenever one exists, and for shares that sum to one it exists (Baruah, Cohen, Plaxton, Varvel: "Proportionate
-progress", Algorithmica 1996; Tijdeman's chairman assignment, 1980). Hence after any number x of positions every source
-has had its exact share x m_d / M to within less than one sample.
+A period of M slots repeats forever. Source d owns m_d of them (largest remainder of its weight
+times M), placed by earliest deadline: its k-th sample (k = 1, 2, ...) may come from slot
+floor((k-1) M / m_d) on and must come before slot ceil(k M / m_d). For unit jobs with whole-numbered
+releases and deadlines, earliest-deadline-first finds such a placement whenever one exists, and for
+shares that sum to one it exists (Baruah, Cohen, Plaxton, Varvel: "Proportionate progress",
+Algorithmica 1996; Tijdeman's chairman assignment, 1980). Hence after any number x of positions
+every source has had its exact share x m_d / M to within less than one sample.
 
 A source never runs out: its stream has its own epochs (`order/lanes.py`).
 
 Whole slots: positions of a run to samples of its sources and back.
 
-A sample is (source, index): its number in the endless stream of that source, which `order/lanes.py` maps to frames.
+A sample is (source, index): its number in the endless stream of that source, which `order/lanes.py`
+maps to frames.
 """
 
 import heapq
@@ -40,26 +42,35 @@ def check_weights(weights: Sequence[float], names: Sequence[str]) -> list[float]
     if len(weights) != len(names):
         raise ValueError(f"{len(weights)} weights for {len(names)} sources: give one each")
     for weight, name in zip(weights, names):
-        number = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool)
+        number = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(
+            weight, bool
+        )
         if not (number and math.isfinite(weight) and weight > 0):
             raise ValueError(
-                f"weight {weight} of source {name!r}: weights are finite numbers above 0; leave a source out to skip it"
+                f"weight {weight} of source {name!r}: weights are finite numbers above 0; leave a "
+                "source out to skip it"
             )
     if not math.isfinite(sum(map(float, weights))):
-        raise ValueError(f"weights {list(weights)} add up to infinity: only their ratios count, give smaller numbers")
+        raise ValueError(
+            f"weights {list(weights)} add up to infinity: only their ratios count, give smaller "
+            "numbers"
+        )
     return [float(weight) for weight in weights]
 
 
 def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
-    """Divide `slots` among sources: the floor of each exact quota, the rest to the largest remainders.
+    """Divide `slots` among sources: the floor of each exact quota, the rest to the largest
+    remainders.
 
-    Ties go to the earlier source. The sums are exact (fractions), so the result is the same on every platform.
+    Ties go to the earlier source. The sums are exact (fractions), so the result is the same on
+    every platform.
     """
     whole, number_of, total = _whole_numbers(tuple(weights))
     shares = [divmod(weight * slots, total) for weight in whole]
     counts = [shares[number][0] for number in number_of]
     remainders = [shares[number][1] for number in number_of]
-    by_remainder = sorted(range(len(counts)), key=remainders.__getitem__, reverse=True)  # stable, so ties stay in order
+    # stable, so ties stay in order
+    by_remainder = sorted(range(len(counts)), key=remainders.__getitem__, reverse=True)
     for d in by_remainder[: slots - sum(counts)]:
         counts[d] += 1
     return tuple(counts)
@@ -67,11 +78,14 @@ def share_slots(weights: Sequence[float], slots: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _whole_numbers(weights: tuple[float, ...]) -> tuple[list[int], list[int], int]:
-    """Weights as whole numbers in the same ratios: the distinct ones, the number of that of each source, the sum."""
+    """Weights as whole numbers in the same ratios: the distinct ones, the number of that of each
+    source, the sum.
+    """
     distinct = list(dict.fromkeys(weights))
     number = {weight: n for n, weight in enumerate(distinct)}
     exact = [Fraction(weight) for weight in distinct]
-    common = math.lcm(*(weight.denominator for weight in exact))  # floats: powers of two, so this stays small
+    # floats: powers of two, so this stays small
+    common = math.lcm(*(weight.denominator for weight in exact))
     whole = [weight.numerator * (common // weight.denominator) for weight in exact]
     number_of = [number[weight] for weight in weights]
     return whole, number_of, sum(whole[n] for n in number_of)
@@ -87,21 +101,31 @@ def share_errors(
     """
     total = sum(slots)
     whole = sum(weights)
-    shares = [(d, count / total, weight / whole) for d, (count, weight) in enumerate(zip(slots, weights))]
+    shares = [
+        (d, count / total, weight / whole) for d, (count, weight) in enumerate(zip(slots, weights))
+    ]
     off = [(abs(share / target - 1), d, share, target) for d, share, target in shares]
-    return [(d, share, target) for error, d, share, target in sorted(off, reverse=True) if error > tolerance]
+    return [
+        (d, share, target)
+        for error, d, share, target in sorted(off, reverse=True)
+        if error > tolerance
+    ]
 
 
 def are_met(slots: Sequence[int], weights: Sequence[float], tolerance: float) -> bool:
     """Whether no share has a relative error above `tolerance`: `share_errors` is empty."""
     total = sum(slots)
     whole = sum(weights)
-    return all(abs((count / total) / (weight / whole) - 1) <= tolerance for count, weight in set(zip(slots, weights)))
+    return all(
+        abs((count / total) / (weight / whole) - 1) <= tolerance
+        for count, weight in set(zip(slots, weights))
+    )
 
 
 @dataclass(frozen=True)
 class Period:
-    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,), its source's earlier slots.
+    """One period of M slots: `source` int64 (M,) of each slot, and `before` uint64 (M,), its
+    source's earlier slots.
 
     `counts` uint64 (D,) are the m_d, `slots_of[d]` int64 (m_d,) the slots of source d in order.
     """
@@ -112,7 +136,9 @@ class Period:
     slots_of: tuple[Ints, ...]
 
     def streams(self, positions: Words) -> tuple[Ints, Words]:
-        """Source (int64) of positions uint64 (n,), counted from the first period, and its earlier samples (uint64)."""
+        """Source (int64) of positions uint64 (n,), counted from the first period, and its earlier
+        samples (uint64).
+        """
         total = np.uint64(len(self.source))
         rounds = positions // total
         slot = (positions - rounds * total).view(np.int64)
@@ -148,23 +174,30 @@ def make_period(counts: tuple[int, ...]) -> Period:
     starts = np.cumsum((0, *counts))
     before = np.empty(total, np.uint64)
     before[grouped] = np.arange(total) - np.repeat(starts[:-1], counts)
-    return Period(np.array(counts, np.uint64), placed, before, tuple(np.split(grouped, starts[1:-1])))
+    return Period(
+        np.array(counts, np.uint64), placed, before, tuple(np.split(grouped, starts[1:-1]))
+    )
 
 
 class WholeSlots:
-    """Mixture of a spec of version 1. `lines` is the order of each source's frames, by its stream."""
+    """Mixture of a spec of version 1. `lines` is the order of each source's frames, by its
+    stream.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self.lines = tuple(
-            Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside) for d, s in enumerate(spec.sources)
+            Lanes(spec.seed, d, s.frames, s.clip, s.lanes, s.shuffle, s.inside)
+            for d, s in enumerate(spec.sources)
         )
         self._starts = np.array([entry.position for entry in spec.schedule], np.uint64)
         self._periods = tuple(make_period(entry.slots) for entry in spec.schedule)
         self._before = self._streams_before()
 
     def streams(self, positions: Words) -> tuple[Ints, Words]:
-        """Source (int64) of positions uint64 (n,), and index (uint64) in the endless stream of that source."""
+        """Source (int64) of positions uint64 (n,), and index (uint64) in the endless stream of that
+        source.
+        """
         if len(self._starts) == 1:
             return self._in_entry(0, positions)
         source = np.empty(positions.shape, np.int64)
@@ -212,7 +245,10 @@ class WholeSlots:
         period = self._periods[number]
         rounds, slot = np.divmod(index.view(np.int64) - self._before[number][d], entry.slots[d])
         positions = entry.position + rounds * len(period.source) + period.slots_of[d][slot]
-        if number + 1 == len(self._spec.schedule) or positions[-1] < self._spec.schedule[number + 1].position:
+        if (
+            number + 1 == len(self._spec.schedule)
+            or positions[-1] < self._spec.schedule[number + 1].position
+        ):
             return positions
         valid = [self.position(d, i) for i in index.tolist()]
         return np.array([p for p in valid if p is not None], np.int64)
@@ -227,7 +263,11 @@ class WholeSlots:
             rounds, slot = divmod(index - before, entry.slots[d])
             relative = rounds * sum(entry.slots) + int(self._periods[number].slots_of[d][slot])
             position = entry.position + relative
-            later = self._spec.schedule[number + 1].position if number + 1 < len(self._spec.schedule) else None
+            later = (
+                self._spec.schedule[number + 1].position
+                if number + 1 < len(self._spec.schedule)
+                else None
+            )
             return position if later is None or position < later else None
         return None
 
@@ -243,7 +283,9 @@ class WholeSlots:
         return before
 
     def _stream(self, position: int) -> tuple[int, int]:
-        """`streams` of one position, in plain integers: numpy's calls would cost ten times as much."""
+        """`streams` of one position, in plain integers: numpy's calls would cost ten times as
+        much.
+        """
         number = bisect_right(self._spec.schedule, position, key=lambda entry: entry.position) - 1
         entry = self._spec.schedule[number]
         period = self._periods[number]

@@ -1,8 +1,10 @@
-"""Spec: everything that must be saved to restore an order, and the effects of differences between two of them.
+"""Spec: everything that must be saved to restore an order, and the effects of differences between
+two of them.
 
-A spec is frozen, versioned JSON, a few hundred bytes for any amount of data: per source a fingerprint of the selected
-segments and the chosen settings, and the schedule of the mixture. A checkpoint stores it with one integer, the
-position. On resume `compare` lists each difference before the first step.
+A spec is frozen, versioned JSON, a few hundred bytes for any amount of data: per source a
+fingerprint of the selected segments and the chosen settings, and the schedule of the mixture. A
+checkpoint stores it with one integer, the position. On resume `compare` lists each difference
+before the first step.
 
 An order in words.
 """
@@ -18,7 +20,9 @@ from typing import Any
 from understudy_data.order.random import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
-"""Version of an order with divided slots, for exact shares (`mixture/shared_slots.py`); otherwise as version 1."""
+"""Version of an order with divided slots, for exact shares (`mixture/shared_slots.py`); otherwise
+as version 1.
+"""
 
 UNIT = 1 << 20
 """Parts of a slot in such an order."""
@@ -28,8 +32,9 @@ UNIT = 1 << 20
 class SourceSpec:
     """Order of one source: its frames, and the way they are read.
 
-    `data` is the fingerprint of its segments, `segments` and `frames` their counts. `clip` = S, `lanes` = V. `shuffle`
-    False is storage order; `inside` is "sequential" or "permuted"; `cut` is "plain" or "keyframe".
+    `data` is the fingerprint of its segments, `segments` and `frames` their counts. `clip` = S,
+    `lanes` = V. `shuffle` False is storage order; `inside` is "sequential" or "permuted"; `cut` is
+    "plain" or "keyframe".
     """
 
     name: str
@@ -45,16 +50,23 @@ class SourceSpec:
     def __post_init__(self) -> None:
         for field in ("frames", "clip", "lanes"):
             if getattr(self, field) < 1:
-                raise ValueError(f"source {self.name!r}: {field} is {getattr(self, field)}, need at least 1")
+                raise ValueError(
+                    f"source {self.name!r}: {field} is {getattr(self, field)}, need at least 1"
+                )
         if self.inside not in ("sequential", "permuted"):
-            raise ValueError(f"source {self.name!r}: inside is {self.inside!r}, need 'sequential' or 'permuted'")
+            raise ValueError(
+                f"source {self.name!r}: inside is {self.inside!r}, need 'sequential' or 'permuted'"
+            )
         if self.cut not in ("plain", "keyframe"):
-            raise ValueError(f"source {self.name!r}: cut is {self.cut!r}, need 'plain' or 'keyframe'")
+            raise ValueError(
+                f"source {self.name!r}: cut is {self.cut!r}, need 'plain' or 'keyframe'"
+            )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Shares from `position` on: source d has `slots[d]` of every sum(slots) samples (0: it does not take part).
+    """Shares from `position` on: source d has `slots[d]` of every sum(slots) samples (0: it does
+    not take part).
 
     In an order of version 2 they are parts of slots, `UNIT` to each.
     """
@@ -70,7 +82,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that the order depends on, and `batch`, the global batch size, which does not change it."""
+    """Everything that the order depends on, and `batch`, the global batch size, which does not
+    change it.
+    """
 
     seed: int
     batch: int
@@ -82,7 +96,10 @@ class Spec:
         check_seed(self.seed)
         if self.version not in (ORDER_VERSION, EXACT_VERSION):
             versions = f"{ORDER_VERSION} and {EXACT_VERSION}"
-            raise ValueError(f"order version {self.version}: this release makes orders of versions {versions} only")
+            raise ValueError(
+                f"order version {self.version}: this release makes orders of versions {versions} "
+                "only"
+            )
         if self.batch < 1:
             raise ValueError(f"global batch size {self.batch}: need at least 1 sample")
         if not self.sources:
@@ -92,10 +109,20 @@ class Spec:
         if not positions or positions[0] != 0 or any(a >= b for a, b in pairwise(positions)):
             raise ValueError(f"schedule positions {positions}: they must start at 0 and rise")
         for entry in self.schedule:
-            if len(entry.slots) > len(self.sources) or min(entry.slots, default=0) < 0 or sum(entry.slots) < 1:
-                raise ValueError(f"schedule entry at {entry.position}: {len(entry.slots)} shares, none may be negative")
+            if (
+                len(entry.slots) > len(self.sources)
+                or min(entry.slots, default=0) < 0
+                or sum(entry.slots) < 1
+            ):
+                raise ValueError(
+                    f"schedule entry at {entry.position}: {len(entry.slots)} shares, none may be "
+                    "negative"
+                )
             if self.version == EXACT_VERSION and sum(entry.slots) % UNIT:
-                raise ValueError(f"schedule entry at {entry.position}: {sum(entry.slots)} parts are no whole slots")
+                raise ValueError(
+                    f"schedule entry at {entry.position}: {sum(entry.slots)} parts are no whole "
+                    "slots"
+                )
 
     @property
     def round(self) -> int:
@@ -112,7 +139,9 @@ class Spec:
         del order["batch"]
         for source in order["sources"]:
             del source["name"]
-        return hashlib.blake2b(json.dumps(order, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(order, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
     def to_json(self) -> str:
         """Spec as JSON text; `Spec.from_json` restores an equal spec."""
@@ -127,7 +156,9 @@ class Spec:
         """
         data = json.loads(text) if isinstance(text, str) else text
         _check_keys(cls, data, "order spec")
-        sources = tuple(_make(SourceSpec, source, "order spec, source") for source in data["sources"])
+        sources = tuple(
+            _make(SourceSpec, source, "order spec, source") for source in data["sources"]
+        )
         schedule = []
         for entry in data["schedule"]:
             _check_keys(Entry, entry, "order spec, schedule entry")
@@ -139,7 +170,9 @@ class Spec:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two specs: its name, old and new value, and its effect on the order."""
+    """One difference between two specs: its name, old and new value, and its effect on the
+    order.
+    """
 
     what: str
     old: object
@@ -152,21 +185,35 @@ class Difference:
 
 
 def compare(old: Spec, new: Spec) -> list[Difference]:
-    """Differences between the order that a run was started with and the one that it would continue with."""
+    """Differences between the order that a run was started with and the one that it would continue
+    with.
+    """
     differences: list[Difference] = []
 
-    def note(label: str, before: object, after: object, effect: str, changes_order: bool = True) -> None:
+    def note(
+        label: str, before: object, after: object, effect: str, changes_order: bool = True
+    ) -> None:
         if before != after:
             differences.append(Difference(label, before, after, effect, changes_order))
 
-    note("order version", old.version, new.version, "shares are met in another way; positions hold other samples")
-    note("seed", old.seed, new.seed, "every position holds another sample, and every draw inside a sample differs")
+    note(
+        "order version",
+        old.version,
+        new.version,
+        "shares are met in another way; positions hold other samples",
+    )
+    note(
+        "seed",
+        old.seed,
+        new.seed,
+        "every position holds another sample, and every draw inside a sample differs",
+    )
     note(
         "batch",
         old.batch,
         new.batch,
-        "the order stays; steps start at other positions (continue from the saved position, not from step x batch "
-        "size), and lanes change ranks once",
+        "the order stays; steps start at other positions (continue from the saved position, not "
+        "from step x batch size), and lanes change ranks once",
         changes_order=False,
     )
     for number in range(max(len(old.sources), len(new.sources))):
@@ -174,7 +221,11 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
         b = new.sources[number] if number < len(new.sources) else None
         if a is None or b is None:
             joined = a is None
-            joins = [entry.position for entry in new.schedule if len(entry.slots) > number and entry.slots[number]]
+            joins = [
+                entry.position
+                for entry in new.schedule
+                if len(entry.slots) > number and entry.slots[number]
+            ]
             effect = (
                 f"it joins at position {joins[0]}"
                 if joined and joins and joins[0]
@@ -190,15 +241,26 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
 
 def _compare_source(number: int, a: SourceSpec, b: SourceSpec, note: Any) -> None:
     label = f"source {number} ({a.name})"
-    note(f"{label} name", a.name, b.name, "the order stays: names are not part of it", changes_order=False)
+    note(
+        f"{label} name",
+        a.name,
+        b.name,
+        "the order stays: names are not part of it",
+        changes_order=False,
+    )
     if a.data != b.data:
-        before, after = (f"{s.frames} frames in {s.segments} segments [{s.data[:8]}]" for s in (a, b))
+        before, after = (
+            f"{s.frames} frames in {s.segments} segments [{s.data[:8]}]" for s in (a, b)
+        )
         effect = (
-            "its frames are others or in another order: positions hold other samples, and the current epoch will "
-            "repeat some frames and miss others; give the source a new name and a schedule entry, or start anew"
+            "its frames are others or in another order: positions hold other samples, and the "
+            "current epoch will repeat some frames and miss others; give the source a new name and "
+            "a schedule entry, or start anew"
         )
         note(f"{label} selected frames", before, after, effect)
-    shuffled = "its frames come in another order; the current epoch will repeat some and miss others"
+    shuffled = (
+        "its frames come in another order; the current epoch will repeat some and miss others"
+    )
     for field, words in (
         ("clip", "frames per clip"),
         ("lanes", "lanes"),
@@ -220,7 +282,10 @@ def _compare_schedule(old: Spec, new: Spec, note: Any) -> None:
             note("schedule", a and _shares(a, old), b and _shares(b, new), effect)
         elif (a.position, _without_tail(a)) != (b.position, _without_tail(b)):
             position = min(a.position, b.position)
-            effect = f"sources have other shares from position {position} on; each is still read once per its own epoch"
+            effect = (
+                f"sources have other shares from position {position} on; each is still read "
+                "once per its own epoch"
+            )
             note("schedule", _shares(a, old), _shares(b, new), effect)
 
 
@@ -233,7 +298,9 @@ def _without_tail(entry: Entry) -> tuple[int, ...]:
 def _shares(entry: Entry, spec: Spec) -> str:
     if spec.version == EXACT_VERSION:
         total = sum(entry.slots)
-        parts = ", ".join(f"{s.name} {count / total:.4%}" for s, count in zip(spec.sources, entry.slots) if count)
+        parts = ", ".join(
+            f"{s.name} {count / total:.4%}" for s, count in zip(spec.sources, entry.slots) if count
+        )
         return f"from {entry.position}: {parts}"
     shares = ", ".join(f"{s.name} {count}" for s, count in zip(spec.sources, entry.slots) if count)
     return f"from {entry.position}: {shares} of {sum(entry.slots)}"
@@ -241,12 +308,17 @@ def _shares(entry: Entry, spec: Spec) -> str:
 
 def _check_keys(kind: type, data: Any, where: str) -> None:
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: {str(data)[:80]!r} is no JSON object; give the text of `to_json`")
+        raise ValueError(
+            f"{where}: {str(data)[:80]!r} is no JSON object; give the text of `to_json`"
+        )
     names = {field.name for field in fields(kind)}
     missing = sorted(names - set(data))
     unknown = sorted(set(data) - names)
     if missing or unknown:
-        raise ValueError(f"{where}: missing {missing}, unknown {unknown}; it was written by another release or edited")
+        raise ValueError(
+            f"{where}: missing {missing}, unknown {unknown}; it was written by another release or "
+            "edited"
+        )
 
 
 def _make(kind: Any, data: dict[str, Any], where: str) -> Any:
@@ -260,7 +332,9 @@ def _check_types(kind: Any, values: Sequence[Any], where: str) -> None:
     """Refuse a value of another type: a rounded or quoted number would be another order."""
     for value in values:
         if type(value) is not kind:
-            raise ValueError(f"{where}: {value!r} is {type(value).__name__}, need {kind.__name__}; it was edited")
+            raise ValueError(
+                f"{where}: {value!r} is {type(value).__name__}, need {kind.__name__}; it was edited"
+            )
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -272,7 +346,9 @@ def _check_names(names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def in_words(spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[int, float, float]]) -> str:
+def in_words(
+    spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[int, float, float]]
+) -> str:
     """Describe an order, a line per fact.
 
     Args:
@@ -282,7 +358,10 @@ def in_words(spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[i
     """
     lines = [f"order {spec.fingerprint[:12]}, seed {spec.seed}, global batch {spec.batch}"]
     for d, source in enumerate(spec.sources):
-        lines.append(f"{source.name}: {source.frames} frames in {source.segments} segments; {_source_in_words(source)}")
+        lines.append(
+            f"{source.name}: {source.frames} frames in {source.segments} segments; "
+            f"{_source_in_words(source)}"
+        )
         lines += [f"  - {reason}" for reason in (reasons[d] if d < len(reasons) else ())]
     for entry in spec.schedule:
         total = sum(entry.slots)
@@ -290,14 +369,18 @@ def in_words(spec: Spec, reasons: Sequence[Sequence[str]], off: Sequence[tuple[i
         if len(spec.sources) > 1:
             exact = spec.version == EXACT_VERSION
             counts = [f" ({count} of {total})" if not exact else "" for _, count in named]
-            shares = ", ".join(f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts))
+            shares = ", ".join(
+                f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts)
+            )
             more = f" and {len(named) - 20} more" if len(named) > 20 else ""
             lines.append(f"from position {entry.position}: {shares}{more}")
     if off:
         d, share, target = off[0]
         others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
         met = f"shares are met to the nearest of {sum(spec.schedule[-1].slots)} slots"
-        lines.append(f"{met}: {spec.sources[d].name} has {share:.4%}, requested were {target:.4%}{others}")
+        lines.append(
+            f"{met}: {spec.sources[d].name} has {share:.4%}, requested were {target:.4%}{others}"
+        )
     return "\n".join(lines)
 
 

@@ -2,11 +2,14 @@
 
 byte_source         interface of a file that is read by byte position, and the local implementation
 dataset_root        a dataset root (a folder or any fsspec URL) and the files below it
-dataset_version     one version of a dataset: marks that are asked again when a further file is opened; publications
+dataset_version     one version of a dataset: marks that are asked again when a further file is
+                    opened; publications
 parquet_faults      causes of failures of Arrow, and the remedy of each
 remote_options      settings for remote reading: cache folder, cache size, retries
-remote_source       remote files, read and prefetched through the host's cache; each byte is fetched once per host
-remote_store        backends for https://, s3://, the Hugging Face hub, and everything else that fsspec opens
+remote_source       remote files, read and prefetched through the host's cache; each byte is fetched
+                    once per host
+remote_store        backends for https://, s3://, the Hugging Face hub, and everything else that
+                    fsspec opens
 cancel              cancellation of the work of a thread whose caller has gone
 http_client         one range request with its deadlines, and the checks of its answer
 disk_cache          the on-disk cache of byte ranges, shared by all processes of a host

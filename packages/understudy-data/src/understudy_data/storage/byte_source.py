@@ -1,8 +1,8 @@
 """Bytes of one file by position: the interface `ByteSource` and its local implementation.
 
-Videos, rows and metadata are all read through it. A source is pinned to the version of the file that was opened: a file
-that changes under its reader raises an error and never yields a mix of two versions. `remote_source.py` implements it
-for remote files.
+Videos, rows and metadata are all read through it. A source is pinned to the version of the file
+that was opened: a file that changes under its reader raises an error and never yields a mix of two
+versions. `remote_source.py` implements it for remote files.
 """
 
 import io
@@ -37,7 +37,8 @@ class ByteSource(Protocol):
         """Fill `memory` (writable bytes) with the bytes from `offset` on.
 
         Raises:
-            DatasetError: The file is shorter, cannot be read or has another `tag` now. `memory` is then undefined.
+            DatasetError: The file is shorter, cannot be read or has another `tag` now. `memory` is
+                then undefined.
         """
 
     def read(self, offset: int, size: int) -> bytes:
@@ -49,11 +50,13 @@ class ByteSource(Protocol):
     def prefetch(self, spans: np.ndarray) -> None:
         """Announce spans that will be read soon: int64 (k, 2) of (offset, size), in reading order.
 
-        Returns at once and raises nothing; `read` raises any error later. Does nothing for a local file.
+        Returns at once and raises nothing; `read` raises any error later. Does nothing for a local
+        file.
         """
 
     def note_index(self) -> None:
-        """Note that all reads so far were of the file's index. Other files of a server are opened with as many bytes.
+        """Note that all reads so far were of the file's index. Other files of a server are opened
+        with as many bytes.
 
         Does nothing for a local file.
         """
@@ -69,7 +72,9 @@ _OPEN_FILES = (
 
 
 class _Descriptor:
-    """A file descriptor closed with its last reference, so that no thread reads from a number given to another file."""
+    """A file descriptor closed with its last reference, so that no thread reads from a number given
+    to another file.
+    """
 
     opened: ClassVar[set[int]] = set()  # numbers of this process
 
@@ -78,7 +83,8 @@ class _Descriptor:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.opened.add(self.number)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at interpreter exit
+    # `os` may be gone at interpreter exit
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.number >= 0:
             self.opened.discard(self.number)
             close(self.number)
@@ -101,24 +107,33 @@ class LocalSource(ByteSource):
                 raise DatasetError("is not a file", where=path, fix="name a file")
             file = _Descriptor(path)
         except OSError as error:
-            raise DatasetError(f"cannot be opened: {error.strerror}", where=path, fix="check path and rights") from None
+            raise DatasetError(
+                f"cannot be opened: {error.strerror}", where=path, fix="check path and rights"
+            ) from None
         self._file = file if len(file.opened) <= _OPEN_FILES else None
         return file
 
     def fill(self, offset: int, memory: memoryview) -> None:
         """See `ByteSource.fill`."""
-        file = self._file or self._open()  # this reference keeps the descriptor open if another thread calls `close`
+        # this reference keeps the descriptor open if another thread calls `close`
+        file = self._file or self._open()
         size = len(memory)
         try:
             count = os.preadv(file.number, [memory], offset)
-            while 0 < count < size and (more := os.preadv(file.number, [memory[count:]], offset + count)):
+            while 0 < count < size and (
+                more := os.preadv(file.number, [memory[count:]], offset + count)
+            ):
                 count += more
             stat = os.fstat(file.number)
         except OSError as error:
-            raise DatasetError(f"cannot be read: {error.strerror}", where=self.where, fix="check the disk") from None
+            raise DatasetError(
+                f"cannot be read: {error.strerror}", where=self.where, fix="check the disk"
+            ) from None
         if count < size:
             problem = f"ends at byte {offset + count}, where byte {offset + size} is needed"
-            raise DatasetError(problem, where=self.where, fix="the file is damaged: copy or record it again")
+            raise DatasetError(
+                problem, where=self.where, fix="the file is damaged: copy or record it again"
+            )
         if _tag(stat) != self.tag:
             raise SourceError(CHANGED, where=self.where, fix=RESTART)
 
@@ -164,7 +179,8 @@ class _Raw(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # io's stub wants `Buffer` of Python 3.12
+        # io's stub wants `Buffer` of Python 3.12
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         count = max(0, min(len(view), self._source.size - self._at))
         if count:
             self._source.fill(self._at, view[:count])

@@ -1,4 +1,5 @@
-"""Disk budgets: space in a host's cache is reserved before bytes are written, and the oldest files are evicted.
+"""Disk budgets: space in a host's cache is reserved before bytes are written, and the oldest files
+are evicted.
 
 Also the spans of a file as the cache names and indexes them: bytes [start, end) and their checksum.
 """
@@ -122,7 +123,9 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
     return pieces
 
 
-def subtract(intervals: list[tuple[int, int]], removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def subtract(
+    intervals: list[tuple[int, int]], removed: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """Return the parts of `intervals` outside all intervals of `removed`."""
     for begin, end in removed:
         left = []
@@ -142,7 +145,8 @@ class CacheBudget:
     """Budget for the spans of all processes of a host. Safe in threads and across processes.
 
     Args:
-        folder: The cache's folder. Its spans are below `objects`; the file `used` holds their total size.
+        folder: The cache's folder. Its spans are below `objects`; the file `used` holds their total
+            size.
         max_bytes: Largest total size.
     """
 
@@ -156,7 +160,9 @@ class CacheBudget:
         warnings.warn(f"{self._folder}: cannot be written: {error.strerror}", stacklevel=3)
 
     def reserve(self, count: int) -> bool:
-        """Reserve bytes that the holder of a claim will write, evicting old spans; return False if they do not fit."""
+        """Reserve bytes that the holder of a claim will write, evicting old spans; return False if
+        they do not fit.
+        """
         if count > self._max_bytes:
             return False
         try:
@@ -175,7 +181,8 @@ class CacheBudget:
             elif time.monotonic() < self._full_until:
                 return False
             else:
-                used = self._evict(self._max_bytes * 9 // 10)  # its count includes the claim's bytes
+                # its count includes the claim's bytes
+                used = self._evict(self._max_bytes * 9 // 10)
                 fits = used <= self._max_bytes
                 if not fits:
                     used -= count
@@ -195,11 +202,14 @@ class CacheBudget:
         path = os.path.join(self._folder, "used")
         with locks.hold(path) as file:
             if file is None:
-                raise DatasetError("another process holds the cache's lock", where=path, fix="end that process")
+                raise DatasetError(
+                    "another process holds the cache's lock", where=path, fix="end that process"
+                )
             yield file
 
     def _evict(self, goal: int) -> int:
-        """Remove leftovers of killed processes, then the oldest spans until at most `goal` bytes are left.
+        """Remove leftovers of killed processes, then the oldest spans until at most `goal` bytes
+        are left.
 
         The caller holds the lock of `used`. Returns the bytes of all remaining spans and claims.
         """
@@ -248,7 +258,8 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def evict_files(folder: Path, max_bytes: int, keep: Path) -> None:
-    """Remove leftovers of killed processes, and the least recently used files beyond `max_bytes`, from a flat folder.
+    """Remove leftovers of killed processes, and the least recently used files beyond `max_bytes`,
+    from a flat folder.
 
     Args:
         folder: Folder of files that are replaced in one step (`atomic.py`).

@@ -1,7 +1,8 @@
 """A dataset's root (a folder or any fsspec URL) and the files below it.
 
-All bytes of a dataset pass through here. A local root is read through the operating system, any other through
-`remote_source.py`, which fetches each byte once per host. Errors of file systems and libraries become DatasetErrors.
+All bytes of a dataset pass through here. A local root is read through the operating system, any
+other through `remote_source.py`, which fetches each byte once per host. Errors of file systems and
+libraries become DatasetErrors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import pyarrow.parquet as pq
 
 from understudy_base import credentials
 from understudy_base.dataset_address import absolute_path
-from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError, SourceError, summarize
+from understudy_base.errors import (
+    DatasetError,
+    LfsPointerError,
+    MissingFileError,
+    SourceError,
+    summarize,
+)
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy_data.storage.dataset_version import (
     DatasetVersion,
@@ -52,11 +59,12 @@ class Files:
 
     Attributes:
         root: Absolute folder, or the URL without credentials (`credentials.py`).
-        publication: Folder of the publication that is read (`edit/publish.py`); "" for any other dataset.
+        publication: Folder of the publication that is read (`edit/publish.py`); "" for any other
+            dataset.
 
     Args:
-        root: Path, `PATH@NUMBER` of one publication, `file://` URL, or any URL that fsspec knows (`memory://`,
-            `https://`, `s3://`, `hf://`).
+        root: Path, `PATH@NUMBER` of one publication, `file://` URL, or any URL that fsspec knows
+            (`memory://`, `https://`, `s3://`, `hf://`).
         options: Options for reading a remote root.
     """
 
@@ -65,7 +73,11 @@ class Files:
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
-        self.root = absolute_path(text) if self.is_local else credentials.strip_credentials(text).rstrip("/")
+        self.root = (
+            absolute_path(text)
+            if self.is_local
+            else credentials.strip_credentials(text).rstrip("/")
+        )
         if self.is_local:
             self.root = publication_folder(self.root) or self.root
         self.publication = publication_of(self.root) if self.is_local else ""
@@ -86,9 +98,18 @@ class Files:
         return self._pin if self._remote_files is None else self._remote_files.store.pin
 
     def __getstate__(self) -> tuple[object, ...]:
-        return self.root, self._address, self.options, self._current_pin(), self.publication, self._version
+        return (
+            self.root,
+            self._address,
+            self.options,
+            self._current_pin(),
+            self.publication,
+            self._version,
+        )
 
-    def __setstate__(self, state: tuple[str, str, RemoteOptions | None, str, str, DatasetVersion | None]) -> None:
+    def __setstate__(
+        self, state: tuple[str, str, RemoteOptions | None, str, str, DatasetVersion | None]
+    ) -> None:
         root, address, options, pin, publication, version = state
         self.__init__(root, options)  # type: ignore[misc]
         self._address = address
@@ -97,7 +118,9 @@ class Files:
         self._keep_to(version)
 
     def pin_version(self, paths: Sequence[str]) -> None:
-        """Read from now on the version of the dataset that these files of `meta/` have (`dataset_version.py`)."""
+        """Read from now on the version of the dataset that these files of `meta/` have
+        (`dataset_version.py`).
+        """
         if not self.is_local:
             self._version = self.remote_files.pin_version(paths)
         elif not self.publication:  # which never changes
@@ -112,28 +135,40 @@ class Files:
 
     @property
     def version_read(self) -> str:
-        """The version of the dataset that is read, for records: a commit, a publication, or versions of meta files."""
+        """The version of the dataset that is read, for records: a commit, a publication, or
+        versions of meta files.
+        """
         if self.publication:
             return f"publication {os.path.basename(self.publication)}"
         if not self.is_local and self.remote_files.commit:
             return f"commit {self.remote_files.commit}"
         marks = self._version.marks if self._version is not None else {}
-        return ", ".join(f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None)
+        return ", ".join(
+            f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None
+        )
 
     is_compared = False
-    """Whether the ranks of a run compared the episodes that they read. Then the dataset may grow while they start."""
+    """Whether the ranks of a run compared the episodes that they read. Then the dataset may grow
+    while they start.
+    """
 
     @property
     def shared_version(self) -> str:
-        """The same as `version_read`, but equal for a copy on another host: of a local dataset sizes of meta files."""
+        """The same as `version_read`, but equal for a copy on another host: of a local dataset
+        sizes of meta files.
+        """
         if not self.is_local or self.publication:
             return self.version_read
         marks = self._version.marks if self._version is not None else {}
-        return ", ".join(f"{path} {mark.size}" for path, mark in sorted(marks.items()) if mark is not None)
+        return ", ".join(
+            f"{path} {mark.size}" for path, mark in sorted(marks.items()) if mark is not None
+        )
 
     @property
     def version_address(self) -> str:
-        """Address of the version of `version_read`, where a later opening gets the same; "" where there is none."""
+        """Address of the version of `version_read`, where a later opening gets the same; "" where
+        there is none.
+        """
         if self.publication:
             folder, number = os.path.split(self.publication)
             return f"{os.path.dirname(folder)}/{publication_name(self.publication)}@{number}"
@@ -150,7 +185,8 @@ class Files:
         return self.where(path)
 
     def confirm(self, path: str) -> None:
-        """Check that a local file belongs to the version of the dataset that is read; of a remote one `version` does.
+        """Check that a local file belongs to the version of the dataset that is read; of a remote
+        one `version` does.
 
         Raises:
             SourceError: The dataset was replaced, or this file was.
@@ -176,7 +212,9 @@ class Files:
                 from understudy_data.storage.remote_source import RemoteFiles
 
                 options = self.options or RemoteOptions()
-                self._remote_files = RemoteFiles(self._address, self.root, options, self._pin, self._version)
+                self._remote_files = RemoteFiles(
+                    self._address, self.root, options, self._pin, self._version
+                )
             return self._remote_files
 
     def open(self, path: str) -> BinaryIO:
@@ -200,7 +238,9 @@ class Files:
         except DatasetError:
             raise
         except Exception as error:
-            raise DatasetError(f"cannot be opened: {summarize(error)}", where=where, fix=RESTORE) from error
+            raise DatasetError(
+                f"cannot be opened: {summarize(error)}", where=where, fix=RESTORE
+            ) from error
         try:
             self.confirm(path)
         except BaseException:
@@ -222,15 +262,21 @@ class Files:
         return source
 
     def look_ahead(self, paths: Sequence[str], folders: Sequence[str]) -> None:
-        """Start to ask a server for files and folders that are looked at soon, beside each other. Returns at once."""
+        """Start to ask a server for files and folders that are looked at soon, beside each other.
+        Returns at once.
+        """
         if self.is_local:
             return
         remote = self.remote_files
         jobs = [partial(_look, remote.meet, path) for path in paths]
-        remote.fetcher.submit([*jobs, *(partial(_look, remote.store.entries, folder) for folder in folders)])
+        remote.fetcher.submit(
+            [*jobs, *(partial(_look, remote.store.entries, folder) for folder in folders)]
+        )
 
     def source(self, path: str) -> ByteSource:
-        """Open a file for reading by position, pinned to its current version; raises DatasetError."""
+        """Open a file for reading by position, pinned to its current version; raises
+        DatasetError.
+        """
         if not self.is_local:
             from understudy_data.storage.remote_source import RemoteSource
 
@@ -238,20 +284,24 @@ class Files:
         try:
             source = LocalSource(self._place(path))
         except DatasetError:
-            self.open(path).close()  # raises a clearer error for a missing file, a folder or a forbidden one
+            # raises a clearer error for a missing file, a folder or a forbidden one
+            self.open(path).close()
             raise
         self.confirm(path)
         return source
 
     @contextmanager
     def opening(self, path: str) -> Iterator[ByteSource]:
-        """Open a file as `source` does, and check behind the block that it is of the version that is read.
+        """Open a file as `source` does, and check behind the block that it is of the version that
+        is read.
 
-        The block reads how the file is built, and hands out none of its bytes. So requests of several blocks share a
-        question for the version, and none of them waits for it ahead of its bytes.
+        The block reads how the file is built, and hands out none of its bytes. So requests of
+        several blocks share a question for the version, and none of them waits for it ahead of its
+        bytes.
 
         Raises:
-            DatasetError: As `source` and the block do. Where another version was put in its place, it tells so.
+            DatasetError: As `source` and the block do. Where another version was put in its place,
+                it tells so.
         """
         if self.is_local:
             yield self.source(path)
@@ -268,7 +318,8 @@ class Files:
         self.remote_files.confirm(path)
 
     def version(self, path: str) -> str:
-        """Return text that changes with the file: its size and times, or the etag or revision of a remote file.
+        """Return text that changes with the file: its size and times, or the etag or revision of a
+        remote file.
 
         Raises:
             DatasetError: The file is missing or cannot be accessed.
@@ -283,13 +334,14 @@ class Files:
             raise DatasetError(
                 f"its status cannot be read: {summarize(error)}", where=self.where(path), fix=_ALLOW
             ) from error
-        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"  # ctime: the mtime can be set back
+        # ctime: the mtime can be set back
+        return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
 
     def state(self, path: str) -> tuple[int, ...]:
         """Return size, times and inode of a local file; () where there is none.
 
-        Unlike `version` it differs for another file of equal size and times. A network file system may change the inode
-        of a file that nobody touched.
+        Unlike `version` it differs for another file of equal size and times. A network file system
+        may change the inode of a file that nobody touched.
         """
         try:
             stat = os.stat(self._place(path))
@@ -299,7 +351,9 @@ class Files:
 
     @property
     def latency(self) -> float:
-        """Ninth decile of the seconds that recent fetches of a span took; 0 for a local root or before the first."""
+        """Ninth decile of the seconds that recent fetches of a span took; 0 for a local root or
+        before the first.
+        """
         return 0.0 if self._remote_files is None else self._remote_files.latency
 
     def close(self) -> None:
@@ -309,7 +363,10 @@ class Files:
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
-        with as_dataset_error(self.where(path), "cannot be read", RESTORE), self.open(path) as handle:
+        with (
+            as_dataset_error(self.where(path), "cannot be read", RESTORE),
+            self.open(path) as handle,
+        ):
             data = handle.read()
         if data.startswith(_LFS):
             self.check_not_pointer(path)
@@ -335,12 +392,15 @@ class Files:
             os.stat(self._place(path))
             return True
         except PermissionError as error:
-            raise DatasetError("no permission to look there", where=self.where(path), fix=_ALLOW) from error
+            raise DatasetError(
+                "no permission to look there", where=self.where(path), fix=_ALLOW
+            ) from error
         except OSError:  # opening the file raises a clearer error
             return False
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
-        """Return (name, is a folder) of each entry of a folder, sorted by name, without broken links.
+        """Return (name, is a folder) of each entry of a folder, sorted by name, without broken
+        links.
 
         Returns:
             [] for a missing folder; None if the file system cannot list folders (plain HTTP).
@@ -351,12 +411,18 @@ class Files:
         if self.is_local:
             try:
                 with os.scandir(self._place(folder)) as scan:
-                    entries = [entry for entry in scan if not entry.is_symlink() or os.path.exists(entry.path)]
+                    entries = [
+                        entry
+                        for entry in scan
+                        if not entry.is_symlink() or os.path.exists(entry.path)
+                    ]
                     return sorted((entry.name, entry.is_dir()) for entry in entries)
             except (FileNotFoundError, NotADirectoryError):
                 return []
             except PermissionError as error:
-                raise DatasetError("no permission to look into it", where=self.where(folder), fix=_ALLOW) from error
+                raise DatasetError(
+                    "no permission to look into it", where=self.where(folder), fix=_ALLOW
+                ) from error
             except OSError as error:
                 raise DatasetError(
                     f"this folder cannot be listed: {summarize(error)}", where=self.where(folder)
@@ -377,7 +443,9 @@ class Files:
         """Raise LfsPointerError for a git LFS pointer; call it before raising a reader's error."""
         if self.is_pointer(path):
             fix = f"run `git lfs pull` in {self.root}"
-            raise LfsPointerError("a git LFS pointer, not the file itself", where=self.where(path), fix=fix)
+            raise LfsPointerError(
+                "a git LFS pointer, not the file itself", where=self.where(path), fix=fix
+            )
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
@@ -388,15 +456,20 @@ class Files:
         """
         with self.explained(path), self.open(path) as handle:
             try:
-                # A local file is read as it is decoded; of one on a server whole columns are fetched at once.
-                local: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER} if self.is_local else {}
+                # A local file is read as it is decoded; of one on a server whole columns are
+                # fetched at once.
+                local: dict[str, Any] = (
+                    {"pre_buffer": False, "buffer_size": _BUFFER} if self.is_local else {}
+                )
                 opened = pq.ParquetFile(handle, page_checksum_verification=True, **local)
             except Exception:
                 self.check_not_pointer(path)
                 raise
             yield opened
 
-    def table(self, path: str, columns: list[str] | None = None, group: int | None = None) -> pa.Table:
+    def table(
+        self, path: str, columns: list[str] | None = None, group: int | None = None
+    ) -> pa.Table:
         """Read a parquet file.
 
         Args:
@@ -408,9 +481,14 @@ class Files:
             names = file.schema_arrow.names
             present = names if columns is None else [name for name in columns if name in names]
             groups = range(file.metadata.num_row_groups) if group is None else [group]
-            # In parts: Arrow decodes a column of a row group in several times the memory of its values.
+            # In parts: Arrow decodes a column of a row group in several times the memory of its
+            # values.
             parts = list(file.iter_batches(_ROWS_AT_ONCE, list(groups), present, use_threads=False))
-            schema = parts[0].schema if parts else pa.schema([file.schema_arrow.field(name) for name in present])
+            schema = (
+                parts[0].schema
+                if parts
+                else pa.schema([file.schema_arrow.field(name) for name in present])
+            )
             table = pa.Table.from_batches(parts, schema).select(present)
             check_values(table, self.where(path))
             return table
@@ -440,7 +518,9 @@ def _look(ask: Callable[[str], object], path: str, stop: threading.Event) -> Non
 
 @contextmanager
 def as_dataset_error(where: object, problem: str, fix: str) -> Iterator[None]:
-    """Turn any error inside the block into a DatasetError: parsers of broken files raise undocumented types."""
+    """Turn any error inside the block into a DatasetError: parsers of broken files raise
+    undocumented types.
+    """
     try:
         yield
     except DatasetError:

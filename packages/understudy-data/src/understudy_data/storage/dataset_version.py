@@ -1,10 +1,12 @@
-"""One version of a dataset: its files of `meta/` as they were when it was opened, asked again for each further file.
+"""One version of a dataset: its files of `meta/` as they were when it was opened, asked again for
+each further file.
 
-The etag of a file says that the file did not change, and nothing of the others. So a dataset that is replaced
-while it is open would give rows of one version with images of another. Therefore a file that is opened for the first
-time is followed by a look at the `marks`: files of `meta/` of which at least one differs in another dataset. A dataset
-that only grew keeps its earlier files: those that were written before it was opened are read. A file that was written
-after that is refused, also where the marks stay.
+The etag of a file says that the file did not change, and nothing of the others. So a dataset that
+is replaced while it is open would give rows of one version with images of another. Therefore a file
+that is opened for the first time is followed by a look at the `marks`: files of `meta/` of which at
+least one differs in another dataset. A dataset that only grew keeps its earlier files: those that
+were written before it was opened are read. A file that was written after that is refused, also
+where the marks stay.
 
 A publication (`edit/publish.py`) needs no marks: its folder and its files never change.
 """
@@ -23,7 +25,8 @@ from understudy_base.errors import SourceError
 from understudy_data.storage.cancel import cancel_when, cancelled_when
 
 _ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one
-_STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)  # folder of the publications of a dataset, by its name
+# folder of the publications of a dataset, by its name
+_STORE = re.compile(r"\.(.+)\.versions", re.DOTALL)
 _PUBLICATION = re.compile(r"(.+)@(\d{6})", re.DOTALL)
 _AGAIN = "start again, and replace no dataset that is open"
 _REPLACED = "another version of this dataset was put here while it was open"
@@ -52,7 +55,8 @@ class DatasetVersion:
         marks: Path of each asked file -> its version; None: it was not there.
         opened: Time of the opening in seconds since 1970, by the clock of the files.
         folder: Device and inode of a local root.
-        changed: Latest change of a mark of a local root, in seconds since 1970, by the clock of the files.
+        changed: Latest change of a mark of a local root, in seconds since 1970, by the clock of the
+            files.
     """
 
     marks: Mapping[str, Stat | None]
@@ -64,16 +68,19 @@ class DatasetVersion:
 class VersionCheck:
     """Compares the marks of a version with those of now. Safe in threads.
 
-    A file costs one question, which several files that are opened at once share; the first file, and one each minute,
-    cost a question for each mark.
+    A file costs one question, which several files that are opened at once share; the first file,
+    and one each minute, cost a question for each mark.
 
     Args:
         version: The version that was opened.
         root: Address of the dataset, for messages.
-        ask: Returns the version of a file now, None for no file; its second argument is the latest known one.
+        ask: Returns the version of a file now, None for no file; its second argument is the latest
+            known one.
     """
 
-    def __init__(self, version: DatasetVersion, root: str, ask: Callable[[str, Stat | None], Stat | None]) -> None:
+    def __init__(
+        self, version: DatasetVersion, root: str, ask: Callable[[str, Stat | None], Stat | None]
+    ) -> None:
         self.version = version
         self._root = root
         self._ask = ask
@@ -89,14 +96,16 @@ class VersionCheck:
         Args:
             path: The file.
             stat: Its version.
-            met: When it was met (`time.monotonic`); None: now. A question after that time counts for it.
+            met: When it was met (`time.monotonic`); None: now. A question after that time counts
+                for it.
 
         Raises:
             SourceError: Another version was put in its place.
         """
         met = time.monotonic() if met is None else met
         with self._lock:
-            if self._asked >= met or not self._latest:  # another thread asked after this file was met
+            # another thread asked after this file was met
+            if self._asked >= met or not self._latest:
                 return
             begun = time.monotonic()
             names = list(self._latest)
@@ -128,7 +137,9 @@ class VersionCheck:
             return list(pool.map(ask, names))
 
     def _check_grown(self, name: str, now: Stat | None, path: str, stat: Stat) -> None:
-        """Raise SourceError unless `name` was written again after the opening, and `path` was not."""
+        """Raise SourceError unless `name` was written again after the opening, and `path` was
+        not.
+        """
         opened = self.version.opened
         before = self.version.marks[name]
         is_rewritten = before is not None and now is not None and now.modified > opened
@@ -138,28 +149,34 @@ class VersionCheck:
 
 def replaced(root: str, name: str, path: str) -> SourceError:
     """Return the error of a further file `path` after the mark `name` changed."""
-    problem = f"{_REPLACED}: {name} changed before {path} was opened, and rows would come with images of another one"
+    problem = (
+        f"{_REPLACED}: {name} changed before {path} was opened, and rows would come with "
+        "images of another one"
+    )
     return SourceError(problem, where=root, fix=_AGAIN)
 
 
 def local_stat(path: str) -> Stat | None:
     """Return the version of a local file; None where there is none.
 
-    Its inode is no part of it: some network file systems number a file anew. `modified` is the time of the last change
-    of its content or name.
+    Its inode is no part of it: some network file systems number a file anew. `modified` is the time
+    of the last change of its content or name.
     """
     try:
         stat = os.stat(path)
     except OSError:
         return None
-    return Stat(stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}", max(stat.st_mtime, stat.st_ctime))
+    return Stat(
+        stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}", max(stat.st_mtime, stat.st_ctime)
+    )
 
 
 class LocalCheck(VersionCheck):
-    """The same for a local root: all marks are looked at each time, and a root that is another folder has not grown.
+    """The same for a local root: all marks are looked at each time, and a root that is another
+    folder has not grown.
 
-    A file outside `meta/` that was written or put in its place after the opening is refused, too. A new mode, owner or
-    hard link changes its time as well, but neither its content nor its folder.
+    A file outside `meta/` that was written or put in its place after the opening is refused, too. A
+    new mode, owner or hard link changes its time as well, but neither its content nor its folder.
     """
 
     def __init__(self, version: DatasetVersion, root: str) -> None:
@@ -188,7 +205,8 @@ class LocalCheck(VersionCheck):
         if file.st_ctime > opened and max(file.st_mtime, folder.st_mtime) > opened:
             there = f"{file.st_size:,} bytes of {_time(file.st_ctime)}"
             problem = (
-                f"it was written while the dataset was open: there are {there}, and it was opened at {_time(opened)}"
+                f"it was written while the dataset was open: there are {there}, and it was "
+                f"opened at {_time(opened)}"
             )
             raise SourceError(problem, where=place, fix=_AGAIN)
 
@@ -198,7 +216,9 @@ def _time(seconds: float) -> str:
 
 
 def changed_at(path: str) -> float:
-    """Return the time of the last change of a local file in seconds since 1970, which nobody can set; 0: no file."""
+    """Return the time of the last change of a local file in seconds since 1970, which nobody can
+    set; 0: no file.
+    """
     try:
         return os.stat(path).st_ctime
     except OSError:
@@ -222,20 +242,26 @@ def publication_of(root: str) -> str:
 
 
 def publication_is_gone(address: str) -> bool:
-    """Return whether an address `PATH@NUMBER` names a publication that is not there; False for any other address."""
+    """Return whether an address `PATH@NUMBER` names a publication that is not there; False for any
+    other address.
+    """
     folder = publication_folder(address)
     return bool(folder) and not os.path.isdir(folder)
 
 
 def publication_name(root: str) -> str:
-    """Return the name of the dataset whose publication the folder `root` is; "" for any other folder."""
+    """Return the name of the dataset whose publication the folder `root` is; "" for any other
+    folder.
+    """
     path = Path(root)
     match = _STORE.fullmatch(path.parent.name)
     return match[1] if match and path.name.isdigit() else ""
 
 
 def publication_folder(address: str) -> str:
-    """Return the folder of an address `PATH@NUMBER` of one publication; "" for any other address."""
+    """Return the folder of an address `PATH@NUMBER` of one publication; "" for any other
+    address.
+    """
     match = _PUBLICATION.fullmatch(address)
     if match is None or os.path.lexists(address):
         return ""

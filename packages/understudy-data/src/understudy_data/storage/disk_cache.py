@@ -1,18 +1,25 @@
-"""On-disk cache of remote files: spans of bytes, shared by all processes of a host, within a budget.
+"""On-disk cache of remote files: spans of bytes, shared by all processes of a host, within a
+budget.
 
-    <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one file, complete
-                              <start>-<end>.claim       a span being fetched; locked while its owner lives; the bytes
-                                                        are written here before the rename to a span
-              v1/known/<hash>                           last known version of a file (`remote_source.py`)
-              v1/locks/<xx>                             held while spans are claimed or renamed, not during transfers;
-                                                        holds the name of the last claimant
-              v1/used                                   upper bound of the bytes in all spans; locked while it changes
+    <folder>/v1/objects/<key>/<start>-<end>-<crc32>     bytes [start, end) of one version of one
+                                                        file, complete
+                              <start>-<end>.claim       a span being fetched; locked while its owner
+                                                        lives; the bytes are written here before the
+                                                        rename to a span
+              v1/known/<hash>                           last known version of a file
+                                                        (`remote_source.py`)
+              v1/locks/<xx>                             held while spans are claimed or renamed, not
+                                                        during transfers; holds the name of the last
+                                                        claimant
+              v1/used                                   upper bound of the bytes in all spans;
+                                                        locked while it changes
 
-Existing files are never trusted. A span appears by a rename, its name holds length and checksum, and each process
-verifies it before the first use. Leftovers of a killed process are complete spans or unlocked claims, to be removed.
-The key is a hash of address and version (etag, revision), so a changed file has another key. Pinned spans hold a shared
-lock and are never evicted; others go by time of last use. A span is as long as its fetch instead of a fixed block, so
-no unneeded byte is fetched.
+Existing files are never trusted. A span appears by a rename, its name holds length and checksum,
+and each process verifies it before the first use. Leftovers of a killed process are complete spans
+or unlocked claims, to be removed. The key is a hash of address and version (etag, revision), so a
+changed file has another key. Pinned spans hold a shared lock and are never evicted; others go by
+time of last use. A span is as long as its fetch instead of a fixed block, so no unneeded byte is
+fetched.
 """
 
 from __future__ import annotations
@@ -29,7 +36,15 @@ from dataclasses import dataclass
 
 from understudy_base.errors import DatasetError
 from understudy_data.storage import locks
-from understudy_data.storage.cache_budget import CacheBudget, Span, Spans, cover, parse_claim, parse_span, subtract
+from understudy_data.storage.cache_budget import (
+    CacheBudget,
+    Span,
+    Spans,
+    cover,
+    parse_claim,
+    parse_span,
+    subtract,
+)
 
 _STRIPES = 256
 _TOUCH_EVERY = 60.0  # seconds between two updates of a span's modification time
@@ -39,7 +54,9 @@ MAX_PINS = 256
 
 @dataclass(frozen=True)
 class Claim:
-    """The exclusive right to fetch bytes [start, end) until they are stored or the claim is abandoned."""
+    """The exclusive right to fetch bytes [start, end) until they are stored or the claim is
+    abandoned.
+    """
 
     start: int
     end: int
@@ -71,7 +88,9 @@ class DiskCache:
             raise DatasetError(problem, where=folder, fix="name another with cache=") from error
         for name in ("objects", "known", "locks"):
             if not os.access(os.path.join(self.folder, name), os.R_OK | os.W_OK | os.X_OK):
-                raise DatasetError("the cache folder is not writable", where=folder, fix="name another with cache=")
+                raise DatasetError(
+                    "the cache folder is not writable", where=folder, fix="name another with cache="
+                )
 
     def entry(self, key: str) -> Entry:
         """Return the entry of one version of one file."""
@@ -118,23 +137,31 @@ class Entry:
     def __init__(self, cache: DiskCache, key: str) -> None:
         self._cache = cache
         self._folder = os.path.join(cache.folder, "objects", key[:2], key)
-        self._stripe = os.path.join(cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}")
-        self._name = os.urandom(8).hex().encode()  # identifies the last claimant under a shared lock
+        self._stripe = os.path.join(
+            cache.folder, "locks", f"{zlib.crc32(key.encode()) % _STRIPES:02x}"
+        )
+        # identifies the last claimant under a shared lock
+        self._name = os.urandom(8).hex().encode()
         self._spans = Spans()
         self._claims: dict[str, tuple[int, int]] = {}  # of all processes, by path
         self._own: set[str] = set()  # paths of this process's claims
-        self._current = False  # whether the index matches the folder if no other process has claimed since
+        # whether the index matches the folder if no other process has claimed since
+        self._current = False
         self.pins: dict[str, Span] = {}
         self._damaged: set[str] = set()  # damaged spans that could not be removed
         self._changed = threading.Condition()
 
     def read(self, offset: int, size: int) -> bytes | None:
-        """Return bytes [offset, offset + size); None if this process does not know all of them to be cached."""
+        """Return bytes [offset, offset + size); None if this process does not know all of them to
+        be cached.
+        """
         memory = bytearray(size)
         return bytes(memory) if self.fill(offset, memoryview(memory)) else None
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return whether this process knows bytes [offset, offset + size) to be cached, damaged or not."""
+        """Return whether this process knows bytes [offset, offset + size) to be cached, damaged or
+        not.
+        """
         return self._cover(offset, offset + size) is not None
 
     def _cover(self, start: int, end: int) -> list[tuple[Span, int, int]] | None:
@@ -145,11 +172,14 @@ class Entry:
         """Fill `memory` with the bytes from `offset` on; return False if some are not cached."""
         pieces = self._cover(offset, offset + len(memory))
         return pieces is not None and all(
-            self._read_span(span, start, memory[start - offset : end - offset]) for span, start, end in pieces
+            self._read_span(span, start, memory[start - offset : end - offset])
+            for span, start, end in pieces
         )
 
     def _read_span(self, span: Span, start: int, memory: memoryview) -> bool:
-        """Fill `memory` from byte `start` of the file on; return False if the span is gone or damaged."""
+        """Fill `memory` from byte `start` of the file on; return False if the span is gone or
+        damaged.
+        """
         path = os.path.join(self._folder, span.name)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -201,7 +231,9 @@ class Entry:
         claims: list[Claim] = []
         with locks.hold(self._stripe) as held:
             if held is None:
-                raise DatasetError("another process holds a lock", where=self._stripe, fix="end that process")
+                raise DatasetError(
+                    "another process holds a lock", where=self._stripe, fix="end that process"
+                )
             if not self._current or os.pread(held, len(self._name), 0) != self._name:
                 self._rescan()
                 os.pwrite(held, self._name, 0)
@@ -243,15 +275,18 @@ class Entry:
                     self._claims[path] = start, end
                     self._own.add(path)
                 return Claim(start, end, path, number)
-            os.makedirs(self._folder, exist_ok=True)  # not created yet, or evicted when it was empty
+            # not created yet, or evicted when it was empty
+            os.makedirs(self._folder, exist_ok=True)
             time.sleep(0.001)  # else an eviction is testing the claim's lock
-        raise DatasetError("cannot be claimed", where=path, fix="check the cache folder, or name another")
+        raise DatasetError(
+            "cannot be claimed", where=path, fix="check the cache folder, or name another"
+        )
 
     def _rescan(self) -> None:
         """Update the index from the folder; the caller holds the lock for claims.
 
-        Thousands of names may be there, and each costs a turn of the interpreter's lock. So this is called only if
-        another process has claimed since.
+        Thousands of names may be there, and each costs a turn of the interpreter's lock. So this is
+        called only if another process has claimed since.
         """
         with self._changed:
             before = set(self._spans.by_name)
@@ -284,7 +319,8 @@ class Entry:
             view = memoryview(data)
             while view:
                 view = view[os.write(claim.lock, view) :]
-            with locks.hold(self._stripe, wait=1.0):  # a listing meanwhile might have neither of the two names
+            # a listing meanwhile might have neither of the two names
+            with locks.hold(self._stripe, wait=1.0):
                 os.rename(claim.path, os.path.join(self._folder, span.name))
         except OSError as error:  # a full disk only makes reading slower
             self._cache.budget.release(len(data))
@@ -322,9 +358,15 @@ class Entry:
             self._changed.wait(seconds)
 
     def pin(self, offset: int, size: int) -> None:
-        """Protect the cached spans of [offset, offset + size) from eviction until they are read to their ends."""
+        """Protect the cached spans of [offset, offset + size) from eviction until they are read to
+        their ends.
+        """
         with self._changed:
-            spans = [span for span in self._spans.overlapping(offset, offset + size) if span.name not in self.pins]
+            spans = [
+                span
+                for span in self._spans.overlapping(offset, offset + size)
+                if span.name not in self.pins
+            ]
         for span in spans:
             number = locks.acquire(os.path.join(self._folder, span.name), shared=True)
             if number is not None:
@@ -333,12 +375,16 @@ class Entry:
                 self._cache.pin(self, span.name, number)
 
     def unpin(self, offset: int, size: int) -> None:
-        """Unpin the spans that end in [offset, offset + size]: they have been read to their ends."""
+        """Unpin the spans that end in [offset, offset + size]: they have been read to their
+        ends.
+        """
         if not self.pins:
             return
         with self._changed:
             spans = self._spans.overlapping(offset, offset + size)
-            done = [span.name for span in spans if span.end <= offset + size and span.name in self.pins]
+            done = [
+                span.name for span in spans if span.end <= offset + size and span.name in self.pins
+            ]
             for name in done:
                 del self.pins[name]
         if done:

@@ -1,12 +1,13 @@
 """HTTP range requests, and the checks of their responses.
 
-`requests` resolves once per host how to reach it (proxies, certificates, `.netrc`); urllib3's connections carry the
-bytes, because a full `requests` call costs twice the CPU. There are no cookies. HTTP clients do not verify that they
-got the right bytes. This module checks the range, total size, etag, length and absence of compression.
+`requests` resolves once per host how to reach it (proxies, certificates, `.netrc`); urllib3's
+connections carry the bytes, because a full `requests` call costs twice the CPU. There are no
+cookies. HTTP clients do not verify that they got the right bytes. This module checks the range,
+total size, etag, length and absence of compression.
 
-Deadlines include connecting, the response header and the body. A socket's own timeout restarts with each byte, so a
-server that sends a byte now and then never exceeds it. A name look-up cannot be interrupted at all; look-ups,
-connections, TLS and proxies therefore run in their own thread.
+Deadlines include connecting, the response header and the body. A socket's own timeout restarts with
+each byte, so a server that sends a byte now and then never exceeds it. A name look-up cannot be
+interrupted at all; look-ups, connections, TLS and proxies therefore run in their own thread.
 """
 
 import contextlib
@@ -40,7 +41,9 @@ class DeadlineExceeded(Exception):
 
 
 class _Deadline(threading.local):
-    """Deadline of this thread's request (`time.monotonic`), and its longest wait for one byte in seconds."""
+    """Deadline of this thread's request (`time.monotonic`), and its longest wait for one byte in
+    seconds.
+    """
 
     end = float("inf")
     stall: float | None = None
@@ -50,7 +53,9 @@ _deadline = _Deadline()
 
 
 def set_deadline(end: float, stall: float) -> None:
-    """End requests of this thread at `end` (`time.monotonic`), or after `stall` seconds without a byte."""
+    """End requests of this thread at `end` (`time.monotonic`), or after `stall` seconds without a
+    byte.
+    """
     _deadline.end = end
     _deadline.stall = stall
 
@@ -59,8 +64,8 @@ def call_with_timeout(seconds: float, act: Callable[[], T]) -> T:
     """Return `act()`, run in its own thread.
 
     Raises:
-        DeadlineExceeded: `seconds` have passed, or this thread's work is cancelled (`cancel.cancel_when`). `act`
-            continues in its thread and its result is dropped.
+        DeadlineExceeded: `seconds` have passed, or this thread's work is cancelled
+            (`cancel.cancel_when`). `act` continues in its thread and its result is dropped.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
     done = threading.Event()
@@ -117,11 +122,14 @@ class _Raw(io.RawIOBase):
 class _Response(HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
-        self.fp: Any = io.BufferedReader(_Raw(self.fp.detach(), sock))  # nothing has been read from it yet
+        # nothing has been read from it yet
+        self.fp: Any = io.BufferedReader(_Raw(self.fp.detach(), sock))
 
 
 def with_deadlines(connection_class: Any, opened: Any) -> Any:
-    """Derive a urllib3 connection class that obeys `set_deadline` and adds its connections to the set `opened`."""
+    """Derive a urllib3 connection class that obeys `set_deadline` and adds its connections to the
+    set `opened`.
+    """
     from urllib3.exceptions import ConnectTimeoutError
 
     class Connection(connection_class):
@@ -170,7 +178,8 @@ class Address:
 
 @dataclass(frozen=True)
 class RangeResponse:
-    """Bytes from the requested offset on, possibly fewer than requested, and the server's facts about the file.
+    """Bytes from the requested offset on, possibly fewer than requested, and the server's facts
+    about the file.
 
     Attributes:
         data: Never empty, unless the file is empty or `unchanged`.
@@ -239,7 +248,13 @@ class HttpClient:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()  # connections
 
     def get(
-        self, address: Address, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known_tag: str = ""
+        self,
+        address: Address,
+        offset: int,
+        size: int,
+        retry: RetryPolicy,
+        stop: threading.Event,
+        known_tag: str = "",
     ) -> RangeResponse:
         """Request `size` > 0 bytes from `offset` once.
 
@@ -249,7 +264,8 @@ class HttpClient:
             size: Number of bytes.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
-            known_tag: A tag. If the file still has it, the response is `unchanged` and without bytes.
+            known_tag: A tag. If the file still has it, the response is `unchanged` and without
+                bytes.
 
         Raises:
             TransientError: Another attempt may succeed.
@@ -260,26 +276,36 @@ class HttpClient:
         span = f"-{size}" if offset == END else f"{offset}-{offset + size - 1}"
         headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
         if known_tag:
-            headers["If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"] = known_tag
+            headers[
+                "If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"
+            ] = known_tag
         if self._pid != os.getpid():  # in a forked child: the connections belong to the parent
             self._reset()
         final = None
         end = time.monotonic() + retry.deadline + size / retry.min_rate
         for _ in range(_MAX_REDIRECTS):
             target = final or address
-            set_deadline(min(end, time.monotonic() + retry.stall), retry.stall)  # for connection and header
+            # for connection and header
+            set_deadline(min(end, time.monotonic() + retry.stall), retry.stall)
             response = self._send(target, headers, retry)
             try:
                 if location := response.get_redirect_location():
                     final = self._follow_redirect(target, location)
-                    with contextlib.suppress(Exception):  # a connection is reusable once its response is read
+                    # a connection is reusable once its response is read
+                    with contextlib.suppress(Exception):
                         response.read(_CHUNK, decode_content=False)
                 elif known_tag and response.status == 304:
-                    response.drain_conn()  # of nothing; a connection is reusable once its response is read
-                    return RangeResponse(unchanged=True, date=_parse_date(response.headers.get("Date")))
+                    # of nothing; a connection is reusable once its response is read
+                    response.drain_conn()
+                    return RangeResponse(
+                        unchanged=True, date=_parse_date(response.headers.get("Date"))
+                    )
                 else:
                     set_deadline(end, retry.stall)
-                    return replace(_check_response(response, target.url, offset, size, retry, end, stop), final=final)
+                    return replace(
+                        _check_response(response, target.url, offset, size, retry, end, stop),
+                        final=final,
+                    )
             finally:
                 response.close()  # has no effect on a response that was read completely
                 response.release_conn()
@@ -303,7 +329,9 @@ class HttpClient:
         try:
             return route.pool.urlopen(
                 "GET",
-                f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}" if route.absolute else target,
+                f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}"
+                if route.absolute
+                else target,
                 headers={**route.headers, **own_headers, **headers},
                 retries=False,
                 redirect=False,
@@ -314,10 +342,14 @@ class HttpClient:
             )
         except exceptions.SSLError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise DatasetError("its certificate is not trusted", fix="set REQUESTS_CA_BUNDLE") from error
+                raise DatasetError(
+                    "its certificate is not trusted", fix="set REQUESTS_CA_BUNDLE"
+                ) from error
             raise TransientError(f"no safe connection ({_short(error)})") from error
         except (exceptions.HTTPError, OSError) as error:
-            if isinstance(error, exceptions.TimeoutError) and not isinstance(error, exceptions.NewConnectionError):
+            if isinstance(error, exceptions.TimeoutError) and not isinstance(
+                error, exceptions.NewConnectionError
+            ):
                 raise TransientError(f"no answer in {retry.stall:g} s") from error
             raise TransientError(f"no connection ({_short(error)})") from error
 
@@ -336,7 +368,9 @@ class HttpClient:
 
         url = urljoin(address.url, requote_uri(location.encode("latin1").decode(errors="replace")))
         assert self._session is not None
-        return Address(url, {} if self._session.should_strip_auth(address.url, url) else address.headers)
+        return Address(
+            url, {} if self._session.should_strip_auth(address.url, url) else address.headers
+        )
 
 
 def _new_session() -> Any:
@@ -350,8 +384,11 @@ def _new_session() -> Any:
     return session
 
 
-def _find_route(session: Any, url: str, verify: bool | str | None, opened: weakref.WeakSet[Any]) -> Route:
-    """Resolve the route to a URL's host with the proxy, certificates and `.netrc` that `requests` would use.
+def _find_route(
+    session: Any, url: str, verify: bool | str | None, opened: weakref.WeakSet[Any]
+) -> Route:
+    """Resolve the route to a URL's host with the proxy, certificates and `.netrc` that `requests`
+    would use.
 
     Its connections are added to `opened`, because urllib3 cannot interrupt a wait.
     """
@@ -372,15 +409,24 @@ def _find_route(session: Any, url: str, verify: bool | str | None, opened: weakr
             f"not a web address: {_short(error)}", fix="check the URL"
         ) from None  # its message holds the URL
     except OSError as error:
-        raise DatasetError(f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE") from error
+        raise DatasetError(
+            f"no certificates: {_short(error)}", fix="set REQUESTS_CA_BUNDLE"
+        ) from error
 
-    if not getattr(pool.ConnectionCls, "has_deadlines", False):  # addresses of other users have the same pool
+    # addresses of other users have the same pool
+    if not getattr(pool.ConnectionCls, "has_deadlines", False):
         pool.ConnectionCls = with_deadlines(pool.ConnectionCls, opened)
     return Route(pool, absolute, dict(request.headers))
 
 
 def _check_response(
-    response: Any, url: str, offset: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event
+    response: Any,
+    url: str,
+    offset: int,
+    size: int,
+    retry: RetryPolicy,
+    end: float,
+    stop: threading.Event,
 ) -> RangeResponse:
     """Read the response once its header matches the request."""
     status = response.status
@@ -398,7 +444,9 @@ def _check_response(
         if empty and int(empty[1]) <= max(0, offset):
             return replace(about, total=int(empty[1]))  # the caller compares the sizes
         if not is_tail:
-            raise TransientError(f"the server has no bytes {offset} to {offset + size}", tries=_MAX_ODD)
+            raise TransientError(
+                f"the server has no bytes {offset} to {offset + size}", tries=_MAX_ODD
+            )
     if is_tail and status in _NO_TAILS:
         raise NoTailError
     if status == 429 or status >= 500 or status in _TRANSIENT_STATUS:
@@ -407,7 +455,8 @@ def _check_response(
         raise HttpStatusError(status, url)
     if headers.get("Content-Encoding", "identity") not in ("identity", ""):
         raise TransientError(
-            f"sent compressed ({headers['Content-Encoding']}) although plain was asked", tries=_MAX_ODD
+            f"sent compressed ({headers['Content-Encoding']}) although plain was asked",
+            tries=_MAX_ODD,
         )
     skip = 0
     total = -1
@@ -422,12 +471,16 @@ def _check_response(
                 raise NoTailError
             offset = max(begin, behind - size)
         if begin != offset or not begin < behind <= offset + size:
-            problem = f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
+            problem = (
+                f"bytes {begin} to {behind} were sent where {offset} to {offset + size} were asked"
+            )
             raise TransientError(problem, tries=_MAX_ODD)
         size = behind - begin
         total = int(part[3]) if part[3] != "*" else -1
         if 0 <= total < behind:
-            raise TransientError(f"bytes up to {behind} were sent of a file of {total}", tries=_MAX_ODD)
+            raise TransientError(
+                f"bytes up to {behind} were sent of a file of {total}", tries=_MAX_ODD
+            )
     else:  # the whole file: use it if the range is near its start
         length = headers.get("Content-Length", "")
         total = int(length) if _NUMBER.fullmatch(length) else -1
@@ -436,7 +489,9 @@ def _check_response(
             if total < 0 or offset > _SKIP:
                 raise NoTailError
         if total < 0 or offset > _SKIP:
-            raise TransientError("the server sends the whole file instead of a part", tries=_MAX_ODD)
+            raise TransientError(
+                "the server sends the whole file instead of a part", tries=_MAX_ODD
+            )
         skip = offset
         size = max(0, min(size, total - offset))
     data = _read_body(response, skip, size, retry, end, stop)
@@ -445,8 +500,12 @@ def _check_response(
     return replace(about, data=data, offset=offset, total=total)
 
 
-def _read_body(response: Any, skip: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event) -> bytes:
-    """Return `size` bytes after skipping `skip`, fewer if the connection ends; TransientError if none arrives."""
+def _read_body(
+    response: Any, skip: int, size: int, retry: RetryPolicy, end: float, stop: threading.Event
+) -> bytes:
+    """Return `size` bytes after skipping `skip`, fewer if the connection ends; TransientError if
+    none arrives.
+    """
     parts: list[bytes] = []
     received = -skip
     try:
@@ -455,14 +514,16 @@ def _read_body(response: Any, skip: int, size: int, retry: RetryPolicy, end: flo
                 raise Cancelled
             if time.monotonic() > end:
                 raise TransientError(f"slower than {retry.min_rate:g} bytes per second")
-            part = response.read1(min(_CHUNK, size - received), decode_content=False)  # without waiting for more
+            # without waiting for more
+            part = response.read1(min(_CHUNK, size - received), decode_content=False)
             if not part:
                 break
             received += len(part)
             parts.append(part)
     except (Cancelled, TransientError):
         raise
-    except Exception as error:  # urllib3, http.client and ssl raise many types for a broken connection
+    # urllib3, http.client and ssl raise many types for a broken connection
+    except Exception as error:
         if received <= 0:
             raise TransientError(f"the connection broke ({_short(error)})") from error
     data = parts[0] if len(parts) == 1 and not skip else b"".join(parts)[skip:]
@@ -491,7 +552,11 @@ def _parse_date(text: str | None) -> float:
 
 
 def _short(error: BaseException) -> str:
-    """Summarise an error without the connection object that urllib3 puts before it (in two styles, since 2.4)."""
+    """Summarise an error without the connection object that urllib3 puts before it (in two styles,
+    since 2.4).
+    """
     line = next(iter(str(error).strip().splitlines()), "")
     bare = re.sub(r"^<\S+ object at 0x\w+>: |^.*?\): ", "", line)
-    return bare[:160] if bare != line else f"{type(error).__name__}: {line[:160]}".removesuffix(": ")
+    return (
+        bare[:160] if bare != line else f"{type(error).__name__}: {line[:160]}".removesuffix(": ")
+    )

@@ -1,7 +1,8 @@
-"""File locks between the processes of a host: `flock` on small files, released when the process ends in any way.
+"""File locks between the processes of a host: `flock` on small files, released when the process
+ends in any way.
 
-A lock belongs to an open file, so threads exclude each other as processes do. A forked child closes the descriptors
-that it inherits; otherwise the parent's locks would outlive the parent.
+A lock belongs to an open file, so threads exclude each other as processes do. A forked child closes
+the descriptors that it inherits; otherwise the parent's locks would outlive the parent.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def acquire(path: str, shared: bool = False, create: bool = False) -> int | None:
-    """Lock a file without waiting and return its descriptor; None if it is locked, missing or just removed.
+    """Lock a file without waiting and return its descriptor; None if it is locked, missing or just
+    removed.
 
     Args:
         path: The file.
@@ -50,7 +52,9 @@ def acquire(path: str, shared: bool = False, create: bool = False) -> int | None
     except OSError as error:
         release(number)
         problem = f"its file system has no locks ({error.strerror})"
-        raise DatasetError(problem, where=path, fix="name a cache folder on a local disk") from error
+        raise DatasetError(
+            problem, where=path, fix="name a cache folder on a local disk"
+        ) from error
     except BaseException:
         release(number)
         raise
@@ -59,7 +63,9 @@ def acquire(path: str, shared: bool = False, create: bool = False) -> int | None
 
 
 def downgrade(number: int) -> bool:
-    """Turn an exclusive lock into a shared one; return False if another process locked the file in between."""
+    """Turn an exclusive lock into a shared one; return False if another process locked the file in
+    between.
+    """
     try:
         fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -72,7 +78,8 @@ def release(number: int) -> None:
     if number in _held:
         _held.discard(number)
         with contextlib.suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_UN)  # closing is not enough while a forked child has the same open file
+            # closing is not enough while a forked child has the same open file
+            fcntl.flock(number, fcntl.LOCK_UN)
         os.close(number)
 
 

@@ -1,14 +1,16 @@
 """Large tables in memory-mapped files: one copy per host instead of one per process.
 
-Eight ranks that read a dataset of ten million episodes then share one table. A file is Arrow IPC with checksums
-(`table_file.py`). It is replaced in one step and never modified; its name is the hash of its inputs. It is read only if
-this user alone can have written it. Each process keeps its own copy of a small table, and of every table if no local
-folder can hold the files (not writable, full, or on a network file system).
+Eight ranks that read a dataset of ten million episodes then share one table. A file is Arrow IPC
+with checksums (`table_file.py`). It is replaced in one step and never modified; its name is the
+hash of its inputs. It is read only if this user alone can have written it. Each process keeps its
+own copy of a small table, and of every table if no local folder can hold the files (not writable,
+full, or on a network file system).
 
 Thousands of small tables have files in groups (`once_per_group`).
 
-Tables follow from each other (`share`). A mapped file among the inputs is a part of the key by its name, which is the
-hash of all its own inputs. So a key costs nothing, and a new first table leads to new names of all others.
+Tables follow from each other (`share`). A mapped file among the inputs is a part of the key by its
+name, which is the hash of all its own inputs. So a key costs nothing, and a new first table leads
+to new names of all others.
 """
 
 from __future__ import annotations
@@ -40,24 +42,48 @@ from understudy_base.errors import DatasetError
 from understudy_data.plain_values import flatten, restore
 from understudy_data.storage import locks
 from understudy_data.storage.cache_budget import evict_files
-from understudy_data.storage.table_file import FORMAT, Mapped, map_file, open_table, size_of, write_table
+from understudy_data.storage.table_file import (
+    FORMAT,
+    Mapped,
+    map_file,
+    open_table,
+    size_of,
+    write_table,
+)
 
 MIN_ROWS = 100_000
 """Least number of rows of a shared table."""
 BUDGET = 16 << 30
-"""Bytes of all files; the least recently used are removed first. A removed file stays readable while it is mapped."""
+"""Bytes of all files; the least recently used are removed first. A removed file stays readable
+while it is mapped.
+"""
 ROW_BUDGET = 64 << 30
-"""The same of the columns of data files (`datasets/read/row_tables.py`), where no other size is set."""
+"""The same of the columns of data files (`datasets/read/row_tables.py`), where no other size is
+set.
+"""
 
 GROUP = 64
 """Small tables that share a file, about; as few or fewer need no groups."""
 
 _LARGE = 1 << 20  # bytes of a result that has a file
 _SLOW = 0.02  # or seconds to make it
-_CHECKED_ONCE = 1 << 24  # bytes from which a file is compared with its checksums once until the host restarts
+# bytes from which a file is compared with its checksums once until the host restarts
+_CHECKED_ONCE = 1 << 24
 _WAIT = 600.0  # seconds to wait for the process that makes a table; then this process makes its own
 _ALIGNED = 16  # bytes: arrays of a group begin at multiples
-_NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse")
+_NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "afs",
+    "9p",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "gluster",
+    "fuse",
+)
 
 Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
@@ -76,12 +102,13 @@ def once_per_host(
 
     Args:
         key: Hex digits: the hash of all inputs of the table.
-        make: Returns the table, which can be pickled, and whether it is worth a file. One process of the host calls it;
-            the others wait. Arrays of a mapped table are read-only.
+        make: Returns the table, which can be pickled, and whether it is worth a file. One process
+            of the host calls it; the others wait. Arrays of a mapped table are read-only.
         cache: Preferred folder on a local disk; "" is the user's cache folder.
         folder: Name of the folder of its file there.
         budget: Bytes of all files of the folder; 0 is `BUDGET`.
-        durable: Wait until the file is on the disk. Without it a power cut may damage the file, which is noticed.
+        durable: Wait until the file is on the disk. Without it a power cut may damage the file,
+            which is noticed.
     """
     place = table_folder(cache, folder)
     if place is None:
@@ -118,7 +145,8 @@ class Member(Generic[T]):
     Attributes:
         place: Name that stays when the inputs change; it decides the group.
         key: Returns text that changes with each input of the table.
-        make: Returns the table, plain values (`plain_values.py`); None: it has none now, and its group gets no file.
+        make: Returns the table, plain values (`plain_values.py`); None: it has none now, and its
+            group gets no file.
     """
 
     place: str
@@ -134,11 +162,12 @@ def once_per_group(
     budget: int = 0,
     mapped: bool = True,
 ) -> Iterator[tuple[int, T | None]]:
-    """Yield the number and the table of each member, from the files of groups; make what is not there.
+    """Yield the number and the table of each member, from the files of groups; make what is not
+    there.
 
-    A change of any member makes the file of its group again. The group of a member follows from its place and the
-    number of members (in powers of two), so other members come and go without an effect on most groups. A file is not
-    written where a key changed meanwhile.
+    A change of any member makes the file of its group again. The group of a member follows from its
+    place and the number of members (in powers of two), so other members come and go without an
+    effect on most groups. A file is not written where a key changed meanwhile.
 
     Args:
         members: The tables.
@@ -156,14 +185,19 @@ def once_per_group(
         yield from zip(numbers, tables, strict=True)
 
 
-def _of_group(members: Sequence[Member[T]], cache: str, folder: str, budget: int, mapped: bool) -> list[T | None]:
+def _of_group(
+    members: Sequence[Member[T]], cache: str, folder: str, budget: int, mapped: bool
+) -> list[T | None]:
     keys = [member.key() for member in members]
     key = hashlib.sha256(json.dumps([code_version(), keys]).encode()).hexdigest()
     made: list[T | None] = []
 
     def make() -> tuple[dict[str, Any], bool]:
         made[:] = [member.make() for member in members]
-        is_whole = all(table is not None for table in made) and [member.key() for member in members] == keys
+        is_whole = (
+            all(table is not None for table in made)
+            and [member.key() for member in members] == keys
+        )
         return _packed(made) if is_whole else {}, is_whole
 
     stored = once_per_host(key, make, cache, folder=folder, budget=budget, durable=False)
@@ -173,7 +207,9 @@ def _of_group(members: Sequence[Member[T]], cache: str, folder: str, budget: int
 
 
 def _packed(tables: Sequence[Any]) -> dict[str, Any]:
-    """Return tables as one array and a text: a file with thousands of arrays would cost more than their content."""
+    """Return tables as one array and a text: a file with thousands of arrays would cost more than
+    their content.
+    """
     structure, arrays = flatten(list(tables))
     sizes = np.array([array.nbytes for array in arrays], np.int64)
     begins = _begins(sizes).tolist()
@@ -207,14 +243,17 @@ def _path(folder: Path, key: str) -> Path:
 
 
 def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
-    """Return `make()`, from a file of this host if an input is a large array and the result large or slow to make.
+    """Return `make()`, from a file of this host if an input is a large array and the result large
+    or slow to make.
 
     Args:
         make: A function without state, or a `partial` of one; its name is part of the key.
         inputs: Everything that the result depends on: arrays, None, numbers and texts.
         cache: See `once_per_host`.
     """
-    is_large = any(isinstance(part, np.ndarray) and part.ndim and len(part) >= MIN_ROWS for part in inputs)
+    is_large = any(
+        isinstance(part, np.ndarray) and part.ndim and len(part) >= MIN_ROWS for part in inputs
+    )
     if not is_large or table_folder(cache) is None:
         return make()
     function = make.func if isinstance(make, partial) else make
@@ -235,7 +274,9 @@ def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
     if all(_mapped_place(array) for array in arrays.values()):
         return arrays
     names = sorted(arrays)
-    return share(partial(_contiguous, arrays), *names, *(arrays[name] for name in names), cache=cache)
+    return share(
+        partial(_contiguous, arrays), *names, *(arrays[name] for name in names), cache=cache
+    )
 
 
 def _contiguous(arrays: Arrays) -> Arrays:
@@ -248,7 +289,9 @@ def code_version() -> list[Any]:
 
 
 def _mark(part: Any) -> tuple[Any, ...]:
-    """Identity of an input: of a mapped array its place in its file, of another one a hash of its content."""
+    """Identity of an input: of a mapped array its place in its file, of another one a hash of its
+    content.
+    """
     if not isinstance(part, np.ndarray):
         if part is None or isinstance(part, (bool, int, float, str)):
             return type(part).__name__, part
@@ -261,7 +304,9 @@ def _mark(part: Any) -> tuple[Any, ...]:
 
 
 def table_folder(cache: str, name: str = "tables") -> Path | None:
-    """Return a local folder of this name owned by this user and writable by no other; None if there is none."""
+    """Return a local folder of this name owned by this user and writable by no other; None if there
+    is none.
+    """
     from understudy_data.storage.remote_options import default_cache_folder
 
     user = os.geteuid()
@@ -274,7 +319,8 @@ def table_folder(cache: str, name: str = "tables") -> Path | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stat = folder.lstat()
             if user == stat.st_uid and stat.st_mode & 0o022 and not folder.is_symlink():
-                folder.chmod(0o700)  # it was made with the umask of many users, which lets their group write
+                # it was made with the umask of many users, which lets their group write
+                folder.chmod(0o700)
                 stat = folder.lstat()
         except OSError:
             continue
@@ -284,22 +330,29 @@ def table_folder(cache: str, name: str = "tables") -> Path | None:
 
 
 def is_mapped(array: np.ndarray) -> bool:
-    """Return whether an array is a part of a mapped table, and not in the memory of this process alone."""
+    """Return whether an array is a part of a mapped table, and not in the memory of this process
+    alone.
+    """
     return _mapped_place(array) is not None
 
 
 def is_network(path: str) -> bool:
     """Return whether a path is, or may be, on a network file system. Unknown without /proc/mounts.
 
-    Another host can truncate files there; reading a mapped page of such a file would kill the process.
+    Another host can truncate files there; reading a mapped page of such a file would kill the
+    process.
     """
     try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+        mounts = [
+            line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, UnicodeDecodeError):
         return True
     folder = os.path.join(os.path.realpath(path), "")
     points = [(mount[1].replace("\\040", " "), mount[2]) for mount in mounts if len(mount) > 2]
-    inside = [(len(point), kind) for point, kind in points if folder.startswith(os.path.join(point, ""))]
+    inside = [
+        (len(point), kind) for point, kind in points if folder.startswith(os.path.join(point, ""))
+    ]
     return bool(inside) and max(inside, key=lambda mount: mount[0])[1].startswith(_NETWORK)
 
 
@@ -309,7 +362,10 @@ def _store(path: Path, table: T, budget: int, durable: bool) -> T:
         write_table(path, table, durable)
         evict_files(path.parent, budget, keep=path)
     except OSError as error:
-        problem = f"{path.parent}: a table cannot be shared by the processes of this host: {error.strerror}"
+        problem = (
+            f"{path.parent}: a table cannot be shared by the processes of this host: "
+            f"{error.strerror}"
+        )
         warnings.warn(f"{problem}; each has its own", stacklevel=2)
         return table
     mapped = _open(path)
@@ -323,7 +379,12 @@ def _open(path: Path) -> tuple[Any] | None:
         stat = path.stat()
         mark = f"{_boot()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
         is_large = stat.st_size >= _CHECKED_ONCE
-        is_checked = is_large and bool(_boot()) and lock.exists() and lock.read_text(encoding="utf-8") == mark
+        is_checked = (
+            is_large
+            and bool(_boot())
+            and lock.exists()
+            and lock.read_text(encoding="utf-8") == mark
+        )
         table, _, opened = open_table(path, verify=not is_checked)
         if (opened.st_ino, opened.st_size) != (stat.st_ino, stat.st_size):
             return None  # it was replaced meanwhile
@@ -343,7 +404,8 @@ def _boot() -> str:
     return ""
 
 
-# Pickles for a child process on this host hold the file and the position of a mapped array instead of a copy.
+# Pickles for a child process on this host hold the file and the position of a mapped array instead
+# of a copy.
 
 
 class SharedState:
@@ -357,7 +419,9 @@ class SharedState:
 
 
 def dumps(state: Any) -> bytes:
-    """Pickle `state`. For a process that is being started, mapped arrays are pickled as references to their files."""
+    """Pickle `state`. For a process that is being started, mapped arrays are pickled as references
+    to their files.
+    """
     file = io.BytesIO()
     kind = pickle.Pickler if get_spawning_popen() is None else _Pickler
     kind(file, protocol=5).dump(state)
@@ -385,7 +449,9 @@ def _mapped_place(array: np.ndarray) -> tuple[str, int] | None:
     whole = next((base for base in _bases(array) if isinstance(base.base, mmap.mmap)), None)
     if not isinstance(whole, Mapped):
         return None
-    return str(whole.filename), array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return str(whole.filename), array.__array_interface__["data"][0] - whole.__array_interface__[
+        "data"
+    ][0]
 
 
 def _bases(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -414,7 +480,9 @@ class _Unpickler(pickle.Unpickler):
                     raise OSError("it was replaced by another file")
         except OSError as error:
             fix = "start again: the table is made again"
-            raise DatasetError(f"this table was removed while it was used: {error}", where=path, fix=fix) from error
+            raise DatasetError(
+                f"this table was removed while it was used: {error}", where=path, fix=fix
+            ) from error
         dtype = np.dtype(kind)
         part = self._maps[path][offset : offset + math.prod(shape) * dtype.itemsize]
         return np.asarray(part.view(dtype)).reshape(shape)

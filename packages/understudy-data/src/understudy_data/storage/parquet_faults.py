@@ -1,4 +1,6 @@
-"""Causes of failures of Arrow, each with its own remedy: a download helps against damaged bytes alone."""
+"""Causes of failures of Arrow, each with its own remedy: a download helps against damaged bytes
+alone.
+"""
 
 import pyarrow as pa
 
@@ -9,12 +11,14 @@ RESTORE = "restore the file or download the dataset again"
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _CUT = (
-    "its writer ended before it was finished, or a copy was: copy or download it again if its source is complete; else "
-    "its rows are lost: leave its episodes out"
+    "its writer ended before it was finished, or a copy was: copy or download it again if its "
+    "source is complete; else its rows are lost: leave its episodes out"
 )
 
 
-def explain_parquet_error(error: Exception, source: ByteSource | None, where: object) -> DatasetError:
+def explain_parquet_error(
+    error: Exception, source: ByteSource | None, where: object
+) -> DatasetError:
     """Return the error that names the cause of a failure to read a parquet file.
 
     Args:
@@ -28,10 +32,19 @@ def explain_parquet_error(error: Exception, source: ByteSource | None, where: ob
         fix = "free memory, use fewer processes, or write the file anew with smaller row groups"
         return DatasetError(f"not enough memory to read it: {text}", where=where, fix=fix)
     if "ArrowNotImplementedError" in kinds:
-        fix = "install the pyarrow of its writer, or write the file anew there with another type or compression"
-        return DatasetError(f"pyarrow {pa.__version__} cannot read it: {text}", where=where, fix=fix)
+        fix = (
+            "install the pyarrow of its writer, or write the file anew there with another type "
+            "or compression"
+        )
+        return DatasetError(
+            f"pyarrow {pa.__version__} cannot read it: {text}", where=where, fix=fix
+        )
     if isinstance(error, OSError) and error.errno is not None:
-        return DatasetError(f"cannot be read: {text}", where=where, fix="check the disk, the mount and its permissions")
+        return DatasetError(
+            f"cannot be read: {text}",
+            where=where,
+            fix="check the disk, the mount and its permissions",
+        )
     if what := _shape_of(source) if source is not None else "":
         fix = _CUT if "cut" in what else RESTORE
         fix = "decrypt it first: encrypted files are not read" if "encrypted" in what else fix
@@ -71,8 +84,13 @@ def check_values(table: pa.Table, where: object) -> None:
             table.column(name).validate(full=True)
         except pa.ArrowInvalid as error:
             if "utf8" in str(error).lower():
-                fix = "write this column anew as UTF-8; a download of the same file has the same bytes"
-                raise DatasetError(f"column {name!r} has text that is not UTF-8", where=where, fix=fix) from error
+                fix = (
+                    "write this column anew as UTF-8; a download of the same file has the same "
+                    "bytes"
+                )
+                raise DatasetError(
+                    f"column {name!r} has text that is not UTF-8", where=where, fix=fix
+                ) from error
             problem = f"column {name!r} is damaged: {summarize(error)}"
             raise DatasetError(problem, where=where, fix=RESTORE) from error
     raise whole

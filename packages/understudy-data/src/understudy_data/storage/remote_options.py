@@ -1,7 +1,8 @@
 """Options for reading remote datasets, and the default cache folder.
 
-Retries have backoff with jitter, deadlines, and `Retry-After`. A source that is slow, short or failing never changes
-the samples. It is asked again until a deadline without progress has passed; then the failure is raised.
+Retries have backoff with jitter, deadlines, and `Retry-After`. A source that is slow, short or
+failing never changes the samples. It is asked again until a deadline without progress has passed;
+then the failure is raised.
 """
 
 import itertools
@@ -31,11 +32,13 @@ class RetryPolicy:
 
     Attributes:
         deadline: Seconds without progress after which reading fails.
-        stall: Seconds without a byte after which a request is repeated. Connecting and the response header together
-            may take no longer than this either.
-        initial_backoff: Seconds before the second attempt. Pauses double up to `max_backoff`; half of each is jitter.
+        stall: Seconds without a byte after which a request is repeated. Connecting and the response
+            header together may take no longer than this either.
+        initial_backoff: Seconds before the second attempt. Pauses double up to `max_backoff`; half
+            of each is jitter.
         max_backoff: Longest pause in seconds.
-        min_rate: Bytes per second; a read may take `deadline` plus the time that its size needs at this rate.
+        min_rate: Bytes per second; a read may take `deadline` plus the time that its size needs at
+            this rate.
     """
 
     deadline: float = 120.0
@@ -74,10 +77,13 @@ def should_stop(stop: threading.Event) -> bool:
     return stop.is_set() or is_cancelled()
 
 
-def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop: threading.Event) -> T:
+def call_with_retries(
+    act: Callable[[], T], where: str, retry: RetryPolicy, stop: threading.Event
+) -> T:
     """Return `act()`, repeated after each TransientError.
 
-    A caller that loops over parts of a read starts with a fresh deadline for each: one success is progress.
+    A caller that loops over parts of a read starts with a fresh deadline for each: one success is
+    progress.
 
     Raises:
         SourceError: The deadline has passed without success.
@@ -99,16 +105,26 @@ def call_with_retries(act: Callable[[], T], where: str, retry: RetryPolicy, stop
             pause = retry.pause(failures)
             if error.after is not None and waited + error.after > MAX_RETRY_AFTER:
                 problem = f"{error.what}, and the server asks to wait {error.after:.0f} s"
-                raise SourceError(problem, where=where, fix="try again later", transient=True) from error
+                raise SourceError(
+                    problem, where=where, fix="try again later", transient=True
+                ) from error
             if (error.tries is not None and odd >= error.tries) or spent + pause > retry.deadline:
                 times = "once" if failures == 1 else f"{failures} times in {spent:.1f} s"
-                fix = "check the connection and the server, then run again: fetched bytes stay in the cache"
-                raise SourceError(f"{error.what} ({times})", where=where, fix=fix, transient=True) from error
+                fix = (
+                    "check the connection and the server, then run again: fetched bytes stay in "
+                    "the cache"
+                )
+                raise SourceError(
+                    f"{error.what} ({times})", where=where, fix=fix, transient=True
+                ) from error
             if error.after is not None and error.after > pause:
                 pause = error.after
                 waited += pause  # the server's wait does not count against the deadline
                 if pause > retry.max_backoff:
-                    warnings.warn(f"{where}: {error.what}; the server asks to wait {pause:.0f} s", stacklevel=2)
+                    warnings.warn(
+                        f"{where}: {error.what}; the server asks to wait {pause:.0f} s",
+                        stacklevel=2,
+                    )
             end = time.monotonic() + pause
             while (left := end - time.monotonic()) > 0 and not should_stop(stop):
                 stop.wait(min(left, 0.1))
@@ -119,15 +135,19 @@ class RemoteOptions:
     """Options for reading a remote dataset.
 
     Attributes:
-        storage_options: Options of the file system's fsspec driver (`key`, `token`, `endpoint_url`, ...); `headers` for
-            https://. Credentials that the driver finds by itself can be left out.
-        cache: Folder on a local disk, shared by all processes of this host; "" is the user's cache folder.
+        storage_options: Options of the file system's fsspec driver (`key`, `token`, `endpoint_url`,
+            ...); `headers` for https://. Credentials that the driver finds by itself can be left
+            out.
+        cache: Folder on a local disk, shared by all processes of this host; "" is the user's cache
+            folder.
         cache_bytes: Most bytes that the cache holds.
         retry: Deadlines, and pauses between attempts.
-        num_threads: Number of spans that are prefetched, and of files that are opened ahead, at the same time.
+        num_threads: Number of spans that are prefetched, and of files that are opened ahead, at the
+            same time.
     """
 
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
+    # may hold credentials
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache: str = ""
     cache_bytes: int = 64 << 30
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -142,7 +162,11 @@ class RemoteOptions:
     @property
     def folder(self) -> str:
         """Absolute path of the cache folder."""
-        return os.path.abspath(os.path.expanduser(self.cache)) if self.cache else default_cache_folder()
+        return (
+            os.path.abspath(os.path.expanduser(self.cache))
+            if self.cache
+            else default_cache_folder()
+        )
 
 
 def default_cache_folder() -> str:

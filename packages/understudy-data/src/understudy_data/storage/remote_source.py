@@ -1,11 +1,12 @@
-"""Remote files, read by position through the host's cache, so that each byte is fetched once per host.
+"""Remote files, read by position through the host's cache, so that each byte is fetched once per
+host.
 
-A read uses the cached bytes, then claims, fetches and stores the others. It waits for bytes that another thread or
-process has claimed; the claim of a dead process is free again.
+A read uses the cached bytes, then claims, fetches and stores the others. It waits for bytes that
+another thread or process has claimed; the claim of a dead process is free again.
 
-Threads fetch spans before they are read. They start when there is work and end shortly after the last of it, or at once
-on `close`. So a reader that is dropped, a Ctrl-C or a fork needs no cleanup. Errors are discarded: the reader of the
-span fetches it again and raises.
+Threads fetch spans before they are read. They start when there is work and end shortly after the
+last of it, or at once on `close`. So a reader that is dropped, a Ctrl-C or a fork needs no cleanup.
+Errors are discarded: the reader of the span fetches it again and raises.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from understudy_data.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy_data.storage.cancel import Cancelled, cancel_when
 from understudy_data.storage.dataset_version import DatasetVersion, Stat, VersionCheck
 from understudy_data.storage.disk_cache import Claim, DiskCache, Entry
-from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy, call_with_retries, should_stop
+from understudy_data.storage.remote_options import (
+    RemoteOptions,
+    RetryPolicy,
+    call_with_retries,
+    should_stop,
+)
 from understudy_data.storage.remote_store import First, FsspecStore, WebStore, web_store
 
 _IDLE = 0.5  # seconds without work after which a thread ends
@@ -44,12 +50,14 @@ Job = Callable[[threading.Event], None]
 class Fetcher:
     """Runs jobs in at most `num_threads` threads, in order of submission.
 
-    A job is created when a thread is about to be free for it: there may be more jobs than fit in memory.
+    A job is created when a thread is about to be free for it: there may be more jobs than fit in
+    memory.
     """
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._jobs: deque[tuple[Job, Iterator[Job]]] = deque()  # next job of a submission, and its remaining ones
+        # next job of a submission, and its remaining ones
+        self._jobs: deque[tuple[Job, Iterator[Job]]] = deque()
         self._wake = threading.Condition()
         self._threads: set[threading.Thread] = set()  # threads that take jobs
         self._started: list[threading.Thread] = []  # those, and threads that are about to end
@@ -77,7 +85,9 @@ class Fetcher:
 
     def _start_thread(self) -> None:
         if self._idle < len(self._jobs) and len(self._threads) < self._num_threads:
-            thread = threading.Thread(target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(self.stop,), name="understudy-fetch", daemon=True
+            )
             self._threads.add(thread)
             thread.start()
             self._started = [*(other for other in self._started if other.is_alive()), thread]
@@ -94,7 +104,8 @@ class Fetcher:
                         finally:
                             self._idle -= 1
                         if not self._jobs or stop.is_set():
-                            self._threads.discard(threading.current_thread())  # under the lock, so `submit` sees it
+                            # under the lock, so `submit` sees it
+                            self._threads.discard(threading.current_thread())
                             return
                     job = self._take()
                 try:
@@ -133,12 +144,15 @@ _MOST_FIRST = 1 << 20  # bytes that are fetched when a file is met
 _NEVER = threading.Event()  # `stop` of reads; only prefetches can be stopped
 _CLOSED = "the reader that needed it has gone"
 _CLOSE_LATER = "close after reading"
-_MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}  # plausible bytes, by suffix
+# plausible bytes, by suffix
+_MAX_SIZES = {".json": 1 << 30, ".jsonl": 1 << 36, ".parquet": 1 << 38, "": 1 << 42}
 _FIRST_CONTACT = 15.0  # seconds for a server without any response yet: its name may be misspelt
 
 
 class RemoteRoot(Protocol):
-    """Owner of remote files, such as `Files`. It pickles, and opens its `remote_files` again after a fork."""
+    """Owner of remote files, such as `Files`. It pickles, and opens its `remote_files` again after
+    a fork.
+    """
 
     @property
     def remote_files(self) -> RemoteFiles:
@@ -146,7 +160,8 @@ class RemoteRoot(Protocol):
 
 
 class RemoteFiles:
-    """The files of a remote root in this process. Safe in threads, but not across a fork or pickle (`RemoteRoot` is).
+    """The files of a remote root in this process. Safe in threads, but not across a fork or pickle
+    (`RemoteRoot` is).
 
     Args:
         address: URL with credentials, to be opened.
@@ -157,20 +172,29 @@ class RemoteFiles:
     """
 
     def __init__(
-        self, address: str, root: str, options: RemoteOptions, pin: str = "", version: DatasetVersion | None = None
+        self,
+        address: str,
+        root: str,
+        options: RemoteOptions,
+        pin: str = "",
+        version: DatasetVersion | None = None,
     ) -> None:
         self.root = root
         self.options = options
         web = web_store(address, options.storage_options, pin)
-        self.store: FsspecStore | WebStore = web or FsspecStore(address, dict(options.storage_options))
+        self.store: FsspecStore | WebStore = web or FsspecStore(
+            address, dict(options.storage_options)
+        )
         self.cache = DiskCache(options.folder, options.cache_bytes)
         self.fetcher = Fetcher(options.num_threads)
         self.decoder = Fetcher(1)  # of whole files, while parts of them are read
         self._durations: deque[float] = deque(maxlen=_MEASURED)
         self._reached = bool(pin)
         self._stats: dict[str, Stat] = {}
-        self._asking: dict[str, threading.Lock] = {}  # of files that a thread asks about for the first time
-        self._met: dict[str, float] = {}  # files of which no question for the version has followed, and since when
+        # of files that a thread asks about for the first time
+        self._asking: dict[str, threading.Lock] = {}
+        # files of which no question for the version has followed, and since when
+        self._met: dict[str, float] = {}
         self._index_bytes: dict[str, int] = {}  # most bytes of the index of a file, by kind of file
         self._lock = threading.Lock()
         self._check: VersionCheck | None = None
@@ -188,7 +212,9 @@ class RemoteFiles:
         return self.store.backend.pinned_address if isinstance(self.store, WebStore) else ""
 
     def pin_version(self, paths: Sequence[str]) -> DatasetVersion:
-        """Read from now on the version that these files of `meta/` have (`VersionCheck`), and return it."""
+        """Read from now on the version that these files of `meta/` have (`VersionCheck`), and
+        return it.
+        """
         marks: dict[str, Stat | None] = {}
         for path in () if self.commit else paths:  # a commit cannot change
             try:
@@ -207,18 +233,24 @@ class RemoteFiles:
 
     def _ask(self, path: str, known_stat: Stat | None) -> Stat | None:
         try:
-            return self.call(lambda policy: self.store.ask(path, known_stat, policy, _NEVER), path, _NEVER)
+            return self.call(
+                lambda policy: self.store.ask(path, known_stat, policy, _NEVER), path, _NEVER
+            )
         except MissingFileError:
             return None
 
     def stat(self, path: str) -> Stat:
-        """Return the version of a file when this process first requested it; raises DatasetError."""
+        """Return the version of a file when this process first requested it; raises
+        DatasetError.
+        """
         stat = self.meet(path)
         self.confirm(path)
         return stat
 
     def confirm(self, path: str) -> None:
-        """Check that a file which was met belongs to the version of the dataset; raises SourceError."""
+        """Check that a file which was met belongs to the version of the dataset; raises
+        SourceError.
+        """
         with self._lock:
             met = self._met.get(path)
         if met is not None:
@@ -230,7 +262,8 @@ class RemoteFiles:
     def meet(self, path: str) -> Stat:
         """Return the same as `stat`, for a caller that uses no byte of the file before `confirm`.
 
-        One process of the host fetches its first bytes as well. The others ask beside each other whether it changed.
+        One process of the host fetches its first bytes as well. The others ask beside each other
+        whether it changed.
         """
         with self._lock:
             stat = self._stats.get(path)
@@ -245,7 +278,8 @@ class RemoteFiles:
     def note_index(self, path: str, size: int) -> None:
         """Note how many bytes the index of a file takes at its start, or a table's at its end.
 
-        As many are fetched when another file of the kind is met: packed videos of one camera have about the same.
+        As many are fetched when another file of the kind is met: packed videos of one camera have
+        about the same.
         """
         kind = _kind(path)
         with self._lock:
@@ -262,7 +296,8 @@ class RemoteFiles:
         with contextlib.ExitStack() as stack:
             known_stat = _read_note(note)
             if known_stat is None:
-                with contextlib.suppress(OSError):  # not writable: each process requests it for itself
+                # not writable: each process requests it for itself
+                with contextlib.suppress(OSError):
                     stack.enter_context(locks.hold(note, wait=self.options.retry.deadline))
                 known_stat = _read_note(note)
             first = self._first(path)
@@ -271,7 +306,10 @@ class RemoteFiles:
             )
             largest = _MAX_SIZES.get(os.path.splitext(path)[1], _MAX_SIZES[""])
             if not 0 <= stat.size <= largest:
-                problem = f"its server reports {stat.size} bytes; no file of its kind has more than {largest}"
+                problem = (
+                    f"its server reports {stat.size} bytes; no file of its kind has more "
+                    f"than {largest}"
+                )
                 fix = "repair the server, or copy the dataset to disk"
                 raise SourceError(problem, where=f"{self.root}/{path}", fix=fix)
             if data:
@@ -303,7 +341,11 @@ class RemoteFiles:
         return hashlib.sha256(text.encode()).hexdigest()[:40]
 
     def call(
-        self, act: Callable[[RetryPolicy], T], path: str, stop: threading.Event, retry: RetryPolicy | None = None
+        self,
+        act: Callable[[RetryPolicy], T],
+        path: str,
+        stop: threading.Event,
+        retry: RetryPolicy | None = None,
     ) -> T:
         """Return `act(retry)`, repeated after transient errors.
 
@@ -336,7 +378,9 @@ class RemoteFiles:
         return recent[len(recent) * 9 // 10] if recent else 0.0
 
     def close(self) -> None:
-        """Stop prefetching, join its threads and unpin spans that were not read. Files can still be read."""
+        """Stop prefetching, join its threads and unpin spans that were not read. Files can still be
+        read.
+        """
         self.decoder.close(self.store.abort)
         self.fetcher.close(self.store.abort)
         self.cache.close()
@@ -352,7 +396,8 @@ class RemoteSource(ByteSource):
     Args:
         root: See above.
         path: The file in it.
-        is_confirmed: Whether it is known to belong to the version of the dataset; where not, the caller confirms it.
+        is_confirmed: Whether it is known to belong to the version of the dataset; where not, the
+            caller confirms it.
     """
 
     def __init__(self, root: RemoteRoot, path: str, is_confirmed: bool = True) -> None:
@@ -378,7 +423,9 @@ class RemoteSource(ByteSource):
         size = len(memory)
         if offset < 0 or offset + size > self.size:
             problem = f"ends at byte {self.size}, where byte {offset + size} is needed"
-            raise DatasetError(problem, where=self.where, fix="the file is damaged: copy or record it again")
+            raise DatasetError(
+                problem, where=self.where, fix="the file is damaged: copy or record it again"
+            )
         remote = self.root.remote_files
         entry = self.entry
         if not entry.fill(offset, memory):
@@ -386,8 +433,11 @@ class RemoteSource(ByteSource):
                 memory[:] = self._read_missing(remote, entry, offset, size)
             except SourceError:
                 raise
-            except DatasetError as error:  # it was readable when it was opened, so the data is not at fault
-                raise SourceError(error.what, where=error.where or self.where, fix=error.fix) from error
+            # it was readable when it was opened, so the data is not at fault
+            except DatasetError as error:
+                raise SourceError(
+                    error.what, where=error.where or self.where, fix=error.fix
+                ) from error
         entry.unpin(offset, size)
         if offset <= self._start:
             self._start = max(self._start, offset + size)
@@ -397,7 +447,9 @@ class RemoteSource(ByteSource):
     def note_index(self) -> None:
         """See `ByteSource.note_index`."""
         is_tail = self._path.endswith(".parquet")
-        self.root.remote_files.note_index(self._path, self.size - self._end if is_tail else self._start)
+        self.root.remote_files.note_index(
+            self._path, self.size - self._end if is_tail else self._start
+        )
 
     def prefetch(self, spans: np.ndarray) -> None:
         """See `ByteSource.prefetch`."""
@@ -405,7 +457,9 @@ class RemoteSource(ByteSource):
         entry = self.entry
         ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
         parts = (part for offset, end in ends for part in _split(offset, end))
-        remote.fetcher.submit(partial(self._prefetch_span, remote, entry, begin, n, True) for begin, n in parts)
+        remote.fetcher.submit(
+            partial(self._prefetch_span, remote, entry, begin, n, True) for begin, n in parts
+        )
 
     def prefetch_all(self) -> None:
         """Prefetch the whole file.
@@ -434,18 +488,27 @@ class RemoteSource(ByteSource):
         return _reopen, (self.root, self._path, self.tag)
 
     def _prefetch_span(
-        self, remote: RemoteFiles, entry: Entry, offset: int, size: int, pin: bool, stop: threading.Event
+        self,
+        remote: RemoteFiles,
+        entry: Entry,
+        offset: int,
+        size: int,
+        pin: bool,
+        stop: threading.Event,
     ) -> None:
         """Fetch a span into the cache, as far as its budget allows, and pin it there if `pin`."""
         if not entry.covers(offset, size):
             retry = remote.options.retry
-            shorter = replace(retry, deadline=retry.deadline / 4)  # a read that needs the span has the full deadline
+            # a read that needs the span has the full deadline
+            shorter = replace(retry, deadline=retry.deadline / 4)
             self._fetch_unclaimed(remote, entry, offset, size, shorter, stop, None, pin)
         if pin:  # also spans that were cached before, or fetched by others
             entry.pin(offset, size)
 
     def _read_missing(self, remote: RemoteFiles, entry: Entry, offset: int, size: int) -> bytes:
-        """Return bytes of which some are not cached: fetch those, or wait for another process that does."""
+        """Return bytes of which some are not cached: fetch those, or wait for another process that
+        does.
+        """
         retry = remote.options.retry
         end_of_wait = time.monotonic() + 2 * retry.deadline + size / retry.min_rate
         pieces: dict[int, bytes] = {}  # by offset; kept here since the cache may be full
@@ -460,7 +523,10 @@ class RemoteSource(ByteSource):
                 return _join(offset, size, pieces)
             if time.monotonic() > end_of_wait:  # the claimant is alive but idle, perhaps suspended
                 return self._fetch(remote, offset, size, retry, _NEVER)
-            busy = [self._fetch_unclaimed(remote, entry, begin, count, retry, _NEVER, pieces) for begin, count in gaps]
+            busy = [
+                self._fetch_unclaimed(remote, entry, begin, count, retry, _NEVER, pieces)
+                for begin, count in gaps
+            ]
             if any(busy):
                 entry.wait(pause)  # only threads of this process wake it, so it polls for others
                 pause = min(1.5 * pause, 0.05)
@@ -487,7 +553,8 @@ class RemoteSource(ByteSource):
             size: Number of bytes.
             retry: Deadlines of the transfers.
             stop: Ends them when it is set.
-            pieces: Receives the fetched bytes by offset. If None, only bytes within the cache's budget are fetched.
+            pieces: Receives the fetched bytes by offset. If None, only bytes within the cache's
+                budget are fetched.
             pin: Pin the stored spans.
 
         Returns:
@@ -525,13 +592,17 @@ class RemoteSource(ByteSource):
                 entry.abandon(claim)
         return busy
 
-    def _fetch(self, remote: RemoteFiles, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
+    def _fetch(
+        self, remote: RemoteFiles, offset: int, size: int, retry: RetryPolicy, stop: threading.Event
+    ) -> bytes:
         """Fetch bytes from the store, continuing after short responses."""
         parts: list[bytes] = []
         received = 0
 
         def get(policy: RetryPolicy) -> bytes:
-            return remote.store.get(self._path, self._stat, offset + received, size - received, policy, stop)
+            return remote.store.get(
+                self._path, self._stat, offset + received, size - received, policy, stop
+            )
 
         while received < size:
             begun = time.monotonic()
@@ -542,7 +613,9 @@ class RemoteSource(ByteSource):
 
 
 def _kind(path: str) -> str:
-    """Return the first two folders of a file and its suffix: those of one camera, or of the rows."""
+    """Return the first two folders of a file and its suffix: those of one camera, or of the
+    rows.
+    """
     folders = path.split("/")[:-1]
     return "/".join(folders[:2]) + os.path.splitext(path)[1]
 
@@ -593,5 +666,6 @@ def _read_note(path: str) -> Stat | None:
 
 def _write_note(path: str, stat: Stat) -> None:
     """Write a note in place, since it may be locked; a part of a note is none."""
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:  # else the next process asks again
+    # else the next process asks again
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps([stat.size, stat.tag, stat.modified]))

@@ -1,10 +1,12 @@
-"""Stores of the remote files under one root, by relative path: `WebStore`, and `FsspecStore` for any other file system.
+"""Stores of the remote files under one root, by relative path: `WebStore`, and `FsspecStore` for
+any other file system.
 
-A store tries once and raises TransientError if another attempt may succeed. It does not retry, caches nothing and knows
-no other process.
+A store tries once and raises TransientError if another attempt may succeed. It does not retry,
+caches nothing and knows no other process.
 
-https://, s3:// (by signed URLs) and the Hugging Face hub (at one commit) read through the client of `http_client.py`,
-so the same checks apply. Their drivers handle access: s3fs signs URLs, huggingface_hub supplies the token.
+https://, s3:// (by signed URLs) and the Hugging Face hub (at one commit) read through the client of
+`http_client.py`, so the same checks apply. Their drivers handle access: s3fs signs URLs,
+huggingface_hub supplies the token.
 """
 
 import os
@@ -18,7 +20,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy_base.credentials import CREDENTIALS_HINT, strip_credentials
-from understudy_base.errors import DatasetError, MissingFileError, SourceError, hub_remedy, is_offline, summarize
+from understudy_base.errors import (
+    DatasetError,
+    MissingFileError,
+    SourceError,
+    hub_remedy,
+    is_offline,
+    summarize,
+)
 from understudy_base.optional_packages import pip_line
 from understudy_base.records import Record
 from understudy_data.storage.byte_source import CHANGED, RESTART
@@ -35,14 +44,27 @@ from understudy_data.storage.http_client import (
 from understudy_data.storage.remote_options import RetryPolicy, TransientError
 
 _LIST_TIMEOUT = 900.0  # seconds; a thousand entries take about 0.1
-_TAGS = ("etag", "sha256", "md5hash", "contentmd5", "md5", "crc32c", "checksum", "xethash", "generation", "versionid")
+_TAGS = (
+    "etag",
+    "sha256",
+    "md5hash",
+    "contentmd5",
+    "md5",
+    "crc32c",
+    "checksum",
+    "xethash",
+    "generation",
+    "versionid",
+)
 _EXTRA = {"s3": "s3", "s3a": "s3", "hf": "hub"}  # protocol -> extra that installs its driver
 _TIMES = ("lastmodified", "mtime", "modified", "updated", "created", "creationtime")
 
 
 @dataclass(frozen=True)
 class First:
-    """Bytes that are fetched with the version of a file: the first `size` bytes of the file, or the last ones."""
+    """Bytes that are fetched with the version of a file: the first `size` bytes of the file, or the
+    last ones.
+    """
 
     size: int
     is_tail: bool = False
@@ -51,8 +73,8 @@ class First:
 class FsspecStore:
     """Any fsspec file system, read by `cat_file`; see `WebStore`.
 
-    Its responses carry no version. The version is therefore requested after each read: if it has not changed, the bytes
-    belong to it.
+    Its responses carry no version. The version is therefore requested after each read: if it has
+    not changed, the bytes belong to it.
     """
 
     pin = ""
@@ -71,12 +93,19 @@ class FsspecStore:
         return f"{strip_credentials(self._root).rstrip('/')}/{path}"
 
     def meet(
-        self, path: str, known_stat: Stat | None, first: First, retry: RetryPolicy, stop: threading.Event
+        self,
+        path: str,
+        known_stat: Stat | None,
+        first: First,
+        retry: RetryPolicy,
+        stop: threading.Event,
     ) -> tuple[Stat, int, bytes]:
         """See `WebStore.meet`. It sends no bytes."""
         return self.ask(path, known_stat, retry, stop), 0, b""
 
-    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
+    def ask(
+        self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event
+    ) -> Stat:
         """See `WebStore.ask`."""
         fs, full = self._full(path)
         fs.invalidate_cache(fs._parent(full))
@@ -85,7 +114,15 @@ class FsspecStore:
             raise DatasetError("this is a folder, not a file", fix="restore the file")
         return Stat(size_of(info), version_of(info), _modified(info))
 
-    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
+    def get(
+        self,
+        path: str,
+        stat: Stat,
+        offset: int,
+        size: int,
+        retry: RetryPolicy,
+        stop: threading.Event,
+    ) -> bytes:
         """See `WebStore.get`."""
         fs, full = self._full(path)
         data = call_driver(lambda: _cat(fs, full, offset, offset + size, retry))
@@ -104,7 +141,9 @@ class FsspecStore:
 
 
 def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL and the path in it; DatasetError if its driver is missing."""
+    """Return the fsspec file system of a URL and the path in it; DatasetError if its driver is
+    missing.
+    """
     from fsspec.core import url_to_fs
 
     try:
@@ -117,19 +156,26 @@ def open_fs(root: str, options: dict[str, Any]) -> tuple[Any, str]:
         ) from error
     except Exception as error:
         problem = f"this address cannot be opened: {summarize(error)}"
-        raise DatasetError(problem, where=root, fix="check the URL and that its fsspec driver is installed") from error
+        raise DatasetError(
+            problem, where=root, fix="check the URL and that its fsspec driver is installed"
+        ) from error
     return fs, base
 
 
 def list_folder(fs: Any, full: str) -> list[tuple[str, bool]] | None:
-    """Return (name, is a folder) of each entry, sorted; [] for a missing folder; None if listing fails."""
+    """Return (name, is a folder) of each entry, sorted; [] for a missing folder; None if listing
+    fails.
+    """
     try:
         entries = _ls(fs, full)
     except FileNotFoundError:
         return []
     except Exception:
         return None
-    return sorted((PurePosixPath(str(e["name"]).rstrip("/")).name, e.get("type") == "directory") for e in entries)
+    return sorted(
+        (PurePosixPath(str(e["name"]).rstrip("/")).name, e.get("type") == "directory")
+        for e in entries
+    )
 
 
 def _ls(fs: Any, full: str) -> Any:
@@ -156,9 +202,13 @@ def call_driver(act: Callable[[], Any]) -> Any:
     except IsADirectoryError as error:
         raise DatasetError("this is a folder, not a file", fix="restore the file") from error
     except PermissionError as error:
-        raise SourceError(f"no permission: {summarize(error)}", fix="give credentials that may") from error
+        raise SourceError(
+            f"no permission: {summarize(error)}", fix="give credentials that may"
+        ) from error
     except (ImportError, ValueError, TypeError, NotImplementedError) as error:
-        raise DatasetError(f"access fails: {summarize(error)}", fix="check the address and its options") from error
+        raise DatasetError(
+            f"access fails: {summarize(error)}", fix="check the address and its options"
+        ) from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404, 410):
@@ -174,7 +224,9 @@ def status_error(status: int, hides: bool = False) -> DatasetError:
         hides: Whether the server answers 403 for a missing file (see `web.WebBackend`).
     """
     if status in (404, 410):
-        return MissingFileError("this file is not there", fix="check the address, or restore the file")
+        return MissingFileError(
+            "this file is not there", fix="check the address, or restore the file"
+        )
     if status == 403 and hides:
         fix = "check the address, restore the file, or give credentials that may read it"
         return MissingFileError("this file is not there, or access is denied (403)", fix=fix)
@@ -197,22 +249,31 @@ def size_of(info: dict[str, Any]) -> int:
     """Return the size in bytes from fsspec's facts about a file; DatasetError if it is missing."""
     size = info.get("size")
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise DatasetError("its file system does not say how many bytes it has", fix="copy the dataset to disk")
+        raise DatasetError(
+            "its file system does not say how many bytes it has", fix="copy the dataset to disk"
+        )
     return size
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """Return the most specific version that a file system gives: a checksum, else a modification time."""
+    """Return the most specific version that a file system gives: a checksum, else a modification
+    time.
+    """
     plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
     for name in (*_TAGS, *_TIMES):
         if plain.get(name) not in (None, "", 0):
             return f"{name} {plain[name]} size {size_of(info)}"
-    problem = "its file system gives neither a checksum nor a time of change, so a change could not be noticed"
+    problem = (
+        "its file system gives neither a checksum nor a time of change, so a change could "
+        "not be noticed"
+    )
     raise DatasetError(problem, fix="copy the dataset to disk")
 
 
 def _modified(info: dict[str, Any]) -> float:
-    """Return the modification time that a file system gives, in seconds since 1970; 0 if it gives none."""
+    """Return the modification time that a file system gives, in seconds since 1970; 0 if it gives
+    none.
+    """
     plain = {key.lower().replace("_", "").replace("-", ""): value for key, value in info.items()}
     for value in (plain.get(name) for name in _TIMES):
         if isinstance(value, datetime):
@@ -223,7 +284,9 @@ def _modified(info: dict[str, Any]) -> float:
 
 
 HEAD = 1 << 16
-"""Bytes fetched when a file is opened: all of a small file, the index of many videos, the footer of many tables."""
+"""Bytes fetched when a file is opened: all of a small file, the index of many videos, the footer of
+many tables.
+"""
 _SIGNED = 3600  # seconds of validity of a signed URL
 _REUSED = 600.0  # seconds for which a signed URL or redirect target is reused
 
@@ -261,9 +324,9 @@ class WebBackend:
 class WebStore:
     """Files of a web backend. Safe in threads.
 
-    The version of a file is its etag, or else its modification time. A file modified after the first response of its
-    server changed during the run, even if this process opens it for the first time. Both times are by the server's
-    clock.
+    The version of a file is its etag, or else its modification time. A file modified after the
+    first response of its server changed during the run, even if this process opens it for the first
+    time. Both times are by the server's clock.
 
     Args:
         backend: Kind of address.
@@ -297,14 +360,21 @@ class WebStore:
         return self.backend.entries(folder)
 
     def meet(
-        self, path: str, known_stat: Stat | None, first: First, retry: RetryPolicy, stop: threading.Event
+        self,
+        path: str,
+        known_stat: Stat | None,
+        first: First,
+        retry: RetryPolicy,
+        stop: threading.Event,
     ) -> tuple[Stat, int, bytes]:
-        """Return the current version of a file, and bytes of it, behind their offset, if the response carried them.
+        """Return the current version of a file, and bytes of it, behind their offset, if the
+        response carried them.
 
         Args:
             path: The file.
             known_stat: An earlier version; if it is still current, no bytes are sent.
-            first: The wanted bytes. A server that does not send the end of a file alone sends the start.
+            first: The wanted bytes. A server that does not send the end of a file alone sends the
+                start.
             retry: Deadlines of the request.
             stop: Ends the request when it is set.
 
@@ -325,11 +395,15 @@ class WebStore:
         modified = known_stat.modified if response.unchanged and known_stat else response.modified
         # A modification time after the response comes from the writer's clock and proves nothing.
         if self._opened and self._opened < modified <= (response.date or modified):
-            raise SourceError("it was written after this run began to read the dataset", fix=RESTART)
+            raise SourceError(
+                "it was written after this run began to read the dataset", fix=RESTART
+            )
         self._opened = self._opened or response.date
         return self._stat_of(response, known_stat), response.offset, response.data
 
-    def ask(self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event) -> Stat:
+    def ask(
+        self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event
+    ) -> Stat:
         """Return the version of a file now, whenever it was written; raises as `meet` does."""
         response = self._request(path, 0, 1, retry, stop, known_stat.tag if known_stat else "")
         return self._stat_of(response, known_stat)
@@ -340,11 +414,24 @@ class WebStore:
         if response.total < 0:
             raise DatasetError("the server does not send its size", fix="copy the dataset to disk")
         if not response.tag:
-            problem = "the server sends neither an etag nor a time of change, so a change could not be noticed"
-            raise DatasetError(problem, fix="copy the dataset to disk, or serve it with one of them")
+            problem = (
+                "the server sends neither an etag nor a time of change, so a change could "
+                "not be noticed"
+            )
+            raise DatasetError(
+                problem, fix="copy the dataset to disk, or serve it with one of them"
+            )
         return Stat(response.total, response.tag, response.modified)
 
-    def get(self, path: str, stat: Stat, offset: int, size: int, retry: RetryPolicy, stop: threading.Event) -> bytes:
+    def get(
+        self,
+        path: str,
+        stat: Stat,
+        offset: int,
+        size: int,
+        retry: RetryPolicy,
+        stop: threading.Event,
+    ) -> bytes:
         """Return 1 to `size` bytes from `offset` of the version `stat`.
 
         Raises:
@@ -359,7 +446,9 @@ class WebStore:
         if not response.tag and not self.backend.pin:
             raise TransientError("the server no longer sends the file's version", tries=4)
         if not response.data:
-            raise TransientError(f"the server has no bytes from {offset} on, where the file has {stat.size}", tries=4)
+            raise TransientError(
+                f"the server has no bytes from {offset} on, where the file has {stat.size}", tries=4
+            )
         return response.data
 
     def abort(self) -> None:
@@ -367,7 +456,13 @@ class WebStore:
         self._client.abort()
 
     def _request(
-        self, path: str, offset: int, size: int, retry: RetryPolicy, stop: threading.Event, known_tag: str = ""
+        self,
+        path: str,
+        offset: int,
+        size: int,
+        retry: RetryPolicy,
+        stop: threading.Event,
+        known_tag: str = "",
     ) -> RangeResponse:
         recent, until = self._addresses.get(path, (None, 0.0))
         if recent is not None and time.monotonic() < until:
@@ -409,13 +504,21 @@ class S3Backend(WebBackend):
 
     def __init__(self, root: str, options: Record) -> None:
         self._root, self._options = root, dict(options)
-        if not options.get("anon"):  # older signatures are refused for encrypted files and in newer regions
+        # older signatures are refused for encrypted files and in newer regions
+        if not options.get("anon"):
             signed = {"signature_version": "s3v4", **options.get("config_kwargs", {})}
             self._options["config_kwargs"] = signed
         client = options.get("client_kwargs", {})
-        other = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()  # not Amazon: no region to look up
-        if not (other or options.get("endpoint_url") or client.get("endpoint_url") or client.get("region_name")):
-            self._options.setdefault("cache_regions", True)  # such a signature names the bucket's region
+        # not Amazon: no region to look up
+        other = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
+        if not (
+            other
+            or options.get("endpoint_url")
+            or client.get("endpoint_url")
+            or client.get("region_name")
+        ):
+            # such a signature names the bucket's region
+            self._options.setdefault("cache_regions", True)
         self._open()
 
     def _open(self) -> tuple[Any, str]:
@@ -429,7 +532,9 @@ class S3Backend(WebBackend):
     def address(self, path: str) -> Address:
         """See `WebBackend.address`."""
         fs, base = self._open()
-        return Address(fs.sign(f"{base.rstrip('/')}/{path}", expiration=_SIGNED, **getattr(fs, "req_kw", {})))
+        return Address(
+            fs.sign(f"{base.rstrip('/')}/{path}", expiration=_SIGNED, **getattr(fs, "req_kw", {}))
+        )
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         """See `Files.entries`."""
@@ -438,7 +543,8 @@ class S3Backend(WebBackend):
 
 
 class HubBackend(WebBackend):
-    """hf://datasets/...: a repository at one commit, which cannot change; huggingface_hub lists and resolves.
+    """hf://datasets/...: a repository at one commit, which cannot change; huggingface_hub lists and
+    resolves.
 
     Args:
         root: The hf:// address.
@@ -460,7 +566,10 @@ class HubBackend(WebBackend):
                 from huggingface_hub import HfApi
 
                 api = HfApi(endpoint=self._fs.endpoint, token=self._fs.token)
-                commit = api.repo_info(self._repo, revision=resolved.revision, repo_type=self._type).sha or ""
+                commit = (
+                    api.repo_info(self._repo, revision=resolved.revision, repo_type=self._type).sha
+                    or ""
+                )
         except Exception as error:
             problem = f"cannot be found on the hub: {summarize(error)}"
             fix = hub_remedy(error)
@@ -488,7 +597,9 @@ class HubBackend(WebBackend):
 
         fs = self._fs
         inside = self._inside(path)
-        url = hf_hub_url(self._repo, inside, repo_type=self._type, revision=self.pin, endpoint=fs.endpoint)
+        url = hf_hub_url(
+            self._repo, inside, repo_type=self._type, revision=self.pin, endpoint=fs.endpoint
+        )
         return Address(url, build_hf_headers(token=fs.token, library_name="understudy"))
 
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
@@ -510,13 +621,21 @@ def web_store(root: str, options: Record, pin: str = "") -> WebStore | None:
     protocol = root.partition("://")[0]
     if protocol in ("http", "https"):
         unused = dict(options)
-        headers = {**unused.pop("client_kwargs", {}).get("headers", {}), **unused.pop("headers", {})}
+        headers = {
+            **unused.pop("client_kwargs", {}).get("headers", {}),
+            **unused.pop("headers", {}),
+        }
         verify = unused.pop("verify", None)
         if unused:
-            raise DatasetError(f"storage option {min(unused)!r} means nothing here", where=root, fix="headers, verify")
+            raise DatasetError(
+                f"storage option {min(unused)!r} means nothing here",
+                where=root,
+                fix="headers, verify",
+            )
         return WebStore(HttpBackend(root, headers), HttpClient(verify), float(pin or 0))
     if protocol in ("s3", "s3a"):
-        verify = options.get("client_kwargs", {}).get("verify", os.environ.get("AWS_CA_BUNDLE"))  # as botocore
+        # as botocore
+        verify = options.get("client_kwargs", {}).get("verify", os.environ.get("AWS_CA_BUNDLE"))
         return WebStore(S3Backend(root, options), HttpClient(verify), float(pin or 0))
     if protocol == "hf" and not root.startswith("hf://buckets/"):
         return WebStore(HubBackend(root, options, pin), HttpClient())

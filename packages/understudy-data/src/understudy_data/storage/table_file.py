@@ -1,8 +1,8 @@
 """Files of arrays that are memory-mapped: Arrow IPC, so that other programs can open them, too.
 
-A file holds one table: plain values (`plain_values.py`) and Arrow columns. It has one record batch of one row; each
-array is a list in that row, so arrays may have different lengths. The structure is JSON in the metadata of the schema,
-with the checksum of each array.
+A file holds one table: plain values (`plain_values.py`) and Arrow columns. It has one record batch
+of one row; each array is a list in that row, so arrays may have different lengths. The structure is
+JSON in the metadata of the schema, with the checksum of each array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from understudy_base.atomic import replace_file
 from understudy_data.plain_values import flatten, register, restore
 
 FORMAT = 4
-"""Number of the format. Raise it with each change of the format or of what the code that makes tables returns."""
+"""Number of the format. Raise it with each change of the format or of what the code that makes
+tables returns.
+"""
 
 _STRUCTURE = b"understudy"
 _CHECKSUM = b"understudy.crc32"
@@ -47,13 +49,16 @@ def write_table(path: Path, table: object, durable: bool = True) -> None:
     checksums = [zlib.crc32(memoryview(column.values.buffers()[1])) for column in columns]
     structure = json.dumps({"format": FORMAT, "table": root, "checksums": checksums}).encode()
     fields = [pa.field(f"array {number}", column.type) for number, column in enumerate(columns)]
-    schema = pa.schema(fields, {_STRUCTURE: structure, _CHECKSUM: str(zlib.crc32(structure)).encode()})
+    schema = pa.schema(
+        fields, {_STRUCTURE: structure, _CHECKSUM: str(zlib.crc32(structure)).encode()}
+    )
     with (
         replace_file(path, durable=durable) as draft,
         pa.OSFile(str(draft), "wb") as file,
         pa.ipc.new_file(file, schema) as writer,
     ):
-        os.chmod(draft, 0o600)  # `map_file` refuses what the umask of many users lets their group write
+        # `map_file` refuses what the umask of many users lets their group write
+        os.chmod(draft, 0o600)
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
@@ -110,7 +115,9 @@ def size_of(table: object) -> int:
 
 
 def _as_list(array: np.ndarray) -> pa.LargeListArray:
-    """One list with the numbers of an array; the bytes of values that Arrow does not know as numbers of this width."""
+    """One list with the numbers of an array; the bytes of values that Arrow does not know as
+    numbers of this width.
+    """
     values = array.ravel("A")
     if values.dtype.kind not in "iuf" or not values.dtype.isnative or values.dtype.itemsize > 8:
         values = values.view(np.uint8)

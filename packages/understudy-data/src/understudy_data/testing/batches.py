@@ -20,7 +20,8 @@ def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> l
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
     """Whether two batches have the same keys and under each the same, bit for bit."""
     return one.keys() == two.keys() and all(
-        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k] for k in one
+        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k]
+        for k in one
     )
 
 

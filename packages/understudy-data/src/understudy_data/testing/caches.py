@@ -9,7 +9,8 @@ from understudy_data.storage import mapped_tables
 
 
 def own_cache(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Give this process a cache folder in `folder`, in which each table of two rows and each data file has a file.
+    """Give this process a cache folder in `folder`, in which each table of two rows and each data
+    file has a file.
 
     Returns:
         The folder of the cache: `tables` and `rows` are in it.

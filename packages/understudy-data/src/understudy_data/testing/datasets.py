@@ -1,8 +1,9 @@
-"""Small LeRobot datasets of every version, written with bare pyarrow, PyAV and Pillow, and their true content.
+"""Small LeRobot datasets of every version, written with bare pyarrow, PyAV and Pillow, and their
+true content.
 
-Independent of the project's own writer, so that reader and writer cannot share a mistake. Every image encodes its
-identity: 16 blocks of 16x16 pixels, 15 of them a binary number (camera, episode, frame) that survives lossy coding,
-and a red one.
+Independent of the project's own writer, so that reader and writer cannot share a mistake. Every
+image encodes its identity: 16 blocks of 16x16 pixels, 15 of them a binary number (camera, episode,
+frame) that survives lossy coding, and a red one.
 """
 
 import io
@@ -73,7 +74,9 @@ class Spec:
 
 @dataclass
 class Truth:
-    """The true content: per episode id, key -> array (length, ...) or list, and the task of each frame."""
+    """The true content: per episode id, key -> array (length, ...) or list, and the task of each
+    frame.
+    """
 
     spec: Spec
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -125,7 +128,9 @@ def write_dataset(root: Path, spec: Spec) -> Truth:
         "splits": {"train": f"0:{len(spec.lengths)}"},
         "features": features,
     }
-    _write_v3(root, spec, truth, tables, info) if spec.is_v3 else _write_v2(root, spec, truth, tables, info)
+    _write_v3(root, spec, truth, tables, info) if spec.is_v3 else _write_v2(
+        root, spec, truth, tables, info
+    )
     (root / "meta/info.json").write_text(json.dumps(info, indent=2))
     if spec.foreign:
         for name in ("data/.cache", "videos/.thumbnails", "meta/episodes/backup", "notes"):
@@ -142,8 +147,12 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(content))
 
 
-def edit_column(path: Path, name: str, change: Callable[[np.ndarray], Any], kind: pa.DataType | None = None) -> None:
-    """Change the values of a column of a parquet file, which keeps its type without another `kind`."""
+def edit_column(
+    path: Path, name: str, change: Callable[[np.ndarray], Any], kind: pa.DataType | None = None
+) -> None:
+    """Change the values of a column of a parquet file, which keeps its type without another
+    `kind`.
+    """
     table = pq.read_table(path)
     values = pa.array(list(change(table[name].to_numpy())), kind or table.schema.field(name).type)
     pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
@@ -156,8 +165,12 @@ def edit_times(root: Path, change: Callable[[int, np.ndarray], np.ndarray]) -> N
         edit_column(path, "timestamp", lambda times, number=number: change(number, times))
 
 
-def expected(truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence[int]]) -> dict[str, Any]:
-    """The expected sample at a frame, one value at a time: key -> array, list, str, or identities of images."""
+def expected(
+    truth: Truth, episode: int, frame: int, offsets: dict[str, Sequence[int]]
+) -> dict[str, Any]:
+    """The expected sample at a frame, one value at a time: key -> array, list, str, or identities
+    of images.
+    """
     values = truth.rows[episode]
     out = {}
     last = len(truth.tasks[episode]) - 1
@@ -224,14 +237,22 @@ def _features(spec: Spec) -> dict[str, Any]:
         features["matrix"] = {"dtype": "float32", "shape": [2, 3], "names": None}
         features["deep"] = {"dtype": "int64", "shape": [2, 1, 2], "names": None}
     names = ["height", "width", "channels"]
-    codec = {"libx264": "h264", "libx265": "hevc", "libsvtav1": "av1", "mpeg4": "mpeg4", "libvpx-vp9": "vp9"}[
-        spec.codec
-    ]
+    codec = {
+        "libx264": "h264",
+        "libx265": "hevc",
+        "libsvtav1": "av1",
+        "mpeg4": "mpeg4",
+        "libvpx-vp9": "vp9",
+    }[spec.codec]
     for key in spec.cameras:
         said = {"video.fps": spec.fps, "video.codec": codec, "has_audio": False}
         features[key] = {"dtype": "video", "shape": [SIDE, SIDE, 3], "names": names, "info": said}
     for key in spec.images:
-        features[key] = {"dtype": "image", "shape": [3, SIDE, SIDE], "names": ["channels", "height", "width"]}
+        features[key] = {
+            "dtype": "image",
+            "shape": [3, SIDE, SIDE],
+            "names": ["channels", "height", "width"],
+        }
     for key in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
         if key not in spec.omit:
             dtype = "float32" if key == "timestamp" else "int64"
@@ -247,7 +268,9 @@ def _table(spec: Spec, truth: Truth, k: int, episode: int) -> pa.Table:
         if key in spec.images:
             png = [_png(picture(*who)) for who in values.tolist()]
             kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-            columns[key] = pa.array([{"bytes": data, "path": f"frame-{i}.png"} for i, data in enumerate(png)], kind)
+            columns[key] = pa.array(
+                [{"bytes": data, "path": f"frame-{i}.png"} for i, data in enumerate(png)], kind
+            )
         elif isinstance(values, list):
             columns[key] = pa.array(values, pa.string())
         else:
@@ -270,7 +293,9 @@ def _lists(spec: Spec, values: np.ndarray) -> pa.Array:
         if spec.fixed_lists:
             array = pa.FixedSizeListArray.from_arrays(array, size)
         else:
-            array = pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * size, pa.int32()), array)
+            array = pa.ListArray.from_arrays(
+                pa.array(np.arange(count + 1) * size, pa.int32()), array
+            )
     return array
 
 
@@ -281,7 +306,9 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def write_parquet(path: Path, tables: Sequence[pa.Table], one_row_group: bool = False) -> None:
-    """Write one row group per table, or one for all. Page checksums let a reader detect a flipped byte."""
+    """Write one row group per table, or one for all. Page checksums let a reader detect a flipped
+    byte.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(path, tables[0].schema, write_page_checksum=True) as writer:
         for table in [pa.concat_tables(tables)] if one_row_group else tables:
@@ -294,18 +321,27 @@ def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
     options = {"g": str(spec.gop), "crf": "30" if spec.codec == "libsvtav1" else "20"}
     if spec.codec == "libsvtav1":
         os.environ.setdefault("SVT_LOG", "1")
-        options |= {"preset": "9", "svtav1-params": "lp=1"}  # faster ones lose whole blocks of small images
+        # faster ones lose whole blocks of small images
+        options |= {"preset": "9", "svtav1-params": "lp=1"}
     elif spec.codec == "libx265":
         options |= {
             "preset": "ultrafast",
-            "x265-params": f"log-level=error:pools=none:ctu=32:bframes={spec.b_frames}:keyint={spec.gop}",
+            "x265-params": f"log-level=error:pools=none:ctu=32:bframes={spec.b_frames}"
+            f":keyint={spec.gop}",
         }
     elif spec.codec == "mpeg4":
         options = {"g": str(spec.gop), "qscale": "2"}
     else:
-        options |= {"preset": "ultrafast", "bf": str(spec.b_frames), "threads": "1", "sc_threshold": "0"}
+        options |= {
+            "preset": "ultrafast",
+            "bf": str(spec.b_frames),
+            "threads": "1",
+            "sc_threshold": "0",
+        }
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(spec.codec, rate=Fraction(spec.fps).limit_denominator(1001), options=options)
+        stream = container.add_stream(
+            spec.codec, rate=Fraction(spec.fps).limit_denominator(1001), options=options
+        )
         stream.width = stream.height = SIDE
         stream.pix_fmt = "yuv420p"
         with preserve_scheduling():
@@ -325,8 +361,15 @@ def _stats(tables: Sequence[pa.Table]) -> dict[str, Any]:
     if not tables:
         return stats
     for key in ("observation.state", "action", "next.reward"):
-        values = np.concatenate([np.asarray(t[key].to_pylist(), np.float64).reshape(len(t), -1) for t in tables])
-        ways = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+        values = np.concatenate(
+            [np.asarray(t[key].to_pylist(), np.float64).reshape(len(t), -1) for t in tables]
+        )
+        ways = {
+            "min": values.min(0),
+            "max": values.max(0),
+            "mean": values.mean(0),
+            "std": values.std(0),
+        }
         stats[key] = {name: way.tolist() for name, way in ways.items()} | {"count": [len(values)]}
     return stats
 
@@ -336,10 +379,16 @@ def _task_list(truth: Truth, episode: int) -> list[str]:
 
 
 def _recorded_as(spec: Spec, k: int) -> dict[str, str]:
-    return {"recording_folderpath": f"gs://lab/day-{k}", "file_path": f"/data/run-{k}.h5"} if spec.recorded_as else {}
+    return (
+        {"recording_folderpath": f"gs://lab/day-{k}", "file_path": f"/data/run-{k}.h5"}
+        if spec.recorded_as
+        else {}
+    )
 
 
-def _write_v2(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table], info: dict[str, Any]) -> None:
+def _write_v2(
+    root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table], info: dict[str, Any]
+) -> None:
     data = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
     video = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
     info |= {"data_path": data, "video_path": video if spec.cameras else None}
@@ -350,7 +399,9 @@ def _write_v2(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
         write_parquet(root / data.format(**names), [tables[episode]])
         for c, key in enumerate(spec.cameras):
             if spec.lengths[k]:
-                write_video(root / video.format(video_key=key, **names), episode_pictures(spec, c, k), spec)
+                write_video(
+                    root / video.format(video_key=key, **names), episode_pictures(spec, c, k), spec
+                )
     episodes = [
         {"episode_index": e, "tasks": _task_list(truth, e), "length": n, **_recorded_as(spec, k)}
         for k, (e, n) in enumerate(zip(spec.episode_ids, spec.lengths))
@@ -358,7 +409,9 @@ def _write_v2(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
     if spec.reverse_meta:
         episodes.reverse()
     _write_lines(root / "meta/episodes.jsonl", episodes)
-    _write_lines(root / "meta/tasks.jsonl", [{"task_index": i, "task": t} for i, t in enumerate(TASKS)])
+    _write_lines(
+        root / "meta/tasks.jsonl", [{"task_index": i, "task": t} for i, t in enumerate(TASKS)]
+    )
     if spec.version == "v2.0":
         (root / "meta/stats.json").write_text(json.dumps(_stats(list(tables.values()))))
     else:
@@ -366,7 +419,9 @@ def _write_v2(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
         _write_lines(root / "meta/episodes_stats.jsonl", records)
 
 
-def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table], info: dict[str, Any]) -> None:
+def _write_v3(
+    root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table], info: dict[str, Any]
+) -> None:
     data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
     info |= {"data_path": data, "video_path": video if spec.cameras else None}
@@ -383,11 +438,17 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
         row |= {"dataset_from_index": start, "dataset_to_index": start + lengths[k]}
         row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         recorded = _stats([tables[ids[k]]])
-        row["stats/action/mean"] = recorded["action"]["mean"] if recorded else [0.0] * spec.action_dim
+        row["stats/action/mean"] = (
+            recorded["action"]["mean"] if recorded else [0.0] * spec.action_dim
+        )
     for first in range(0, len(ids), spec.per_data_file):
         at = meta[first]
-        path = root / data.format(chunk_index=at["data/chunk_index"], file_index=at["data/file_index"])
-        write_parquet(path, [tables[e] for e in ids[first : first + spec.per_data_file]], spec.one_row_group)
+        path = root / data.format(
+            chunk_index=at["data/chunk_index"], file_index=at["data/file_index"]
+        )
+        write_parquet(
+            path, [tables[e] for e in ids[first : first + spec.per_data_file]], spec.one_row_group
+        )
     for c, key in enumerate(spec.cameras):
         each = spec.per_video_file + c
         for n, first in enumerate(range(0, len(ids), each)):
@@ -395,7 +456,11 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
             members = range(first, min(first + each, len(ids)))[:: -1 if spec.reverse_videos else 1]
             pictures = [p for k in members for p in episode_pictures(spec, c, k)]
             if pictures:
-                write_video(root / video.format(video_key=key, chunk_index=chunk, file_index=file), pictures, spec)
+                write_video(
+                    root / video.format(video_key=key, chunk_index=chunk, file_index=file),
+                    pictures,
+                    spec,
+                )
             at = 0.0
             for place, k in enumerate(members):
                 start = at + spec.drift_s * place
@@ -407,7 +472,9 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
     if spec.reverse_meta:
         parts = [part[::-1] for part in parts[::-1]]
     for n, part in enumerate(part for part in parts if part):
-        write_parquet(root / f"meta/episodes/chunk-000/file-{n:03d}.parquet", [pa.Table.from_pylist(part)])
+        write_parquet(
+            root / f"meta/episodes/chunk-000/file-{n:03d}.parquet", [pa.Table.from_pylist(part)]
+        )
     (root / "meta/stats.json").write_text(json.dumps(_stats(list(tables.values()))))
     tasks = pa.table({"task_index": pa.array(range(len(TASKS)), pa.int64()), "task": list(TASKS)})
     if spec.tasks_spelling == "unnamed":
@@ -417,7 +484,13 @@ def _write_v3(root: Path, spec: Spec, truth: Truth, tables: dict[int, pa.Table],
     else:
         kinds = (("task_index", "int64", "int64"), ("task", "unicode", "object"))
         columns = [
-            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}
+            {
+                "name": name,
+                "field_name": name,
+                "pandas_type": kind,
+                "numpy_type": stored,
+                "metadata": None,
+            }
             for name, kind, stored in kinds
         ]
         pandas = {"index_columns": ["task"], "columns": columns, "column_indexes": []}
@@ -440,7 +513,9 @@ def rate_episodes(root: Path, **columns: Sequence[Any]) -> None:
 
 
 def replace_files(root: Path, pattern: str, age: float) -> None:
-    """Put other files in the place of those that match, each with a time of `age` seconds before now."""
+    """Put other files in the place of those that match, each with a time of `age` seconds before
+    now.
+    """
     for path in sorted(root.glob(pattern)):
         new = path.with_name("new")
         shutil.copy(path, new)

@@ -10,11 +10,11 @@ REPO = "me/set"
 
 
 class HubServer(RangeServer):
-    """One dataset repository, `datasets/me/set`, private if there is a `token`. Its files also are those of a model
-    repository `me/set`, for `hf download`.
+    """One dataset repository, `datasets/me/set`, private if there is a `token`. Its files also are
+    those of a model repository `me/set`, for `hf download`.
 
-    `commits` has the files of each commit by path in the repository, and `main` names the current one. As on the hub,
-    files are redirected to another address.
+    `commits` has the files of each commit by path in the repository, and `main` names the current
+    one. As on the hub, files are redirected to another address.
     """
 
     def __init__(self, files: Mapping[str, bytes], token: str = "") -> None:
@@ -33,7 +33,9 @@ class HubServer(RangeServer):
 
     def _answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes] | None:
         if asked.path.startswith("/cdn/"):
-            assert "authorization" not in asked.headers or not self.token, "the token went to another host"
+            assert "authorization" not in asked.headers or not self.token, (
+                "the token went to another host"
+            )
             return None
         if self.token and asked.headers.get("authorization") != f"Bearer {self.token}":
             return 401, {"X-Error-Code": "GatedRepo"}, b"{}"
@@ -42,15 +44,27 @@ class HubServer(RangeServer):
         if asked.path.startswith(resolve):
             commit, _, path = asked.path.removeprefix(resolve).partition("/")
             at = f"http://localhost:{self.port}/cdn/{commit}/{path}"  # another host
-            return (302, {"Location": at}, b"") if path in self.commits.get(commit, {}) else (404, {}, b"")
+            return (
+                (302, {"Location": at}, b"")
+                if path in self.commits.get(commit, {})
+                else (404, {}, b"")
+            )
         if asked.path.startswith(f"/{REPO}/resolve/"):
             revision, _, path = asked.path.removeprefix(f"/{REPO}/resolve/").partition("/")
             commit = self.main if revision == "main" else revision
             data = self.commits.get(commit, {}).get(path)
             if data is None:
                 return 404, {"X-Error-Code": "EntryNotFound"}, b""
-            about = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{len(data)}"', "X-Linked-Size": str(len(data))}
-            return 302, about | {"Location": f"http://localhost:{self.port}/cdn/{commit}/{path}"}, b""
+            about = {
+                "X-Repo-Commit": commit,
+                "X-Linked-Etag": f'"{len(data)}"',
+                "X-Linked-Size": str(len(data)),
+            }
+            return (
+                302,
+                about | {"Location": f"http://localhost:{self.port}/cdn/{commit}/{path}"},
+                b"",
+            )
         if not asked.path.startswith(api):
             return 404, {}, b"{}"
         what, *rest = asked.path.removeprefix(api).strip("/").split("/")
@@ -65,7 +79,11 @@ class HubServer(RangeServer):
                 "likes": 0,
                 "tags": [],
             }
-            return _json(found) if commit in self.commits else (404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
+            return (
+                _json(found)
+                if commit in self.commits
+                else (404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
+            )
         entries = self._tree(self.commits[rest[0]], "/".join(rest[1:]))
         return _json(entries) if entries else (404, {"X-Error-Code": "EntryNotFound"}, b"{}")
 

@@ -10,7 +10,9 @@ def v2(root: Path, keep: set[int] = frozenset(range(6))) -> Path:  # type: ignor
     """Six episodes of v2.1, of which meta/ lists `keep`."""
     write_dataset(root, Spec(version="v2.1", lengths=(6,) * 6, chunks_size=1000, foreign=False))
     path = root / "meta/episodes.jsonl"
-    lines = [line for line in path.read_text().splitlines() if json.loads(line)["episode_index"] in keep]
+    lines = [
+        line for line in path.read_text().splitlines() if json.loads(line)["episode_index"] in keep
+    ]
     path.write_text("\n".join(lines) + "\n")
     return root
 

@@ -1,4 +1,6 @@
-"""A loader in a process of its own: `python loader_process.py measure DATASET ...` or `... forever DATASET MEMORY`."""
+"""A loader in a process of its own: `python loader_process.py measure DATASET ...` or
+`... forever DATASET MEMORY`.
+"""
 
 import json
 import sys
@@ -19,21 +21,30 @@ def measure(root: str, memory: int, lanes: int, clip: int, batches: int, permute
     """Print the bytes of the plan and the largest growth of this process, as JSON."""
     data = EpisodeDataset(root, frame_cache_bytes=0)
     inside = "permuted" if permuted else "sequential"
-    order = Order.from_datasets([data], batch_size=16, seed=1, clip=clip, lanes=lanes, inside=inside)
+    order = Order.from_datasets(
+        [data], batch_size=16, seed=1, clip=clip, lanes=lanes, inside=inside
+    )
     with Loader([data], order=order, memory=memory, num_threads=2) as loader:
         data.batch(*data.locate([0]))  # code and codecs are loaded
         before = resident_bytes()
         peak = 0
         made = 0
         while made < batches * order.batch_size:
-            batch = next(loader)  # which is held until the next one is there, as a training loop does
+            # which is held until the next one is there, as a training loop does
+            batch = next(loader)
             made += len(batch["position"])
             peak = max(peak, resident_bytes())
-        print(json.dumps({"planned": loader.plan.bytes, "grown": peak - before, "plan": str(loader.plan)}))
+        print(
+            json.dumps(
+                {"planned": loader.plan.bytes, "grown": peak - before, "plan": str(loader.plan)}
+            )
+        )
 
 
 def measure_rows(root: str) -> None:
-    """Print the bytes of the plan and the largest growth while a loader of rows alone starts, as JSON."""
+    """Print the bytes of the plan and the largest growth while a loader of rows alone starts, as
+    JSON.
+    """
     warm = EpisodeDataset(root)
     warm.batch(*warm.locate([0]))  # code is loaded
     del warm
@@ -44,13 +55,23 @@ def measure_rows(root: str) -> None:
     with Loader([data], order=order, memory=10**9) as loader:
         for _ in range(4):
             next(loader)
-        print(json.dumps({"planned": loader.plan.bytes, "grown": peak_bytes() - before, "plan": str(loader.plan)}))
+        print(
+            json.dumps(
+                {
+                    "planned": loader.plan.bytes,
+                    "grown": peak_bytes() - before,
+                    "plan": str(loader.plan),
+                }
+            )
+        )
 
 
 def measure_parts(root: str, memory: int) -> None:
-    """Print the bytes of the plan and the largest growth while rows of single episodes are read, as JSON.
+    """Print the bytes of the plan and the largest growth while rows of single episodes are read, as
+    JSON.
 
-    The columns of every data file are mapped, of however small a dataset, and no whole file is decoded.
+    The columns of every data file are mapped, of however small a dataset, and no whole file is
+    decoded.
     """
     row_tables.LEAST_DATASET = row_tables.LEAST_FILE = rows._WHOLE = 0
     warm = EpisodeDataset(root)
@@ -59,14 +80,27 @@ def measure_parts(root: str, memory: int) -> None:
     before = start_peak()
     with Loader(root, batch_size=256, seed=0, memory=memory, rank=0, world_size=1) as loader:
         next(loader)
-        print(json.dumps({"planned": loader.plan.bytes, "grown": peak_bytes() - before, "plan": str(loader.plan)}))
+        print(
+            json.dumps(
+                {
+                    "planned": loader.plan.bytes,
+                    "grown": peak_bytes() - before,
+                    "plan": str(loader.plan),
+                }
+            )
+        )
 
 
 def forever(root: str, memory: int) -> None:
-    """Make batches until interrupted; print each arrival, and the number of threads left at the end."""
+    """Make batches until interrupted; print each arrival, and the number of threads left at the
+    end.
+    """
     data = EpisodeDataset(root, frame_cache_bytes=0)
     loader = Loader(
-        [data], order=Order.from_datasets([data], batch_size=64, seed=1, clip=3, lanes=64), memory=memory, num_threads=2
+        [data],
+        order=Order.from_datasets([data], batch_size=64, seed=1, clip=3, lanes=64),
+        memory=memory,
+        num_threads=2,
     )
     try:
         print("begun", flush=True)
@@ -74,7 +108,8 @@ def forever(root: str, memory: int) -> None:
             print("made", flush=True)
     except KeyboardInterrupt:
         loader.close()
-        patience = time.monotonic() + 60  # a thread whose start was interrupted begins and ends a moment later
+        # a thread whose start was interrupted begins and ends a moment later
+        patience = time.monotonic() + 60
         while threading.active_count() > 1 and time.monotonic() < patience:
             time.sleep(0.01)
         print(f"threads {threading.active_count()}", flush=True)

@@ -14,13 +14,26 @@ import numpy as np
 def maps(folder: Path) -> set[str]:
     """The files below a folder that this process has mapped, by name."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return {os.path.basename(line.split()[-1]) for line in lines if str(folder) in line and len(line.split()) > 5}
+    return {
+        os.path.basename(line.split()[-1])
+        for line in lines
+        if str(folder) in line and len(line.split()) > 5
+    }
 
 
 def answer(said: Connection, data: Any, folder: Path) -> None:
-    """Send the mapped and the private tables of an `EpisodeDataset` that was pickled into this process."""
+    """Send the mapped and the private tables of an `EpisodeDataset` that was pickled into this
+    process.
+    """
     table = data.catalog.episodes
-    said.send((maps(folder), table.lengths.copy(), data.segments.copy(), [int(n) for n in data[3]["action"].shape]))
+    said.send(
+        (
+            maps(folder),
+            table.lengths.copy(),
+            data.segments.copy(),
+            [int(n) for n in data[3]["action"].shape],
+        )
+    )
 
 
 def main(root: str, folder: str) -> None:

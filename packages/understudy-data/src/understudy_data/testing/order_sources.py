@@ -18,10 +18,14 @@ class Source:
 
     def __post_init__(self) -> None:
         rows = np.asarray(self.segments).tolist() if len(self.segments) < 10_000 else []
-        object.__setattr__(self, "frames", [(e, f) for e, a, b in rows if b - a < 1 << 20 for f in range(a, b)])
+        object.__setattr__(
+            self, "frames", [(e, f) for e, a, b in rows if b - a < 1 << 20 for f in range(a, b)]
+        )
 
 
-def episodes(*lengths: int, name: str = "source", gop: int = 2, reach: tuple[int, int] = (0, 0)) -> Source:
+def episodes(
+    *lengths: int, name: str = "source", gop: int = 2, reach: tuple[int, int] = (0, 0)
+) -> Source:
     """Whole episodes 0, 1, 2, ... of these lengths."""
     rows = [[e, 0, length] for e, length in enumerate(lengths)]
     return Source(np.array(rows, np.int64).reshape(-1, 3), name, gop, reach)
@@ -29,7 +33,9 @@ def episodes(*lengths: int, name: str = "source", gop: int = 2, reach: tuple[int
 
 @st.composite
 def sources(draw: st.DrawFn, name: str = "source", most: int = 60) -> Source:
-    """A source of a few short segments: some empty, some of the same episode, ids neither dense nor sorted."""
+    """A source of a few short segments: some empty, some of the same episode, ids neither dense nor
+    sorted.
+    """
     rows = []
     used = {}
     for _ in range(draw(st.integers(1, 8))):
@@ -40,4 +46,6 @@ def sources(draw: st.DrawFn, name: str = "source", most: int = 60) -> Source:
         rows.append([episode, start, stop])
     if not any(stop > start for _, start, stop in rows):
         rows[-1][2] += 1
-    return Source(np.array(rows, np.int64), name, draw(st.integers(1, 12)), (draw(st.integers(0, 8)), 0))
+    return Source(
+        np.array(rows, np.int64), name, draw(st.integers(1, 12)), (draw(st.integers(0, 8)), 0)
+    )

@@ -12,15 +12,19 @@ FPS = 10
 
 
 def write_outcomes(
-    root: Path, lengths: Sequence[int], success: Sequence[bool | None], truncated: Sequence[bool] = (), shown: float = 1
+    root: Path,
+    lengths: Sequence[int],
+    success: Sequence[bool | None],
+    truncated: Sequence[bool] = (),
+    shown: float = 1,
 ) -> None:
     """Write episodes without cameras. The state is [outcome, frames left / 10], with noise of 0.1.
 
     Args:
         root: the folder.
         lengths: frames of each episode.
-        success: outcome of each; None is missing, and of all episodes no such metadata. The state is 1 for true,
-            otherwise -1, times `shown`.
+        success: outcome of each; None is missing, and of all episodes no such metadata. The state
+            is 1 for true, otherwise -1, times `shown`.
         truncated: whether each was cut; empty: no such metadata.
         shown: see `success`.
     """
@@ -32,7 +36,9 @@ def write_outcomes(
     with EpisodeWriter(root, fps=FPS, features=features) as writer:
         for episode, (length, won) in enumerate(zip(lengths, success)):
             for frame in range(length):
-                state = np.array([shown if won else -shown, (length - 1 - frame) / 10]) + 0.1 * rng.normal(size=2)
+                state = np.array(
+                    [shown if won else -shown, (length - 1 - frame) / 10]
+                ) + 0.1 * rng.normal(size=2)
                 values = {
                     "action": rng.normal(size=2).astype(np.float32),
                     "observation.state": state.astype(np.float32),

@@ -13,8 +13,8 @@ def resident_bytes() -> int:
 def start_peak() -> int:
     """Reset the peak of `peak_bytes`; returns the peak, which is then the resident memory.
 
-    Linux keeps this peak at no cost (proc(5): 5 into /proc/self/clear_refs). On other systems, or without permission to
-    write that file, the peak is that of the process since its start.
+    Linux keeps this peak at no cost (proc(5): 5 into /proc/self/clear_refs). On other systems, or
+    without permission to write that file, the peak is that of the process since its start.
     """
     try:
         with open("/proc/self/clear_refs", "w") as file:
@@ -34,4 +34,6 @@ def peak_bytes() -> int:
 
 
 def _peak_ever() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

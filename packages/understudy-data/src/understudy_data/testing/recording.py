@@ -1,7 +1,8 @@
-"""A small recording with known values, and the expected content of its folder. Also a program: see `main`.
+"""A small recording with known values, and the expected content of its folder. Also a program: see
+`main`.
 
-The program records the same episodes in many forked children and kills each with SIGKILL before another file
-operation, with one import for all.
+The program records the same episodes in many forked children and kills each with SIGKILL before
+another file operation, with one import for all.
 """
 
 import os
@@ -46,14 +47,20 @@ def open_writer(root: Path, resume: bool = False) -> EpisodeWriter:
     return EpisodeWriter(root, fps=FPS, features=FEATURES, codec="libx264", resume=resume)
 
 
-def record(writer: EpisodeWriter, episodes: range, saved: Callable[[int], None] = lambda episode: None) -> None:
+def record(
+    writer: EpisodeWriter, episodes: range, saved: Callable[[int], None] = lambda episode: None
+) -> None:
     for episode in episodes:
         for frame in range(length(episode)):
             pictures = {
                 "observation.images.top": np.full((32, 32, 3), shade(episode, frame, 0), np.uint8),
-                "observation.images.wrist": np.full((16, 32, 3), shade(episode, frame, 1), np.uint8),
+                "observation.images.wrist": np.full(
+                    (16, 32, 3), shade(episode, frame, 1), np.uint8
+                ),
             }
-            writer.add_frame(pictures | {"observation.state": state(episode, frame)}, task=task(episode))
+            writer.add_frame(
+                pictures | {"observation.state": state(episode, frame)}, task=task(episode)
+            )
         assert writer.save_episode() == episode
         saved(episode)
 
@@ -71,12 +78,16 @@ def _kill_before(count: int) -> None:
 
         return operation
 
-    os.replace, os.fsync, os.unlink = fatal(os.replace), fatal(os.fsync), fatal(os.unlink)  # type: ignore[assignment]
+    os.replace = fatal(os.replace)
+    os.fsync = fatal(os.fsync)
+    os.unlink = fatal(os.unlink)  # type: ignore[assignment]
     Path.unlink = fatal(Path.unlink)  # type: ignore[method-assign]
 
 
 def _child(root: Path, kill_before: int | None) -> None:
-    """Record with groups of two episodes, and log each saved one beside the folder; with None, until killed."""
+    """Record with groups of two episodes, and log each saved one beside the folder; with None,
+    until killed.
+    """
     dataset_files.MAX_EPISODES = 2
     progress = os.open(root.with_suffix(".saved"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     writer = open_writer(root, resume=True)
@@ -88,8 +99,9 @@ def _child(root: Path, kill_before: int | None) -> None:
 
 
 def main() -> None:
-    """`recording.py points FOLDER`: one child and folder for every file operation, until a child is not killed.
-    `recording.py endless FOLDER`: record into FOLDER until killed."""
+    """`recording.py points FOLDER`: one child and folder for every file operation, until a child is
+    not killed. `recording.py endless FOLDER`: record into FOLDER until killed.
+    """
     verb = sys.argv[1]
     folder = Path(sys.argv[2])
     if verb == "endless":

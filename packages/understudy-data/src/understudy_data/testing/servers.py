@@ -1,8 +1,10 @@
 """A small web server with byte ranges, counters and faults.
 
-Runs in threads of the test process. `python packages/understudy-data/src/understudy_data/testing/servers.py FOLDER
-[LATENCY [BYTES_PER_SECOND]]` serves a
-folder from another process and prints its address.
+Runs in threads of the test process. As a program it serves a folder from another process and prints
+its address:
+
+    python packages/understudy-data/src/understudy_data/testing/servers.py FOLDER
+        [LATENCY [BYTES_PER_SECOND]]
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class RangeServer:
 
     Args:
         files: path -> content; or a folder.
-        fault: called with the number of the request and the request; returns one of `FAULTS`, or "".
+        fault: called with the number of the request and the request; returns one of `FAULTS`, or
+            "".
         stall: seconds of silence of the silent faults.
     """
 
@@ -75,8 +78,11 @@ class RangeServer:
         self.stall = stall
         self.log: list[Asked] = []
         self.written: dict[str, float] = {}  # path -> time of last change, of files in memory
-        self.headers: dict[str, str] = {}  # sent with every answer, replacing the usual ones; "" removes one
-        self.answer: Callable[[Asked], tuple[int, dict[str, str], bytes] | None] = lambda asked: None
+        # sent with every answer, replacing the usual ones; "" removes one
+        self.headers: dict[str, str] = {}
+        self.answer: Callable[[Asked], tuple[int, dict[str, str], bytes] | None] = lambda asked: (
+            None
+        )
         self._lock = threading.Lock()
         self.port = port
         self.start()
@@ -179,7 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
             last = int(high) if low and high else None
         split = urlsplit(self.path)
         path = unquote(split.path)
-        asked = Asked(path, first, last, headers={k.lower(): v for k, v in self.headers.items()}, query=split.query)
+        asked = Asked(
+            path,
+            first,
+            last,
+            headers={k.lower(): v for k, v in self.headers.items()},
+            query=split.query,
+        )
         fault = owner.fault(owner.note(asked), asked)
         if owner.latency:
             time.sleep(owner.latency)
@@ -223,10 +235,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "elsewhere":
             first = max(0, first - 7)
             end = max(1, end - 7)
-        where = {} if fault == "unsaid" else {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
+        where = (
+            {} if fault == "unsaid" else {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
+        )
         self._send(asked, 206, about | where, data[first:end], fault)
 
-    def _send(self, asked: Asked, status: int, headers: dict[str, str], body: bytes, fault: str = "") -> None:
+    def _send(
+        self, asked: Asked, status: int, headers: dict[str, str], body: bytes, fault: str = ""
+    ) -> None:
         asked.status = status
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -251,7 +267,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def change_retry_policy(files: Files, retry: RetryPolicy) -> None:
-    """Set patience from now on: on a busy machine, requests that must work need more time than those that must fail."""
+    """Set patience from now on: on a busy machine, requests that must work need more time than
+    those that must fail.
+    """
     files.remote_files.options = replace(files.remote_files.options, retry=retry)
 
 

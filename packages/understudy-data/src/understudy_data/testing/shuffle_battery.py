@@ -1,7 +1,8 @@
 """Statistical tests of permutations of many keys against random permutations.
 
-`battery(images, n)` takes one row of images y(i), y(i+1), ... per key and gives a p-value per test, two-sided: a
-shuffle that is too even is as wrong as one that is not even enough. Keys are fixed, so results are deterministic.
+`battery(images, n)` takes one row of images y(i), y(i+1), ... per key and gives a p-value per test,
+two-sided: a shuffle that is too even is as wrong as one that is not even enough. Keys are fixed, so
+results are deterministic.
 """
 
 from math import isqrt
@@ -14,7 +15,9 @@ GRID = 16
 
 
 def battery(images: np.ndarray, n: int) -> dict[str, float]:
-    """p-values by test name. images: int64 (keys, m), consecutive images of permutations of [0, n), m <= n."""
+    """p-values by test name. images: int64 (keys, m), consecutive images of permutations of [0, n),
+    m <= n.
+    """
     keys, m = images.shape
     whole = m == n
     found = {
@@ -28,7 +31,8 @@ def battery(images: np.ndarray, n: int) -> dict[str, float]:
         found["fixed points"] = _poisson(np.sum(images == inputs), keys)
         found["input and output"] = _grid(inputs * GRID // n, images * GRID // n, GRID)
     centerd = images / n - 0.5
-    radix = -(-n // (isqrt(n - 1) + 1))  # as far apart, two inputs of a mixed-radix Feistel network share a half
+    # as far apart, two inputs of a mixed-radix Feistel network share a half
+    radix = -(-n // (isqrt(n - 1) + 1))
     for lag in (*LAGS, radix) if 2 * radix < m else LAGS:
         later = images[:, lag:]
         earlier = images[:, :-lag]

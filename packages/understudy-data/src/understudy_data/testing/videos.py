@@ -20,23 +20,37 @@ KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
     "h264-gop1": ("libx264", 1, {}),
     "h264-gop2": ("libx264", 2, {}),
     "h264-bframes": ("libx264", 12, {"bf": "3", "x264-params": "b-pyramid=2:b-adapt=0:scenecut=0"}),
-    "h264-open": ("libx264", 10, {"bf": "3", "x264-params": "open-gop=1:b-pyramid=2:b-adapt=0:scenecut=0"}),
+    "h264-open": (
+        "libx264",
+        10,
+        {"bf": "3", "x264-params": "open-gop=1:b-pyramid=2:b-adapt=0:scenecut=0"},
+    ),
     "h264-gop250": ("libx264", 250, {"x264-params": "scenecut=0"}),
     "h264-refresh": ("libx264", 15, {"x264-params": "intra-refresh=1"}),
     "hevc-closed": ("libx265", 12, {"x265-params": "log-level=none:pools=none:ctu=32:open-gop=0"}),
-    "hevc-open": ("libx265", 10, {"x265-params": "log-level=none:pools=none:ctu=32:bframes=4:b-adapt=0:scenecut=0"}),
+    "hevc-open": (
+        "libx265",
+        10,
+        {"x265-params": "log-level=none:pools=none:ctu=32:bframes=4:b-adapt=0:scenecut=0"},
+    ),
     "mpeg4-bframes": ("mpeg4", 12, {"bf": "2"}),
 }
 COUNT = 45
 
 
-def moving_pictures(count: int, height: int = 48, width: int = 64, seed: int = 0) -> Iterator[np.ndarray]:
+def moving_pictures(
+    count: int, height: int = 48, width: int = 64, seed: int = 0
+) -> Iterator[np.ndarray]:
     """uint8 (height, width, 3) images, each different from all others far beyond coding noise."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[:height, :width]
     tilt = rng.integers(1, 5, size=3)
     for i in range(count):
-        channels = [columns * tilt[0] + 7 * i, rows * tilt[1] + 5 * i, (rows + columns) * tilt[2] - 9 * i]
+        channels = [
+            columns * tilt[0] + 7 * i,
+            rows * tilt[1] + 5 * i,
+            (rows + columns) * tilt[2] - 9 * i,
+        ]
         yield (np.stack(channels, axis=-1) % 256).astype(np.uint8)
 
 
@@ -48,10 +62,14 @@ def write_video(
     height: int = 48,
     width: int = 64,
 ) -> Path:
-    """Encode `count` moving images; `container` are options of the muxer, and the suffix names its kind."""
+    """Encode `count` moving images; `container` are options of the muxer, and the suffix names its
+    kind.
+    """
     encoder, gop, options = KINDS[kind]
     with av.open(str(path), "w", options=container or {}) as out:
-        stream = out.add_stream(encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options})
+        stream = out.add_stream(
+            encoder, rate=10, options={"g": str(gop), "preset": "ultrafast", **options}
+        )
         assert isinstance(stream, av.VideoStream)
         stream.height = height
         stream.width = width
@@ -66,7 +84,9 @@ def write_video(
 
 
 def rgb(frame: av.VideoFrame) -> np.ndarray:
-    """uint8 (height, width, 3) by PyAV in the frame's color space, which PyAV 15 and 16 must be given."""
+    """uint8 (height, width, 3) by PyAV in the frame's color space, which PyAV 15 and 16 must be
+    given.
+    """
     try:
         return frame.to_ndarray(format="rgb24", threads=1)
     except TypeError:
@@ -76,7 +96,9 @@ def rgb(frame: av.VideoFrame) -> np.ndarray:
     matrix = frame.colorspace
     full = frame.color_range == 2 or frame.format.name.startswith(("yuvj", "gray"))
     ranges = {"src_color_range": 1 + full, "dst_color_range": 2 - full}
-    return frame.reformat(**form, src_colorspace=matrix, dst_colorspace=matrix, **ranges).to_ndarray()
+    return frame.reformat(
+        **form, src_colorspace=matrix, dst_colorspace=matrix, **ranges
+    ).to_ndarray()
 
 
 def container_decode(path: Path | str) -> np.ndarray:
@@ -101,7 +123,9 @@ def encode_video(
     try:
         for frame in frames:
             if encoder is None:
-                encoder = VideoEncoder(path, fps, frame.shape[0], frame.shape[1], codec, gop, crf, options)
+                encoder = VideoEncoder(
+                    path, fps, frame.shape[0], frame.shape[1], codec, gop, crf, options
+                )
             encoder.add(frame)
     except BaseException:
         if encoder is not None:
@@ -122,7 +146,9 @@ QUARTER_TURNS = {
 
 
 def set_matrix(path: Path, matrix: Iterable[int], box: bytes = b"tkhd") -> Path:
-    """Write a display matrix into the first box tkhd or mvhd (version 0) of an mp4 file, in place."""
+    """Write a display matrix into the first box tkhd or mvhd (version 0) of an mp4 file, in
+    place.
+    """
     content = bytearray(path.read_bytes())
     place = content.index(box) + 4 + {b"tkhd": 40, b"mvhd": 36}[box]
     numbers = np.array([*matrix, 0, 0, 1 << 30], ">i4")
@@ -132,7 +158,9 @@ def set_matrix(path: Path, matrix: Iterable[int], box: bytes = b"tkhd") -> Path:
 
 
 def insert_in_entry(path: Path, box: bytes) -> Path:
-    """Append a box to the sample entry of the first track of an mp4 file whose index follows its packets."""
+    """Append a box to the sample entry of the first track of an mp4 file whose index follows its
+    packets.
+    """
     content = path.read_bytes()
     entry = content.index(b"avc1", content.index(b"stsd")) - 4
     end = entry + int.from_bytes(content[entry : entry + 4], "big")

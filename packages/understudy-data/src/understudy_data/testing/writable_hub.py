@@ -1,4 +1,6 @@
-"""A Hugging Face hub on this machine that repositories can be published to: commits, large files, tags, downloads."""
+"""A Hugging Face hub on this machine that repositories can be published to: commits, large files,
+tags, downloads.
+"""
 
 import base64
 import hashlib
@@ -36,7 +38,9 @@ class Repo:
         """Add a commit with these files; None removes one."""
         after = self.commits.get(self.main, {}) | files
         self.main = f"{len(self.commits) + 1:040x}"
-        self.commits[self.main] = {path: content for path, content in after.items() if content is not None}
+        self.commits[self.main] = {
+            path: content for path, content in after.items() if content is not None
+        }
 
 
 class WritableHub:
@@ -57,18 +61,24 @@ class WritableHub:
     def post(self, path: str, body: bytes) -> tuple[int, Any]:
         if path == "/api/repos/create":
             asked = json.loads(body)
-            name = f"{asked.get('type') or 'model'}s/{asked['organization'] + '/' if asked.get('organization') else ''}"
-            name += asked["name"]
+            kind = asked.get("type") or "model"
+            owner = f"{asked['organization']}/" if asked.get("organization") else ""
+            name = f"{kind}s/{owner}{asked['name']}"
             if name in self.repos:
                 return 409, {"url": f"{self.url}/{name.removeprefix('models/')}"}
-            self.repos[name] = Repo(private=bool(asked.get("private")) or asked.get("visibility") == "private")
+            self.repos[name] = Repo(
+                private=bool(asked.get("private")) or asked.get("visibility") == "private"
+            )
             self.repos[name].add({".gitattributes": b""})
             return 200, {"url": f"{self.url}/{name.removeprefix('models/')}"}
         if path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(body)["objects"]
             return 200, {
                 "transfer": "basic",
-                "objects": [one | {"actions": {"upload": {"href": f"{self.url}/put/{one['oid']}"}}} for one in objects],
+                "objects": [
+                    one | {"actions": {"upload": {"href": f"{self.url}/put/{one['oid']}"}}}
+                    for one in objects
+                ],
             }
         if path == "/api/validate-yaml":  # of a README.md
             return 200, {"errors": [], "warnings": []}
@@ -95,7 +105,11 @@ class WritableHub:
                 elif line["key"] == "lfsFile":
                     added[value["path"]] = self.large[value["oid"]]
             repo.add(added)
-            return 200, {"commitUrl": f"{self.url}/me/x/commit/{repo.main}", "commitOid": repo.main, "success": True}
+            return 200, {
+                "commitUrl": f"{self.url}/me/x/commit/{repo.main}",
+                "commitOid": repo.main,
+                "success": True,
+            }
         assert what == "tag", path
         repo.tags[json.loads(body)["tag"]] = rest
         return 200, {}
@@ -118,7 +132,10 @@ class WritableHub:
             return (404, {}, "") if content is None else (200, content, repo.commit(revision))
         repo, what, rest = self.find(path)
         if what == "refs":
-            tags = [{"name": tag, "ref": f"refs/tags/{tag}", "targetCommit": at} for tag, at in repo.tags.items()]
+            tags = [
+                {"name": tag, "ref": f"refs/tags/{tag}", "targetCommit": at}
+                for tag, at in repo.tags.items()
+            ]
             main = {"name": "main", "ref": "refs/heads/main", "targetCommit": repo.main}
             return 200, {"branches": [main], "converts": [], "tags": tags}, ""
         if what == "tree":
@@ -131,9 +148,14 @@ class WritableHub:
 
     @staticmethod
     def _tree(files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
-        inside = {path: data for path, data in files.items() if not folder or path.startswith(folder + "/")}
+        inside = {
+            path: data
+            for path, data in files.items()
+            if not folder or path.startswith(folder + "/")
+        }
         return [
-            {"type": "file", "path": p, "size": len(d), "oid": hashlib.sha1(d).hexdigest()} for p, d in inside.items()
+            {"type": "file", "path": p, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+            for p, d in inside.items()
         ]
 
 
@@ -169,7 +191,13 @@ def _handler(hub: WritableHub) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._send(*(hub.post(unquote(urlsplit(self.path).path), body) if self._allowed() else (401, {})))
+            self._send(
+                *(
+                    hub.post(unquote(urlsplit(self.path).path), body)
+                    if self._allowed()
+                    else (401, {})
+                )
+            )
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

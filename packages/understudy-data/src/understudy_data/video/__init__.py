@@ -11,7 +11,8 @@ codec_pool        reuse of codec contexts, per thread
 parameter_sets    parameter sets inside packets (SPS, PPS), which a decoder remembers
 orientation       EXIF orientation of images and quarter turns of frames: the one rule
 shown             what a container says of how its video is shown
-color             conversion to RGB planes, written straight into an array, and area averaging to another size
+color             conversion to RGB planes, written straight into an array, and area averaging to
+                  another size
 depth             depth images, without color conversion
 encode            encode images into mp4, and concatenate mp4 files without re-encoding
 native            optional C loops and direct swscale calls

@@ -1,7 +1,7 @@
 """Pool of codec contexts, per thread, reused by the next video with the same key.
 
-Making and freeing a context costs as much as decoding one to two small frames, so a short read should not need its own.
-A returned context forgets all frames and keeps its working memory.
+Making and freeing a context costs as much as decoding one to two small frames, so a short read
+should not need its own. A returned context forgets all frames and keeps its working memory.
 
 The size of decoded pixels is read from a video's decoder configuration, before anything is decoded.
 """
@@ -17,8 +17,10 @@ from understudy_base.errors import DatasetError
 from understudy_base.lru import LRUCache
 from understudy_data.video.index import VideoIndex
 
-_PLANES = {0: 1.0, 1: 1.5, 2: 2.0, 3: 3.0}  # samples of a pixel, by chroma_format_idc: none, 4:2:0, 4:2:2, 4:4:4
-_EXTENDED = {100, 110, 122, 144, 244}  # H.264 profiles whose configuration may name the format of its pixels
+# samples of a pixel, by chroma_format_idc: none, 4:2:0, 4:2:2, 4:4:4
+_PLANES = {0: 1.0, 1: 1.5, 2: 2.0, 3: 3.0}
+# H.264 profiles whose configuration may name the format of its pixels
+_EXTENDED = {100, 110, 122, 144, 244}
 _PROFILES = {110: 3.0, 122: 4.0, 144: 6.0, 244: 6.0}  # the most of the others that lack it
 
 
@@ -62,7 +64,9 @@ def _bytes(chroma: int, more_bits: int) -> float:
 
 
 SPARE_BYTES = 4 << 20
-"""Largest total size of each thread's spare contexts, unless a single one is larger. Their users report the sizes."""
+"""Largest total size of each thread's spare contexts, unless a single one is larger. Their users
+report the sizes.
+"""
 
 _SIZED_BY_CONTAINER = ("ffv1",)
 _MATRICES = (1, 4, 5, 6, 7, 9, 10)  # color matrices that swscale converts
@@ -96,7 +100,9 @@ class CodecKey(NamedTuple):
         size = (index.height, index.width) if index.codec in _SIZED_BY_CONTAINER else (0, 0)
         pixels = index.height * index.width
         colors = index.shown.colors[2:]
-        return CodecKey(index.codec, index.extradata, min(index.reorder, 16), True, pixels, size, colors)
+        return CodecKey(
+            index.codec, index.extradata, min(index.reorder, 16), True, pixels, size, colors
+        )
 
 
 class PooledContext(NamedTuple):
@@ -121,7 +127,9 @@ class SpareContexts(threading.local):
     """
 
     def __init__(self) -> None:
-        self.contexts = LRUCache[int, tuple[CodecKey, PooledContext]](SPARE_BYTES, lambda pair: pair[1].nbytes, keep=1)
+        self.contexts = LRUCache[int, tuple[CodecKey, PooledContext]](
+            SPARE_BYTES, lambda pair: pair[1].nbytes, keep=1
+        )
 
 
 spare = SpareContexts()
@@ -129,7 +137,8 @@ spare = SpareContexts()
 
 
 def borrow(key: CodecKey, where: str) -> PooledContext:
-    """Take an empty context for this key from the pool, or create one. `where` names the video in errors.
+    """Take an empty context for this key from the pool, or create one. `where` names the video in
+    errors.
 
     Raises:
         DatasetError: PyAV has no such decoder.
@@ -142,9 +151,11 @@ def borrow(key: CodecKey, where: str) -> PooledContext:
 
 
 def give_back(key: CodecKey, pooled: PooledContext) -> None:
-    """Return a sound context to this thread's pool. The least recently used ones are dropped to make room.
+    """Return a sound context to this thread's pool. The least recently used ones are dropped to
+    make room.
 
-    It must have been fed no parameter sets but those of `key` (`parameter_sets.py`): they survive the flush.
+    It must have been fed no parameter sets but those of `key` (`parameter_sets.py`): they survive
+    the flush.
     """
     pooled.context.flush_buffers()
     spare.contexts.put(id(pooled.context), (key, pooled))
@@ -160,7 +171,9 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
         context = av.CodecContext.create(_DECODERS.get(key.codec, key.codec), "r")
     except (ValueError, av.FFmpegError):
         problem = f"is coded as {key.codec}, for which this PyAV has no decoder"
-        raise DatasetError(problem, where=where, fix="install PyAV's own wheel or convert the video") from None
+        raise DatasetError(
+            problem, where=where, fix="install PyAV's own wheel or convert the video"
+        ) from None
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = key.extradata or None
     if any(key.size):
@@ -171,18 +184,26 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
         context.colorspace = matrix
     if color_range:
         context.color_range = color_range
-    # A decoder allocates memory for the size that packets declare, so that size is limited to little more than the
-    # file's; codecs round sizes up.
-    limit = {"max_pixels": str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))} if key.pixels else {}
+    # A decoder allocates memory for the size that packets declare, so that size is limited to
+    # little more than the file's; codecs round sizes up.
+    limit = (
+        {"max_pixels": str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))} if key.pixels else {}
+    )
     # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first frames.
-    context.options = limit | {"has_b_frames": str(key.reorder)} | ({"err_detect": "explode"} if key.strict else {})
+    context.options = (
+        limit
+        | {"has_b_frames": str(key.reorder)}
+        | ({"err_detect": "explode"} if key.strict else {})
+    )
     return context
 
 
 def frame_bytes(index: VideoIndex) -> int:
-    """Memory of one decoded frame in bytes, with padding; 8-bit 4:2:0 where the file names no format (`pixel_bytes`).
+    """Memory of one decoded frame in bytes, with padding; 8-bit 4:2:0 where the file names no
+    format (`pixel_bytes`).
 
-    Padding as measured: FFmpeg 8 aligns the lines of each plane to 64 bytes, dav1d to whole blocks of 128 pixels.
+    Padding as measured: FFmpeg 8 aligns the lines of each plane to 64 bytes, dav1d to whole blocks
+    of 128 pixels.
     """
     line = -(-index.width // 128) * 128
     size = max(1.5, pixel_bytes(index.codec, index.extradata) or 1.5)
@@ -192,25 +213,33 @@ def frame_bytes(index: VideoIndex) -> int:
 
 
 def decoder_bytes(index: VideoIndex) -> int:
-    """Memory of a live decoder of this video in bytes, an estimate: its reference frames and its own tables.
+    """Memory of a live decoder of this video in bytes, an estimate: its reference frames and its
+    own tables.
 
-    Fitted to measurements of FFmpeg 8.1 and dav1d 1.5: within 15 % for AV1 and H.264, rougher for others. Before 8.1,
-    FFmpeg's own decoders took half as much again.
+    Fitted to measurements of FFmpeg 8.1 and dav1d 1.5: within 15 % for AV1 and H.264, rougher for
+    others. Before 8.1, FFmpeg's own decoders took half as much again.
     """
     longest = index.gops.longest
     if index.codec == "av1":
         return 400_000 + int((min(longest, 8) + 1.3) * frame_bytes(index))
-    references = read_h264_references(index.extradata) if index.codec == "h264" else min(longest, 4) + index.reorder
+    references = (
+        read_h264_references(index.extradata)
+        if index.codec == "h264"
+        else min(longest, 4) + index.reorder
+    )
     estimate = 600_000 + int((references + 1.75) * frame_bytes(index))
     return estimate if av.library_versions["libavcodec"] >= (62, 28, 0) else estimate * 3 // 2
 
 
 def read_h264_references(extradata: bytes) -> int:
-    """Read `max_num_ref_frames` from the sequence parameter set in an avcC box (14496-10, 7.3.2.1.1); 4 if unreadable.
+    """Read `max_num_ref_frames` from the sequence parameter set in an avcC box (14496-10,
+    7.3.2.1.1); 4 if unreadable.
 
     It is also the number of frames that may wait for output.
     """
-    parameters = extradata[8 : 8 + int.from_bytes(extradata[6:8], "big")].replace(b"\0\0\3", b"\0\0")
+    parameters = extradata[8 : 8 + int.from_bytes(extradata[6:8], "big")].replace(
+        b"\0\0\3", b"\0\0"
+    )
     bits = int.from_bytes(parameters, "big")
     left = 8 * len(parameters)
 

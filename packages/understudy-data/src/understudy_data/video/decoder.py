@@ -1,16 +1,19 @@
 """From display positions to decoded frames: which packets to feed, and which output to trust.
 
 The rules, all in integers:
-- A frame is identified by its tag, the display position that its packet carried in. Frames must come out without a gap,
-  in display order, from the key frame on which the decoder was started. A gap means damage: nothing after it is
-  delivered, because it may have been predicted from a missing frame. Decoders are set to fail on damage, not to conceal
-  it. Only an H.264 decoder started inside a stream of open GOPs must forgive references to the group before.
-  Damage that the codec itself cannot notice (AV1 and CABAC have no checksums) cannot be noticed here either.
+- A frame is identified by its tag, the display position that its packet carried in. Frames must
+  come out without a gap, in display order, from the key frame on which the decoder was started. A
+  gap means damage: nothing after it is delivered, because it may have been predicted from a missing
+  frame. Decoders are set to fail on damage, not to conceal it. Only an H.264 decoder started inside
+  a stream of open GOPs must forgive references to the group before. Damage that the codec itself
+  cannot notice (AV1 and CABAC have no checksums) cannot be noticed here either.
 - `Gops` says where decoding starts. Groups that hold no wanted frame are not decoded.
-- A decoder stays alive between calls, and continues while that feeds no more packets than a restart would. `park`
-  returns its codec context to the pool for the next video of the same kind in this thread (`codec_pool.py`).
+- A decoder stays alive between calls, and continues while that feeds no more packets than a restart
+  would. `park` returns its codec context to the pool for the next video of the same kind in this
+  thread (`codec_pool.py`).
 
-One frame costs a few microseconds of Python on top of the codec; everything heavier runs without the GIL.
+One frame costs a few microseconds of Python on top of the codec; everything heavier runs without
+the GIL.
 """
 
 from collections.abc import Iterator
@@ -22,14 +25,23 @@ import numpy as np
 
 from understudy_base.errors import DatasetError
 from understudy_data.storage.cancel import Cancelled, is_cancelled
-from understudy_data.video.codec_pool import CodecKey, PooledContext, borrow, decoder_bytes, frame_bytes, give_back
+from understudy_data.video.codec_pool import (
+    CodecKey,
+    PooledContext,
+    borrow,
+    decoder_bytes,
+    frame_bytes,
+    give_back,
+)
 from understudy_data.video.native.loops import decode_packets, load_loops
 from understudy_data.video.orientation import turn_frame
 from understudy_data.video.packets import Packets
 from understudy_data.video.parameter_sets import InBand
 
-_RECENT = 8  # frames of a small read that are kept, so that sliding windows do not restart at a key frame
-_APPROACH = 8  # packets fed at once on the way to the first wanted frame: as many frames are held, and dropped
+# frames of a small read that are kept, so that sliding windows do not restart at a key frame
+_RECENT = 8
+# packets fed at once on the way to the first wanted frame: as many frames are held, and dropped
+_APPROACH = 8
 _SLACK = 32  # packets fed beyond the reordering depth before a frame counts as missing
 
 
@@ -41,11 +53,14 @@ class FrameDecoder:
     Args:
         packets: packets of the video.
         where: name of the video in errors.
-        keep_recent: whether the frames of a small read are kept for the next one: for windows that slide.
+        keep_recent: whether the frames of a small read are kept for the next one: for windows that
+            slide.
         pixel_format: the only format, by FFmpeg's name, that frames may have; "": any.
     """
 
-    def __init__(self, packets: Packets, where: str, keep_recent: bool = False, pixel_format: str = "") -> None:
+    def __init__(
+        self, packets: Packets, where: str, keep_recent: bool = False, pixel_format: str = ""
+    ) -> None:
         load_loops()  # its warning or error comes before the first frame
         index = packets.index
         self._packets = packets
@@ -54,7 +69,8 @@ class FrameDecoder:
         self._where = where
         self._keep_recent = keep_recent
         self._only = pixel_format
-        # Single numbers are read from these. A memoryview returns them three times faster than an array.
+        # Single numbers are read from these. A memoryview returns them three times faster than an
+        # array.
         self._display = index.display.data
         self._decode_position = index.decode_position.data
         self._reorder = index.reorder
@@ -63,9 +79,11 @@ class FrameDecoder:
         self._context: av.VideoCodecContext | None = None
         self._context_bytes = 0  # size of the context when it was borrowed
         self._pixel_format = ""  # of the frames that the context has output
-        self._most_frames = 0  # largest number of frames that were out at once; the context keeps their memory
+        # largest number of frames that were out at once; the context keeps their memory
+        self._most_frames = 0
         self._in_band = InBand(index.codec, index.extradata)
-        self._sets_change = self._in_band.always  # packets bring parameter sets: groups are kept apart
+        # packets bring parameter sets: groups are kept apart
+        self._sets_change = self._in_band.always
         self._next = 0  # decode position of the next packet to feed
         self._start = 0  # decode position of the key frame on which the decoder was started
         self._first = 0  # its display position
@@ -83,7 +101,9 @@ class FrameDecoder:
         """Memory of this decoder while it is live, as `codec_pool.decoder_bytes` estimates it."""
         return decoder_bytes(self._index)
 
-    def frames(self, positions: np.ndarray, run_length: int = 1) -> Iterator[tuple[int, av.VideoFrame]]:
+    def frames(
+        self, positions: np.ndarray, run_length: int = 1
+    ) -> Iterator[tuple[int, av.VideoFrame]]:
         """Decode like `runs`, and yield (position, frame) one by one."""
         return zip(positions.tolist(), chain.from_iterable(self.runs(positions, run_length)))
 
@@ -91,7 +111,8 @@ class FrameDecoder:
         """See `VideoCursor.runs`. A frame holds 1.5 bytes a pixel, and is turned as it is shown.
 
         Raises:
-            DatasetError: a frame cannot be decoded, or has another size than the file declares, or another format.
+            DatasetError: a frame cannot be decoded, or has another size than the file declares, or
+                another format.
             Stopped: this thread's work was cancelled.
         """
         numbers = positions.tolist()
@@ -116,13 +137,25 @@ class FrameDecoder:
             for number, frame in enumerate(run):
                 if frame.height != height or frame.width != width:
                     if number:
-                        yield [turn_frame(sound, turns) for sound in run[:number]] if turns else run[:number]
+                        yield (
+                            [turn_frame(sound, turns) for sound in run[:number]]
+                            if turns
+                            else run[:number]
+                        )
                     size = f"{frame.width}x{frame.height}"
-                    problem = f"frame {position + number} is {size}, the file declares {width}x{height}"
-                    raise DatasetError(problem, where=self._where, fix="split the file where the size changes")
-            if self._only and (odd := next((f.format.name for f in run if f.format.name != self._only), None)):
+                    problem = (
+                        f"frame {position + number} is {size}, the file declares {width}x{height}"
+                    )
+                    raise DatasetError(
+                        problem, where=self._where, fix="split the file where the size changes"
+                    )
+            if self._only and (
+                odd := next((f.format.name for f in run if f.format.name != self._only), None)
+            ):
                 problem = f"frames are {odd}, and depth like this is read from {self._only}"
-                raise DatasetError(problem, where=self._where, fix="record it again, or leave the camera out")
+                raise DatasetError(
+                    problem, where=self._where, fix="record it again, or leave the camera out"
+                )
             if keep:
                 self._recent.update(zip(numbers[done:], run))
             done += len(run)
@@ -145,14 +178,21 @@ class FrameDecoder:
         if self._sets_change:
             return
         estimate = self.decoder_bytes + self._most_frames * frame_bytes(self._index)
-        give_back(self._key, PooledContext(context, max(self._context_bytes, estimate), self._pixel_format))
+        give_back(
+            self._key,
+            PooledContext(context, max(self._context_bytes, estimate), self._pixel_format),
+        )
         self._most_frames = 0
 
-    def _decode_run(self, positions: list[int], read_limit: int, run_length: int) -> list[av.VideoFrame]:
-        """Decode those of `positions` that come out with the next packets, from the first on without a gap.
+    def _decode_run(
+        self, positions: list[int], read_limit: int, run_length: int
+    ) -> list[av.VideoFrame]:
+        """Decode those of `positions` that come out with the next packets, from the first on
+        without a gap.
 
-        The work on each frame is done outside the interpreter (`video/native/loops.py`). After an error the run is
-        shorter, or empty: `_decode_to` then meets the same packet again and raises.
+        The work on each frame is done outside the interpreter (`video/native/loops.py`). After an
+        error the run is shorter, or empty: `_decode_to` then meets the same packet again and
+        raises.
         """
         position = positions[0]
         ahead = self._ahead
@@ -167,8 +207,14 @@ class FrameDecoder:
         context = self._context
         reason = ""
         stop = min(positions[count - 1] + self._reorder, read_limit) + 1
-        while context is not None and not reason and self._expected < position + count and self._next < stop:
-            if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
+        while (
+            context is not None
+            and not reason
+            and self._expected < position + count
+            and self._next < stop
+        ):
+            # checked here because the way to a frame in a long group takes seconds
+            if is_cancelled():
                 raise Cancelled
             first = self._next
             most = run_length if self._expected >= position else min(run_length, _APPROACH)
@@ -185,10 +231,14 @@ class FrameDecoder:
             # Set before decoding: a Ctrl-C meanwhile leaves a gap, and no packet is fed twice.
             self._next = first + run.stop - run.first
             frames, fed, failed = decode_packets(context, run, self._pixel_format)
-            self._pixel_format = "" if failed else frames[-1].format.name if frames else self._pixel_format
+            self._pixel_format = (
+                "" if failed else frames[-1].format.name if frames else self._pixel_format
+            )
             reason = self._accept(frames, position)
             self._most_frames = max(self._most_frames, len(frames), len(ahead))
-            del frames  # those on the way are free before the next are decoded, or the context would get more memory
+            # those on the way are free before the next are decoded, or the context would get more
+            # memory
+            del frames
             if failed and not reason:
                 fed = min(fed, run.stop - run.first - 1)
                 self._next = first + fed + 1
@@ -203,7 +253,8 @@ class FrameDecoder:
         """Whether a live decoder reaches `position` with no more packets than a new one."""
         if self._context is None or position < self._expected:
             return False
-        if self._sets_change:  # this group's parameter sets stay in the decoder, so the next group gets another one
+        # this group's parameter sets stay in the decoder, so the next group gets another one
+        if self._sets_change:
             return self._gops.start(position) == self._start
         return position == self._expected or self._gops.start(position) <= self._next
 
@@ -222,8 +273,12 @@ class FrameDecoder:
             frame, reason = self._advance(position, read_limit, fresh=True)
             if frame is not None:
                 return frame
-        problem = f"frame {position} cannot be decoded: {reason or 'the decoder does not output it'}"
-        raise DatasetError(problem, where=self._where, fix="the file is damaged: copy or record it again")
+        problem = (
+            f"frame {position} cannot be decoded: {reason or 'the decoder does not output it'}"
+        )
+        raise DatasetError(
+            problem, where=self._where, fix="the file is damaged: copy or record it again"
+        )
 
     def _restart(self, start: int) -> None:
         strict = self._index.codec != "h264" or not self._gops.has_leading(start)
@@ -240,8 +295,11 @@ class FrameDecoder:
         self._first = self._expected = max(self._display[start], 0)
         self._context = context
 
-    def _advance(self, position: int, read_limit: int, fresh: bool = False) -> tuple[av.VideoFrame | None, str]:
-        """Feed packets until `position` is out; (None, reason) where it will not come, with the decoder dropped.
+    def _advance(
+        self, position: int, read_limit: int, fresh: bool = False
+    ) -> tuple[av.VideoFrame | None, str]:
+        """Feed packets until `position` is out; (None, reason) where it will not come, with the
+        decoder dropped.
 
         Args:
             position: display position of the wanted frame.
@@ -258,7 +316,8 @@ class FrameDecoder:
             if self._expected > position:
                 return self._fail("it comes before the first key frame")
             following = self._next
-            if is_cancelled():  # checked here because the way to a frame in a long group takes seconds
+            # checked here because the way to a frame in a long group takes seconds
+            if is_cancelled():
                 raise Cancelled
             if following > last:
                 reason = self._drain(position) or "the decoder does not output it"
@@ -269,20 +328,30 @@ class FrameDecoder:
             if not self._sets_change and self._in_band.changes(data):
                 self._sets_change = True
                 if not fresh:
-                    return self._fail("its parameter sets change")  # the group is decoded anew, as if it came first
+                    # the group is decoded anew, as if it came first
+                    return self._fail("its parameter sets change")
             if self._in_band.is_empty(data):
-                reason = f"the packet of frame {self._display[following]} is damaged (it holds no coded frame)"
+                reason = (
+                    f"the packet of frame {self._display[following]} is damaged (it holds no "
+                    "coded frame)"
+                )
                 break
             try:
                 frames = decode(fed)
             except av.FFmpegError as error:
                 tag = self._display[following]
                 if tag < self._first:
-                    continue  # a leading frame of the open GOP at the start: not wanted, not decodable
-                self._drain(position, following)  # frames decoded before the damage are sound and may be wanted
+                    # a leading frame of the open GOP at the start: not wanted, not decodable
+                    continue
+                # frames decoded before the damage are sound and may be wanted
+                self._drain(position, following)
                 reason = f"the packet of frame {tag} is damaged ({error.strerror})"
                 break
-            if len(frames) == 1 and frames[0].pts == position == self._expected and not frames[0].is_corrupt:
+            if (
+                len(frames) == 1
+                and frames[0].pts == position == self._expected
+                and not frames[0].is_corrupt
+            ):
                 self._expected = position + 1  # one packet in, one frame out: the usual case
                 return frames[0], ""
             reason = self._accept(frames, position)
@@ -308,7 +377,8 @@ class FrameDecoder:
         return ""
 
     def _drain(self, floor: int, before: int | None = None) -> str:
-        """Accept the frames that the decoder still holds; it then needs a restart. Returns an error text, or nothing.
+        """Accept the frames that the decoder still holds; it then needs a restart. Returns an error
+        text, or nothing.
 
         Args:
             floor: display position of the first frame to store.
@@ -319,7 +389,9 @@ class FrameDecoder:
             frames = self._context.decode(None)
             if before is not None:
                 frames = [
-                    f for f in frames if f.pts is not None and f.pts >= 0 and self._decode_position[f.pts] < before
+                    f
+                    for f in frames
+                    if f.pts is not None and f.pts >= 0 and self._decode_position[f.pts] < before
                 ]
             reason = self._accept(frames, floor)
         except av.FFmpegError as error:

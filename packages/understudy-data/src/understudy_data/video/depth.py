@@ -1,8 +1,9 @@
 """Depth images: one channel of distances, without color conversion.
 
-LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale. Images have values as stored,
-or the distances of their codes. Another size takes the nearest pixel: row i of h is row (2i + 1) * H // (2h) of H, and
-columns likewise. A mean over the edge of an object would be the distance of nothing.
+LeRobot stores distances as 12-bit codes in a video, on a logarithmic or a linear scale. Images have
+values as stored, or the distances of their codes. Another size takes the nearest pixel: row i of h
+is row (2i + 1) * H // (2h) of H, and columns likewise. A mean over the edge of an object would be
+the distance of nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,15 +64,19 @@ def _table(codes: DepthCodes, unit: str) -> np.ndarray:
 
 
 class DepthConverter:
-    """Depth images from frames whose first plane holds 16-bit numbers. Same interface as `Converter`.
+    """Depth images from frames whose first plane holds 16-bit numbers. Same interface as
+    `Converter`.
 
     Args:
         dtype: "uint16" or "float32", of the images.
-        convert: function from the numbers of a frame, uint16 (H, W), to values of that dtype (`Pixels.convert`).
+        convert: function from the numbers of a frame, uint16 (H, W), to values of that dtype
+            (`Pixels.convert`).
         size: (height, width) of the output; None: as decoded.
     """
 
-    def __init__(self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None) -> None:
+    def __init__(
+        self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None
+    ) -> None:
         self.size, self._dtype, self._convert = size, np.dtype(dtype), convert
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:
@@ -83,22 +88,31 @@ class DepthConverter:
         height = frame.height
         width = frame.width
         if out.shape != (1, *(self.size or (height, width))) or out.dtype != self._dtype:
-            raise ValueError(f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size {self.size}")
+            raise ValueError(
+                f"a frame of {width}x{height} does not fit {out.dtype} {out.shape}, size "
+                f"{self.size}"
+            )
         lines = np.frombuffer(memoryview(frame.planes[0]), "<u2").reshape(height, -1)[:, :width]
         out[0] = self._convert(nearest(lines, self.size) if self.size is not None else lines)
 
-    def write_all(self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray) -> None:
+    def write_all(
+        self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray
+    ) -> None:
         """Write frames into their places in `out`, (n, 1, H, W), as `write` does."""
         for frame, place in zip(frames, places):
             self.write(frame, out[place])
 
 
 def nearest(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize an image (..., H, W) to `size` (height, width) by its nearest pixels; its own size returns it."""
+    """Resize an image (..., H, W) to `size` (height, width) by its nearest pixels; its own size
+    returns it.
+    """
     height, width = image.shape[-2:]
     if size == (height, width):
         return image
-    rows, columns = ((2 * np.arange(want) + 1) * have // (2 * want) for want, have in zip(size, (height, width)))
+    rows, columns = (
+        (2 * np.arange(want) + 1) * have // (2 * want) for want, have in zip(size, (height, width))
+    )
     return image[..., rows[:, None], columns]
 
 
@@ -114,7 +128,8 @@ class Pixels:
         dtype: "uint8" for color; "uint16" for depth as stored, "float32" for depth in a unit.
         codes: scale of a quantized depth video.
         pixel_format: the only format, by FFmpeg's name, in which frames may be decoded; "": any.
-        stored_unit: recorded unit of depth numbers, "m" or "mm"; "" for color, codes and numbers without a unit.
+        stored_unit: recorded unit of depth numbers, "m" or "mm"; "" for color, codes and numbers
+            without a unit.
         unit: unit of delivered depth, "m" or "mm"; "" for color and for numbers as stored.
     """
 
@@ -135,7 +150,9 @@ class Pixels:
         return self.channels * height * width * np.dtype(self.dtype).itemsize
 
     def empty(self, *shape: int) -> np.ndarray:
-        """Return an array (*shape, C, H, W) of undefined content; the last two of `shape` are H and W."""
+        """Return an array (*shape, C, H, W) of undefined content; the last two of `shape` are H and
+        W.
+        """
         return np.empty((*shape[:-2], self.channels, *shape[-2:]), self.dtype)
 
     def convert(self, numbers: np.ndarray) -> np.ndarray:
@@ -156,7 +173,10 @@ class Pixels:
         if not self.is_depth:
             return Converter(size)
         if isinstance(size, ImageSize):
-            fix = "give a plain (height, width), which takes the nearest pixels, or leave the depth camera out"
+            fix = (
+                "give a plain (height, width), which takes the nearest pixels, or leave the "
+                "depth camera out"
+            )
             raise DatasetError("depth images cannot be resized as a policy resizes colors", fix=fix)
         return DepthConverter(self.dtype, self.convert, size)
 

@@ -1,13 +1,15 @@
 """Encode images into mp4 files, and concatenate mp4 files without re-encoding.
 
-`VideoEncoder` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every `gop` frames. The
-default is 2, so that reading a random frame decodes at most two. `concat_videos` re-muxes packets (stream copy) with
-times counted in frames, so the joined file decodes to exactly the frames of its parts, in order. Both put the index in
-front (faststart), write under a temporary name and rename, so a file with its final name is complete.
+`VideoEncoder` writes AV1 (SVT-AV1), H.264 (x264) or HEVC (x265), yuv420p, with a key frame every
+`gop` frames. The default is 2, so that reading a random frame decodes at most two. `concat_videos`
+re-muxes packets (stream copy) with times counted in frames, so the joined file decodes to exactly
+the frames of its parts, in order. Both put the index in front (faststart), write under a temporary
+name and rename, so a file with its final name is complete.
 
-SVT-AV1, run as root, sets the policy SCHED_FIFO at priority 99 for the calling thread and its own threads each time an
-encoder is opened. Every thread and process started afterwards inherits it, and a machine of few cores then runs nothing
-else. Wrap a call that may open an encoder in `preserve_scheduling`.
+SVT-AV1, run as root, sets the policy SCHED_FIFO at priority 99 for the calling thread and its own
+threads each time an encoder is opened. Every thread and process started afterwards inherits it, and
+a machine of few cores then runs nothing else. Wrap a call that may open an encoder in
+`preserve_scheduling`.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ _TASKS = "/proc/self/task"
 def preserve_scheduling() -> Iterator[None]:
     """Restore the scheduling of the calling thread, and apply it to threads started meanwhile.
 
-    The calling thread gets its policy, priority and cores back. A real-time thread that was started meanwhile gets the
-    policy and priority of the calling thread. All other threads keep theirs, so a thread that the user made
-    real-time stays real-time. Does nothing where the system has no such calls (macOS, Windows).
+    The calling thread gets its policy, priority and cores back. A real-time thread that was started
+    meanwhile gets the policy and priority of the calling thread. All other threads keep theirs, so
+    a thread that the user made real-time stays real-time. Does nothing where the system has no such
+    calls (macOS, Windows).
     """
     if not (hasattr(os, "sched_getscheduler") and os.path.isdir(_TASKS)):
         yield
@@ -72,49 +75,60 @@ _MUXER = {"movflags": "+faststart"}
 _COPIED = ("h264", "hevc", "av1", "mpeg4")  # codecs that `mp4.py` reads
 
 _QUIET = "log-level=error:pools=none:frame-threads=1"  # x265: one thread
-# Encoder -> (codec, constant rate factor, options). The factors give about the same quality on the encoders' own scales
-# and preserve small objects. At 64 pixels, AV1 at 30 smears gripper fingers of two pixels, and presets above 9, which
-# SVT-AV1 itself advises against, lose whole blocks. Without B-frames a random frame needs none that follow it. On CPUs
-# with AVX-512, x264's `mbtree` reads memory that it never filled: the same images then give another video each time.
+# Encoder -> (codec, constant rate factor, options). The factors give about the same quality on the
+# encoders' own scales and preserve small objects. At 64 pixels, AV1 at 30 smears gripper fingers of
+# two pixels, and presets above 9, which SVT-AV1 itself advises against, lose whole blocks. Without
+# B-frames a random frame needs none that follow it. On CPUs with AVX-512, x264's `mbtree` reads
+# memory that it never filled: the same images then give another video each time.
 _ENCODERS: dict[str, tuple[str, int, dict[str, str]]] = {
     "libsvtav1": ("av1", 20, {"preset": "9", "svtav1-params": "lp=1"}),
     "libx264": ("h264", 22, {"preset": "veryfast", "bf": "0", "mbtree": "0"}),
     "libx265": ("hevc", 24, {"preset": "veryfast", "x265-params": f"{_QUIET}:bframes=0"}),
 }
-# x265 4.1 writes outside its memory for images of up to 48 pixels width, and reads memory that it never filled where a
-# side is at most one coding block of 64 pixels: the same images then give another video each time, some far off.
+# x265 4.1 writes outside its memory for images of up to 48 pixels width, and reads memory that it
+# never filled where a side is at most one coding block of 64 pixels: the same images then give
+# another video each time, some far off.
 _SMALLEST = {"libx265": 64}
 _ONE_BLOCK = 64
 _SMALL_BLOCKS = "ctu=32"
 
 
 def codec_name(codec: str) -> str:
-    """Codec that an encoder writes ("av1", "h264", "hevc"). Raises ValueError for an unknown encoder."""
+    """Codec that an encoder writes ("av1", "h264", "hevc"). Raises ValueError for an unknown
+    encoder.
+    """
     if codec not in _ENCODERS:
         raise ValueError(f"codec={codec!r}: it must be one of {', '.join(_ENCODERS)}")
     return _ENCODERS[codec][0]
 
 
 def default_crf(codec: str) -> int:
-    """Quality that an encoder has by default, on its own scale. Raises ValueError for an unknown encoder."""
+    """Quality that an encoder has by default, on its own scale. Raises ValueError for an unknown
+    encoder.
+    """
     codec_name(codec)
     return _ENCODERS[codec][1]
 
 
 def check_size(codec: str, height: int, width: int) -> None:
-    """Raise ValueError for a size that an encoder cannot write; the message names the size, the rule and the fix."""
+    """Raise ValueError for a size that an encoder cannot write; the message names the size, the
+    rule and the fix.
+    """
     codec_name(codec)
     if height % 2 or width % 2 or min(height, width) < 16:
         raise ValueError(f"images of {width}x{height}: both sides must be even and at least 16")
     if min(height, width) < _SMALLEST.get(codec, 16):
         rule = f"{codec} needs sides of at least {_SMALLEST[codec]}"
-        raise ValueError(f"images of {width}x{height}: {rule}; smaller images need libx264 or libsvtav1")
+        raise ValueError(
+            f"images of {width}x{height}: {rule}; smaller images need libx264 or libsvtav1"
+        )
 
 
 class VideoEncoder:
     """Encoder of one video: `add` each image, then `close` for the finished file, or `abandon`.
 
-    Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >= 16 (libx265: 64).
+    Images are uint8 (height, width, 3) RGB, all of one size, both sides even (4:2:0 chroma) and >=
+    16 (libx265: 64).
 
     Args:
         path: the file to write.
@@ -151,7 +165,12 @@ class VideoEncoder:
         self._shape = (height, width, 3)
         self._temporary = draft_path(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
-        settings = {**defaults, "crf": str(default_crf if crf is None else crf), "g": str(gop), **(options or {})}
+        settings = {
+            **defaults,
+            "crf": str(default_crf if crf is None else crf),
+            "g": str(gop),
+            **(options or {}),
+        }
         if codec == "libx265" and min(height, width) <= _ONE_BLOCK:
             settings["x265-params"] += f":{_SMALL_BLOCKS}"
         rate = Fraction(fps).limit_denominator(1001)
@@ -165,7 +184,9 @@ class VideoEncoder:
     def add(self, image: np.ndarray) -> None:
         """Encode one more image."""
         if image.shape != self._shape or image.dtype != np.uint8:
-            raise ValueError(f"{self.path}: image {image.dtype} {image.shape}, expected uint8 {self._shape}")
+            raise ValueError(
+                f"{self.path}: image {image.dtype} {image.shape}, expected uint8 {self._shape}"
+            )
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts = self.count
         frame.time_base = self._tick
@@ -174,7 +195,9 @@ class VideoEncoder:
 
     def _encode(self, frame: av.VideoFrame | None) -> None:
         """Encode a frame; None flushes the encoder. The first frame opens it."""
-        with preserve_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext():
+        with (
+            preserve_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext()
+        ):
             packets = self._stream.encode(frame)
         self._container.mux(packets)
 
@@ -192,7 +215,8 @@ class VideoEncoder:
         """Delete the unfinished file."""
         if self.count:
             with contextlib.suppress(av.FFmpegError), preserve_scheduling():
-                self._stream.encode(None)  # SVT-AV1 prints an error for an encoder that was not flushed
+                # SVT-AV1 prints an error for an encoder that was not flushed
+                self._stream.encode(None)
         self._container.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -200,7 +224,10 @@ class VideoEncoder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()
@@ -210,7 +237,8 @@ class VideoEncoder:
 
 @dataclass(frozen=True)
 class PacketSpan:
-    """Frames of a video to copy: the packets [first, first + count) in decode order, from a key frame on.
+    """Frames of a video to copy: the packets [first, first + count) in decode order, from a key
+    frame on.
 
     Attributes:
         source: the file.
@@ -237,16 +265,20 @@ class PacketSpan:
 
 
 def find_span(source: ByteSource, index: VideoIndex, start: int, stop: int) -> PacketSpan | None:
-    """Return the packets that give exactly the frames [start, stop), in display order; None where there are none.
+    """Return the packets that give exactly the frames [start, stop), in display order; None where
+    there are none.
 
-    The first frame must be a key frame that resets the decoder, and no packet between it and the last one may belong to
-    another frame. A packet depends on earlier packets only, so the copied frames decode as in the file.
+    The first frame must be a key frame that resets the decoder, and no packet between it and the
+    last one may belong to another frame. A packet depends on earlier packets only, so the copied
+    frames decode as in the file.
     """
     if not 0 <= start < stop <= index.count or index.codec not in _COPIED:
         return None
     first = int(index.decode_position[start])
     shown = index.display[first : first + stop - start]
-    whole = len(shown) == stop - start and int(shown.min()) == start and int(shown.max()) == stop - 1
+    whole = (
+        len(shown) == stop - start and int(shown.min()) == start and int(shown.max()) == stop - 1
+    )
     if not whole or first not in index.keys or not _is_restart(source, index, first):
         return None
     return PacketSpan(source, index, first, stop - start)
@@ -260,25 +292,37 @@ def _is_restart(source: ByteSource, index: VideoIndex, first: int) -> bool:
 
 
 def stream_settings(index: VideoIndex) -> tuple[object, ...]:
-    """Settings that all parts of one copied stream share: codec, decoder configuration, size, and how it is shown."""
+    """Settings that all parts of one copied stream share: codec, decoder configuration, size, and
+    how it is shown.
+    """
     return index.codec, index.extradata, index.width, index.height, index.shown
 
 
-def copy_spans(spans: Sequence[PacketSpan], out: str | os.PathLike[str], fps: float | Fraction) -> None:
-    """Join spans of videos with equal `stream_settings` into `out` by stream copy; frame i is shown at i / fps."""
+def copy_spans(
+    spans: Sequence[PacketSpan], out: str | os.PathLike[str], fps: float | Fraction
+) -> None:
+    """Join spans of videos with equal `stream_settings` into `out` by stream copy; frame i is shown
+    at i / fps.
+    """
     if not spans or len({stream_settings(span.index) for span in spans}) > 1:
-        raise ValueError(f"{out}: {len(spans)} spans, which must be one or more with equal stream settings")
+        raise ValueError(
+            f"{out}: {len(spans)} spans, which must be one or more with equal stream settings"
+        )
     with replace_file(Path(out), durable=False) as draft:
         _mux(spans, draft, 1 / Fraction(fps).limit_denominator(1001))
 
 
-def concat_videos(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[int]:
-    """Join video files of one codec, size and rate into `out` by stream copy; returns each part's number of frames.
+def concat_videos(
+    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+) -> list[int]:
+    """Join video files of one codec, size and rate into `out` by stream copy; returns each part's
+    number of frames.
 
     Frame i of the joined file is shown at i / rate, whatever times the parts carried.
 
     Raises:
-        DatasetError: a part cannot be read, or differs from the first in codec settings, size or rate.
+        DatasetError: a part cannot be read, or differs from the first in codec settings, size or
+            rate.
     """
     if not paths:
         raise ValueError(f"{out}: nothing to join")
@@ -305,9 +349,15 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
     delay = max(int((np.arange(span.count) - span.display).max()) for span in spans)
     first = spans[0].source
     file = first.where if isinstance(first, LocalSource) else as_file(first, 1 << 20)
-    with av.open(file, "r") as template, av.open(str(path), "w", format="mp4", options=_MUXER) as target:
-        stream = target.add_stream_from_template(main_stream(template, spans[0].index.count), opaque=True)
-        if (aspect := Fraction(*spans[0].index.shown.aspect)) != 1:  # a template lacks that of its container
+    with (
+        av.open(file, "r") as template,
+        av.open(str(path), "w", format="mp4", options=_MUXER) as target,
+    ):
+        stream = target.add_stream_from_template(
+            main_stream(template, spans[0].index.count), opaque=True
+        )
+        # a template lacks that of its container
+        if (aspect := Fraction(*spans[0].index.shown.aspect)) != 1:
             stream.codec_context.sample_aspect_ratio = aspect
         before = 0
         for source, group in groupby(spans, key=lambda span: span.source):

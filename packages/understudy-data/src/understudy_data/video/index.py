@@ -1,7 +1,7 @@
 """Tables of a video: packets in decode order, the display position of each, and its GOPs.
 
-A *display position* counts frames as they are shown, a *decode position* counts packets as they lie in the file. They
-differ where B-frames are shown before frames that were decoded earlier.
+A *display position* counts frames as they are shown, a *decode position* counts packets as they lie
+in the file. They differ where B-frames are shown before frames that were decoded earlier.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class VideoIndex:
         height: height of a decoded frame, in pixels.
         fps: frames per second over the whole track.
         keys: int32 (k,), decode positions of the key frames, sorted.
-        display: int32 (n,), display position of each packet: a permutation of 0..n-1 in an mp4 file; -1 where a
-            container marks a packet as never shown.
+        display: int32 (n,), display position of each packet: a permutation of 0..n-1 in an mp4
+            file; -1 where a container marks a packet as never shown.
         shown: what the container says of how frames are shown.
         streams: number of video streams in the file, pictures of a cover left out.
         size: int32 (n,), bytes of each packet.
@@ -74,7 +74,10 @@ class VideoIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.decode_position, *(value for value in vars(self).values() if isinstance(value, np.ndarray))]
+        arrays = [
+            self.decode_position,
+            *(value for value in vars(self).values() if isinstance(value, np.ndarray)),
+        ]
         return sum({id(array): array.nbytes for array in arrays}.values())
 
     @cached_property
@@ -107,13 +110,14 @@ class Mp4Index(VideoIndex):
 class Gops:
     """GOPs of a video: each is a key frame and the packets after it, up to the next key frame.
 
-    Decoding of a frame starts at the last key frame that precedes it in decode order *and* in display order. A leading
-    frame of an open GOP also needs the group before its own key frame.
+    Decoding of a frame starts at the last key frame that precedes it in decode order *and* in
+    display order. A leading frame of an open GOP also needs the group before its own key frame.
     """
 
     def __init__(self, index: VideoIndex) -> None:
         self._index = index
-        # Single numbers are read from these. A memoryview returns them three times faster than an array.
+        # Single numbers are read from these. A memoryview returns them three times faster than an
+        # array.
         self._keys = index.keys.data
         self._display = index.display.data
         self._decode_position = index.decode_position.data
@@ -128,13 +132,16 @@ class Gops:
     def median_length(self) -> int:
         """Key-frame distance around the median frame.
 
-        The median distance itself would be that of the short tails where each episode of a packed file begins with a
-        key frame: 250, 17, 250, 30, … is a file of GOP 250.
+        The median distance itself would be that of the short tails where each episode of a packed
+        file begins with a key frame: 250, 17, 250, 30, … is a file of GOP 250.
         """
         ends = np.append(self.key_frames, self._index.count)
-        distances = np.sort(np.diff(ends))  # frames before the first key frame, if any, are not counted
+        # frames before the first key frame, if any, are not counted
+        distances = np.sort(np.diff(ends))
         passed = np.cumsum(distances)
-        return max(1, int(distances[np.searchsorted(passed, passed[-1] / 2)])) if len(distances) else 1
+        return (
+            max(1, int(distances[np.searchsorted(passed, passed[-1] / 2)])) if len(distances) else 1
+        )
 
     @cached_property
     def longest(self) -> int:
@@ -168,9 +175,11 @@ class Gops:
         return bool((display[display >= 0] < display[0]).any())
 
     def packet_range(self, first: int, last: int) -> tuple[int, int]:
-        """Decode positions [start, stop) of the packets that give the frames shown from `first` to `last`.
+        """Decode positions [start, stop) of the packets that give the frames shown from `first` to
+        `last`.
 
-        They begin at the key frame to start on, and end with the packet that makes the decoder output the last frame.
+        They begin at the key frame to start on, and end with the packet that makes the decoder
+        output the last frame.
         """
         decoded = self._index.decode_position[max(first, 0) : last + 1]
         if not len(decoded):
@@ -179,28 +188,43 @@ class Gops:
         return start, min(int(decoded.max()) + self._index.reorder + 1, len(self._display))
 
     def packet_limits(self, positions: np.ndarray) -> list[int]:
-        """For each of `positions` (increasing), the last decode position that will surely be needed.
+        """For each of `positions` (increasing), the last decode position that will surely be
+        needed.
 
-        Bytes are read that far at once: to the last of `positions`, or to where the next one lies in another group,
-        after frames that are not wanted. A decoder that holds back `reorder` frames outputs one when that many more
-        packets than are shown before it were fed.
+        Bytes are read that far at once: to the last of `positions`, or to where the next one lies
+        in another group, after frames that are not wanted. A decoder that holds back `reorder`
+        frames outputs one when that many more packets than are shown before it were fed.
         """
         last = len(self._display) - 1
         reorder = self._index.reorder
         if int(positions[-1] - positions[0]) < len(positions):  # no gap: the usual case
             return [min(int(positions[-1]) + reorder, last)] * len(positions)
-        group = np.searchsorted(self._index.keys, self._index.decode_position[positions], side="right")
-        ends = np.append(np.flatnonzero((np.diff(group) != 0) & (np.diff(positions) > 1)), len(positions) - 1)
+        group = np.searchsorted(
+            self._index.keys, self._index.decode_position[positions], side="right"
+        )
+        ends = np.append(
+            np.flatnonzero((np.diff(group) != 0) & (np.diff(positions) > 1)), len(positions) - 1
+        )
         end = ends[np.searchsorted(ends, np.arange(len(positions)))]
         return np.minimum(positions[end] + reorder, last).tolist()
 
     def last_frame(self, position: int) -> int:
-        """Display position of the last frame before the next key frame that is shown after `position`."""
+        """Display position of the last frame before the next key frame that is shown after
+        `position`.
+        """
         following = int(np.searchsorted(self.key_frames, position, side="right"))
-        return int(self.key_frames[following] if following < len(self.key_frames) else self._index.count) - 1
+        return (
+            int(
+                self.key_frames[following]
+                if following < len(self.key_frames)
+                else self._index.count
+            )
+            - 1
+        )
 
     def align_stop(self, positions: np.ndarray, stop: int, limit: int, base: int) -> int:
-        """Extend a run of `positions` to the next key frame, unless that is `limit` frames away or more.
+        """Extend a run of `positions` to the next key frame, unless that is `limit` frames away or
+        more.
 
         The next run then begins there without decoding a frame in vain.
 
@@ -249,7 +273,9 @@ class PacketTable(NamedTuple):
         """Table of these columns, each copied where its dtype or layout differs."""
         offset = np.ascontiguousarray(offset, np.int64)
         size, tag = (np.ascontiguousarray(numbers, np.int32) for numbers in (size, tag))
-        return PacketTable(offset, size, tag, (offset.ctypes.data, size.ctypes.data, tag.ctypes.data))
+        return PacketTable(
+            offset, size, tag, (offset.ctypes.data, size.ctypes.data, tag.ctypes.data)
+        )
 
 
 class PacketRun(NamedTuple):

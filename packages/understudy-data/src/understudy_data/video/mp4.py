@@ -1,11 +1,12 @@
-"""Sample tables of the video track of an mp4 file, parsed once into numpy arrays. A sample is a packet.
+"""Sample tables of the video track of an mp4 file, parsed once into numpy arrays. A sample is a
+packet.
 
-Of several video tracks, the best is read, by these questions in turn: is it no picture of a cover (JPEG, PNG), has it
-the wanted number of frames, is it enabled, has it more frames, more bytes.
+Of several video tracks, the best is read, by these questions in turn: is it no picture of a cover
+(JPEG, PNG), has it the wanted number of frames, is it enabled, has it more frames, more bytes.
 
-Only box headers and the `moov` box are read (one to three small reads), from anything with `seek` and `read`, so a
-remote file costs the same reads. Field layouts: ISO/IEC 14496-12 (boxes), 14496-15 (avcC, hvcC), 14496-1 (esds),
-AV1-ISOBMFF (av1C).
+Only box headers and the `moov` box are read (one to three small reads), from anything with `seek`
+and `read`, so a remote file costs the same reads. Field layouts: ISO/IEC 14496-12 (boxes), 14496-15
+(avcC, hvcC), 14496-1 (esds), AV1-ISOBMFF (av1C).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from understudy_base.errors import DatasetError
 from understudy_data.video.index import Mp4Index
 from understudy_data.video.shown import IDENTITY, UNSPECIFIED, Shown, multiply
 
-FIRST_READ = 1 << 16  # first read: the whole index of a file written with faststart, up to some thousand frames
+# first read: the whole index of a file written with faststart, up to some thousand frames
+FIRST_READ = 1 << 16
 _MAX_MOOV = 1 << 30  # an index of 1 GiB would describe some 100 million frames
 _HEAD = Struct(">I4s")  # of a box: size and kind
 _REMEDY = "the file is damaged: copy or record it again"
@@ -39,7 +41,9 @@ _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b
 
 
 class UnknownLayout(Exception):
-    """These tables do not describe the file, which may be sound: it must be read through the container instead."""
+    """These tables do not describe the file, which may be sound: it must be read through the
+    container instead.
+    """
 
 
 def read_mp4(file: BinaryIO, name: str, frames: int = 0) -> Mp4Index:
@@ -59,7 +63,11 @@ def read_mp4(file: BinaryIO, name: str, frames: int = 0) -> Mp4Index:
     if moov.find(b"mvex") is not None:
         raise UnknownLayout("fragmented")
     movie = moov.need(b"mvhd")
-    tracks = [_Track(track, media) for track in moov.all(b"trak") if (media := track.need(b"mdia")).is_video]
+    tracks = [
+        _Track(track, media)
+        for track in moov.all(b"trak")
+        if (media := track.need(b"mdia")).is_video
+    ]
     if not tracks:
         raise DatasetError("holds no video track", where=name, fix="name another file")
     if len(tracks) == 1:
@@ -76,10 +84,13 @@ class _Box:
         self.data = data
         self.kind = kind
         self.name = name
-        self._boxes: dict[int, list[tuple[bytes, memoryview]]] = {}  # child boxes, by where the first begins
+        # child boxes, by where the first begins
+        self._boxes: dict[int, list[tuple[bytes, memoryview]]] = {}
 
     def error(self, problem: str) -> DatasetError:
-        return DatasetError(f"broken mp4 index: box '{self.kind}' {problem}", where=self.name, fix=_REMEDY)
+        return DatasetError(
+            f"broken mp4 index: box '{self.kind}' {problem}", where=self.name, fix=_REMEDY
+        )
 
     def take(self, offset: int, count: int) -> bytes:
         return bytes(self._part(offset, count))
@@ -93,11 +104,18 @@ class _Box:
         return self.data[offset : offset + count]
 
     def table(self, start: int, rows: int, dtype: str, columns: int = 1) -> np.ndarray:
-        """Read a table of `rows` x `columns` big-endian numbers as int64; it must fit inside the box."""
+        """Read a table of `rows` x `columns` big-endian numbers as int64; it must fit inside the
+        box.
+        """
         width = np.dtype(dtype).itemsize * columns
         if rows * width > len(self.data) - start:
-            raise self.error(f"declares {rows} entries but has room for {max(0, len(self.data) - start) // width}")
-        flat = np.frombuffer(self.data, dtype=dtype, count=rows * columns, offset=start).astype(np.int64)
+            raise self.error(
+                f"declares {rows} entries but has room for "
+                f"{max(0, len(self.data) - start) // width}"
+            )
+        flat = np.frombuffer(self.data, dtype=dtype, count=rows * columns, offset=start).astype(
+            np.int64
+        )
         return flat.reshape(rows, columns) if columns > 1 else flat
 
     def all(self, kind: bytes, start: int = 0) -> list[_Box]:
@@ -164,7 +182,9 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
             window = file.read(min(FIRST_READ, size - offset))
             if len(window) < 8:
                 raise DatasetError(
-                    f"ends at byte {offset + len(window)}, but its size is {size}", where=name, fix=_REMEDY
+                    f"ends at byte {offset + len(window)}, but its size is {size}",
+                    where=name,
+                    fix=_REMEDY,
                 )
         head = window[offset - start :]
         length = int.from_bytes(head[:4], "big")
@@ -181,7 +201,9 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
             raise UnknownLayout("fragmented")
         if length < header or offset + length > size:
             left = f"the file has {size - offset} left"
-            problem = f"box '{kind.decode('latin-1')}' at byte {offset} claims {length} bytes, {left}"
+            problem = (
+                f"box '{kind.decode('latin-1')}' at byte {offset} claims {length} bytes, {left}"
+            )
             raise DatasetError(problem, where=name, fix=_REMEDY)
         if kind == b"moov":
             if length > _MAX_MOOV:
@@ -194,7 +216,9 @@ def _find_moov(file: BinaryIO, size: int, name: str) -> _Box:
                 raise DatasetError("ends inside its index", where=name, fix=_REMEDY)
             return _Box(memoryview(body), "moov", name)
         offset += length
-    raise DatasetError("has no index (no 'moov' box): it was not written to the end", where=name, fix=_REMEDY)
+    raise DatasetError(
+        "has no index (no 'moov' box): it was not written to the end", where=name, fix=_REMEDY
+    )
 
 
 class _Track(NamedTuple):
@@ -203,7 +227,9 @@ class _Track(NamedTuple):
 
 
 def _rank(track: _Track, file_size: int, frames: int) -> tuple[bool, bool, bool, int, int]:
-    """Rank of a track among the video tracks of a file: a film, as wanted, enabled, frames, bytes."""
+    """Rank of a track among the video tracks of a file: a film, as wanted, enabled, frames,
+    bytes.
+    """
     table = track.media.need(b"minf").need(b"stbl")
     stsd = table.need(b"stsd")
     size = _sizes(table, file_size)
@@ -225,7 +251,8 @@ def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: 
     size = _sizes(table, file_size)
     n = len(size)
     if n and int(size.min()) == 0:
-        raise UnknownLayout("empty samples")  # a decoder takes an empty packet for the end of the stream
+        # a decoder takes an empty packet for the end of the stream
+        raise UnknownLayout("empty samples")
     offset = _offsets(table, size)
     if n and (int(offset.min()) < 0 or int((offset + size).max()) > file_size):
         end = int((offset + size).max())
@@ -244,12 +271,16 @@ def _read_track(track: _Box, media: _Box, movie: _Box, file_size: int, streams: 
 
 
 def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: int) -> Shown:
-    """Read what the boxes tkhd, mvhd and those of the sample entry say of how the track is shown."""
+    """Read what the boxes tkhd, mvhd and those of the sample entry say of how the track is
+    shown.
+    """
     matrix = IDENTITY
     place = 0
     if header is not None:
         place = 52 if header.number(0, 1) == 1 else 40
-        matrix = multiply(_matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36))
+        matrix = multiply(
+            _matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36)
+        )
     aspect = (1, 1)
     colors = UNSPECIFIED
     if (box := entry.find(b"pasp", 78)) is not None and box.number(0, 4) and box.number(4, 4):
@@ -265,7 +296,12 @@ def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: in
         colors = box.number(4, 2), box.number(6, 2), box.number(8, 2), full_range
     clean = entry.find(b"clap", 78)
     common = gcd(*aspect)
-    return Shown(matrix, (aspect[0] // common, aspect[1] // common), colors, bytes(clean.data) if clean else b"")
+    return Shown(
+        matrix,
+        (aspect[0] // common, aspect[1] // common),
+        colors,
+        bytes(clean.data) if clean else b"",
+    )
 
 
 def _matrix(box: _Box, place: int) -> tuple[int, ...]:
@@ -275,7 +311,9 @@ def _matrix(box: _Box, place: int) -> tuple[int, ...]:
 
 
 def _description(stsd: _Box) -> tuple[str, bytes, int, int, _Box]:
-    """Read codec, decoder configuration, width and height of a sample description; its box comes last."""
+    """Read codec, decoder configuration, width and height of a sample description; its box comes
+    last.
+    """
     if stsd.number(4, 4) != 1:
         raise UnknownLayout("several sample descriptions")
     kind = stsd.take(12, 4)
@@ -314,7 +352,9 @@ def _is_picture(esds: _Box) -> bool:
 
 
 def _descriptors(esds: _Box) -> Iterator[tuple[int, int, int]]:
-    """Yield tag, place and length of the nested descriptors of an `esds` box (14496-1, 7.2.6), up to its end."""
+    """Yield tag, place and length of the nested descriptors of an `esds` box (14496-1, 7.2.6), up
+    to its end.
+    """
     offset = 4
     while True:
         tag = esds.number(offset, 1)
@@ -361,14 +401,24 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
     """Compute the file offset of each sample from chunk offsets, samples per chunk and sizes."""
     n = len(size)
     box = table.find(b"co64")
-    chunk = box.table(8, box.number(4, 4), ">u8") if box else (b := table.need(b"stco")).table(8, b.number(4, 4), ">u4")
+    chunk = (
+        box.table(8, box.number(4, 4), ">u8")
+        if box
+        else (b := table.need(b"stco")).table(8, b.number(4, 4), ">u4")
+    )
     stsc = table.need(b"stsc")
     runs = stsc.table(8, stsc.number(4, 4), ">u4", columns=3)
     if n == 0:
         return np.zeros(0, np.int64)
     first = runs[:, 0]
     per = runs[:, 1]
-    if len(runs) == 0 or first[0] != 1 or (np.diff(first) <= 0).any() or first[-1] > len(chunk) or (per == 0).any():
+    if (
+        len(runs) == 0
+        or first[0] != 1
+        or (np.diff(first) <= 0).any()
+        or first[-1] > len(chunk)
+        or (per == 0).any()
+    ):
         raise stsc.error(f"does not map {n} samples to {len(chunk)} chunks")
     if (runs[:, 2] != 1).any():
         raise UnknownLayout("several sample descriptions")
@@ -381,7 +431,9 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
 
 
 def _runs(box: _Box, n: int) -> np.ndarray:
-    """Read a run-length table of n values, int64 (k, 2): count and value, which is read as a signed 32-bit number."""
+    """Read a run-length table of n values, int64 (k, 2): count and value, which is read as a signed
+    32-bit number.
+    """
     runs = box.table(8, box.number(4, 4), ">u4", columns=2)
     total = int(runs[:, 0].sum())
     if total != n:
@@ -390,8 +442,11 @@ def _runs(box: _Box, n: int) -> np.ndarray:
     return runs[runs[:, 0] > 0]
 
 
-def _display(table: _Box, durations: np.ndarray, n: int) -> tuple[np.ndarray, tuple[int, int] | None]:
-    """Compute the display position of each of n samples, and the first and the last composition time; None of none.
+def _display(
+    table: _Box, durations: np.ndarray, n: int
+) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Compute the display position of each of n samples, and the first and the last composition
+    time; None of none.
 
     Args:
         table: the sample table.
@@ -431,7 +486,8 @@ def _keys(table: _Box, n: int) -> np.ndarray:
 
 
 def _check_edits(track: _Box, times: tuple[int, int] | None, scale: int, movie_scale: int) -> None:
-    """Raise UnknownLayout for an edit list that cuts or repeats frames. One that shifts the time line is accepted.
+    """Raise UnknownLayout for an edit list that cuts or repeats frames. One that shifts the time
+    line is accepted.
 
     Args:
         track: the track.
@@ -449,7 +505,9 @@ def _check_edits(track: _Box, times: tuple[int, int] | None, scale: int, movie_s
     for row in range(rows):
         offset = 8 + row * (20 if wide else 12)
         length = elst.number(offset, 8 if wide else 4)
-        start = int.from_bytes(elst.take(offset + (8 if wide else 4), 8 if wide else 4), "big", signed=True)
+        start = int.from_bytes(
+            elst.take(offset + (8 if wide else 4), 8 if wide else 4), "big", signed=True
+        )
         rate = elst.number(offset + (16 if wide else 8), 4)
         if start == -1 and not seen:
             continue  # an empty edit: the track only begins later

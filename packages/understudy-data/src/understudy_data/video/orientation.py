@@ -1,15 +1,17 @@
-"""Orientation that a file holds outside its pixels: EXIF of images, and the display matrix of videos.
+"""Orientation that a file holds outside its pixels: EXIF of images, and the display matrix of
+videos.
 
 One rule for every reader, writer and page of this package:
 
-- An image is shown as `datasets` of Hugging Face shows it: turned and mirrored by the orientation of its EXIF or XMP
-  data (`PIL.ImageOps.exif_transpose`). Unreadable EXIF data counts as none.
-- A video is shown as torchcodec 0.11 and later shows it: turned by the angle of the container's display matrix, rounded
-  to quarter turns. A mirrored matrix is not mirrored, and pixels that are not square, and a clean aperture, change
-  nothing; `check` names all three.
+- An image is shown as `datasets` of Hugging Face shows it: turned and mirrored by the orientation
+  of its EXIF or XMP data (`PIL.ImageOps.exif_transpose`). Unreadable EXIF data counts as none.
+- A video is shown as torchcodec 0.11 and later shows it: turned by the angle of the container's
+  display matrix, rounded to quarter turns. A mirrored matrix is not mirrored, and pixels that are
+  not square, and a clean aperture, change nothing; `check` names all three.
 
-A turned frame is turned in its own pixel format where that is possible, as FFmpeg's `transpose` does, and in RGB
-elsewhere. Decoding of a video without a matrix costs one comparison a run of frames.
+A turned frame is turned in its own pixel format where that is possible, as FFmpeg's `transpose`
+does, and in RGB elsewhere. Decoding of a video without a matrix costs one comparison a run of
+frames.
 """
 
 import ctypes
@@ -57,7 +59,9 @@ def turn_frame(frame: av.VideoFrame, turns: int) -> av.VideoFrame:
     if not item:
         packed = reformat(VideoReformatter(), frame, "rgb24")  # owns the memory of `pixels`
         pixels = _lines(packed.planes[0], height)[:, : 3 * width].reshape(height, width, 3)
-        turned = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(pixels, turns)), format="rgb24")
+        turned = av.VideoFrame.from_ndarray(
+            np.ascontiguousarray(np.rot90(pixels, turns)), format="rgb24"
+        )
     else:
         tall, wide = turned_size(height, width, turns)
         turned = av.VideoFrame(wide, tall, name)
@@ -79,11 +83,15 @@ def turn_frame(frame: av.VideoFrame, turns: int) -> av.VideoFrame:
 
 @lru_cache(maxsize=64)
 def _sample_bytes(name: str) -> int:
-    """Bytes of a sample in a pixel format whose planes are turned one by one; 0 for other formats."""
+    """Bytes of a sample in a pixel format whose planes are turned one by one; 0 for other
+    formats.
+    """
     if name in ("gray", "gbrp", "yuv420p", "yuvj420p", "yuv444p", "yuvj444p"):
         return 1
     planar = ("gray", "yuv420p", "yuv444p")
-    return 2 if name in {f"{kind}{bits}le" for kind in planar for bits in (9, 10, 12, 14, 16)} else 0
+    return (
+        2 if name in {f"{kind}{bits}le" for kind in planar for bits in (9, 10, 12, 14, 16)} else 0
+    )
 
 
 def _chroma_shift(name: str) -> int:
@@ -93,7 +101,8 @@ def _chroma_shift(name: str) -> int:
 def _lines(plane: av.video.plane.VideoPlane, height: int) -> np.ndarray:
     """View of a plane as uint8 (height, line); valid as long as its frame.
 
-    By its address, because PyAV takes planes for empty that the compiled loops filled (`video/native`).
+    By its address, because PyAV takes planes for empty that the compiled loops filled
+    (`video/native`).
     """
     memory = (ctypes.c_uint8 * (plane.line_size * height)).from_address(plane.buffer_ptr)
     return np.ctypeslib.as_array(memory).reshape(height, plane.line_size)

@@ -1,11 +1,11 @@
 """Coded packets in decode order: byte slices of an mp4 file, or packets of a container.
 
-`Mp4Packets` is the hot path: one read for a run of packets, no seeking, no time. `ContainerPackets` reads files that
-`mp4.py` does not describe: fragmented mp4, Matroska, edit lists that cut. It walks the whole file once without decoding
-to number its frames, then lets the container seek.
+`Mp4Packets` is the hot path: one read for a run of packets, no seeking, no time. `ContainerPackets`
+reads files that `mp4.py` does not describe: fragmented mp4, Matroska, edit lists that cut. It walks
+the whole file once without decoding to number its frames, then lets the container seek.
 
-Both set the `pts` of each packet to its display position. The decoder copies it to the frame, so each frame is
-identified by its tag and never by a guess.
+Both set the `pts` of each packet to its display position. The decoder copies it to the frame, so
+each frame is identified by its tag and never by a guess.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from understudy_data.video.shown import IDENTITY, Shown
 
 _MAX_READ = 4 << 20  # bytes of one read, unless a single packet is larger
 _BUFFER = 1 << 20  # bytes read ahead in a container that is not local
-_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}  # accept text that is not UTF-8
+# accept text that is not UTF-8
+_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if PYAV_MAJOR < 19 else {}
 _PICTURES = ("mjpeg", "png", "bmp", "gif", "tiff", "webp")  # codecs of a cover
 _WITH_MATRIX = {"mov", "mp4", "matroska", "webm"}  # containers that may hold a display matrix
 _LIMITED = 64  # streams of a container that are limited
@@ -44,7 +45,9 @@ MOST_PIXELS = 1 << 26
 _REMEDY = "the file is damaged: copy or record it again"
 
 
-def open_packets(source: ByteSource | str, frames: int = 0, most_pixels: int = MOST_PIXELS) -> Packets:
+def open_packets(
+    source: ByteSource | str, frames: int = 0, most_pixels: int = MOST_PIXELS
+) -> Packets:
     """Open the packets of a video (a source, or the path of a local file), whatever its container.
 
     Closing them closes the source.
@@ -74,20 +77,27 @@ def open_packets(source: ByteSource | str, frames: int = 0, most_pixels: int = M
 
 
 def coalesce(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Merge pieces (n,) of a file that touch or overlap: int64 (k, 2) of (offset, size), in file order."""
+    """Merge pieces (n,) of a file that touch or overlap: int64 (k, 2) of (offset, size), in file
+    order.
+    """
     order = np.argsort(offset, kind="stable")
     begin = offset[order].astype(np.int64)
     end = np.maximum.accumulate(begin + size[order]) if len(begin) else begin
-    fresh = np.flatnonzero(np.append(True, begin[1:] > end[:-1])) if len(begin) else np.zeros(0, np.int64)
+    fresh = (
+        np.flatnonzero(np.append(True, begin[1:] > end[:-1]))
+        if len(begin)
+        else np.zeros(0, np.int64)
+    )
     last = np.append(fresh[1:], len(begin)) - 1 if len(begin) else fresh
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
 
 def make_packet(data: memoryview, tag: int, all_key_frames: bool) -> av.Packet:
-    """Make a packet with `tag` as its time, in memory with the zero padding that decoders read into.
+    """Make a packet with `tag` as its time, in memory with the zero padding that decoders read
+    into.
 
-    `av.Packet(data)` would reference the bytes without padding: MPEG-4 then decodes differently from run to run.
-    A PNG decoder depends on the key-frame flag.
+    `av.Packet(data)` would reference the bytes without padding: MPEG-4 then decodes differently
+    from run to run. A PNG decoder depends on the key-frame flag.
     """
     made = av.Packet(len(data))
     made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
@@ -99,8 +109,9 @@ def make_packet(data: memoryview, tag: int, all_key_frames: bool) -> av.Packet:
 class _Window(threading.local):
     """Bytes of a thread's last read, and their owner.
 
-    Each thread has one memory for all videos, and each read overwrites it. A fresh buffer for each read is cold, and
-    took as long as decoding a small frame. An owner that finds another owner's bytes reads again.
+    Each thread has one memory for all videos, and each read overwrites it. A fresh buffer for each
+    read is cold, and took as long as decoding a small frame. An owner that finds another owner's
+    bytes reads again.
     """
 
     def __init__(self) -> None:
@@ -133,12 +144,15 @@ class Mp4Packets:
         self.path = source.where
         self._source = source
         self.index = read_mp4(as_file(source), source.where, frames)
-        # Single numbers are read from these. A memoryview returns them three times faster than an array.
+        # Single numbers are read from these. A memoryview returns them three times faster than an
+        # array.
         self._offset = self.index.offset.data
         self._size = self.index.size.data
         self._display = self.index.display.data
         self._all_key_frames = self.index.gops.all_key_frames
-        self._table = PacketTable.from_arrays(self.index.offset, self.index.size, self.index.display)
+        self._table = PacketTable.from_arrays(
+            self.index.offset, self.index.size, self.index.display
+        )
         ends = self.index.offset + self.index.size
         # Packets that the next one does not follow at once in the file.
         self._gaps = [*np.flatnonzero(ends[:-1] != self.index.offset[1:]).tolist(), len(ends) - 1]
@@ -146,15 +160,26 @@ class Mp4Packets:
         self.wait_seconds = 0.0
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
-        """Packet i, with its display position as `pts`. Bytes are read ahead up to packet `read_limit`."""
+        """Packet i, with its display position as `pts`. Bytes are read ahead up to packet
+        `read_limit`.
+        """
         window = self._window_with(i, read_limit)
         offset = self._offset[i] - window.base
-        return make_packet(window.view[offset : offset + self._size[i]], self._display[i], self._all_key_frames)
+        return make_packet(
+            window.view[offset : offset + self._size[i]], self._display[i], self._all_key_frames
+        )
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
         """Packets from `first` up to `stop`, or fewer where one read ends earlier. At least one."""
         window = self._window_with(first, max(read_limit, stop - 1))
-        return PacketRun(window.memory, window.base, self._table, first, min(stop, window.stop), self._all_key_frames)
+        return PacketRun(
+            window.memory,
+            window.base,
+            self._table,
+            first,
+            min(stop, window.stop),
+            self._all_key_frames,
+        )
 
     def _window_with(self, i: int, read_limit: int) -> _Window:
         """Return this thread's window with packet i in it, after a read where it is not."""
@@ -163,7 +188,9 @@ class Mp4Packets:
         return _window
 
     def _read(self, i: int, read_limit: int) -> None:
-        """Read packet i and those after it, up to `read_limit`, that follow without a gap in the file."""
+        """Read packet i and those after it, up to `read_limit`, that follow without a gap in the
+        file.
+        """
         window = _window
         begin = self._offset[i]
         last = max(i, min(read_limit, self._gaps[bisect_left(self._gaps, i)]))
@@ -183,7 +210,8 @@ class Mp4Packets:
             window.first = i
             window.stop = last + 1
         except DatasetError as error:
-            if last > i and not isinstance(error, SourceError):  # the bad bytes may be those of a later packet
+            # the bad bytes may be those of a later packet
+            if last > i and not isinstance(error, SourceError):
                 return self._read(i, i)
             where = f"{self.path}, frame {int(self.index.display[i])}"
             raise error.replaced(where=where) from error
@@ -191,7 +219,8 @@ class Mp4Packets:
             self.wait_seconds += perf_counter() - asked
 
     def spans(self, first: int, last: int) -> np.ndarray:
-        """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size), coalesced.
+        """Bytes that give the frames shown from `first` to `last`: int64 (k, 2) of (offset, size),
+        coalesced.
 
         They begin at the key frame.
         """
@@ -199,11 +228,15 @@ class Mp4Packets:
         return coalesce(self.index.offset[start:stop], self.index.size[start:stop])
 
     def prefetch(self, first: int, last: int) -> None:
-        """Prefetch the bytes that give the frames shown from `first` to `last`; see `ByteSource.prefetch`."""
+        """Prefetch the bytes that give the frames shown from `first` to `last`; see
+        `ByteSource.prefetch`.
+        """
         self._source.prefetch(self.spans(first, last))
 
     def clone(self) -> Mp4Packets:
-        """Packets of the same video for another thread, with their own `wait_seconds`. Callable from any thread."""
+        """Packets of the same video for another thread, with their own `wait_seconds`. Callable
+        from any thread.
+        """
         return copy.copy(self)
 
     def close(self) -> None:
@@ -212,7 +245,9 @@ class Mp4Packets:
 
 
 def film_streams(container: av.container.InputContainer) -> list[av.VideoStream]:
-    """Video streams of a container without pictures of a cover; those, too, where there is nothing else."""
+    """Video streams of a container without pictures of a cover; those, too, where there is nothing
+    else.
+    """
     streams = list(container.streams.video)
     films = [
         stream
@@ -224,25 +259,31 @@ def film_streams(container: av.container.InputContainer) -> list[av.VideoStream]
 
 
 def main_stream(container: av.container.InputContainer, frames: int = 0) -> av.VideoStream:
-    """Video stream that is read: no picture of a cover, the one with the wanted number of frames, or FFmpeg's best.
+    """Video stream that is read: no picture of a cover, the one with the wanted number of frames,
+    or FFmpeg's best.
 
     Args:
-        container: it has one at least. Where it does not count the frames of several, they are counted by a walk to
-            its end.
+        container: it has one at least. Where it does not count the frames of several, they are
+            counted by a walk to its end.
         frames: wanted number of frames; 0: any.
     """
     films = film_streams(container)
     if frames and len(films) > 1:
         counts = {stream.index: stream.frames for stream in films}
         if not all(counts.values()):
-            counts = Counter(packet.stream_index for packet in container.demux(*films) if packet.size)
+            counts = Counter(
+                packet.stream_index for packet in container.demux(*films) if packet.size
+            )
         films = [stream for stream in films if counts[stream.index] == frames] or films
     best = container.streams.best("video")
-    return next((stream for stream in films if best is not None and stream.index == best.index), films[0])
+    return next(
+        (stream for stream in films if best is not None and stream.index == best.index), films[0]
+    )
 
 
 class ContainerPackets:
-    """Packets through PyAV's demuxer. Opening costs one walk over the whole file; a few frames are decoded.
+    """Packets through PyAV's demuxer. Opening costs one walk over the whole file; a few frames are
+    decoded.
 
     Those bring the container's display matrix, which PyAV hides elsewhere.
     """
@@ -274,7 +315,9 @@ class ContainerPackets:
                 sizes.append(packet.size)
                 shown.append(not packet.is_discard)
         except av.FFmpegError as error:
-            raise DatasetError(f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY) from None
+            raise DatasetError(
+                f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY
+            ) from None
         if not times or stream.codec_context is None:
             problem = "holds no frame" if not times else "holds frames of an unknown codec"
             raise DatasetError(problem, where=path, fix=_REMEDY)
@@ -313,12 +356,18 @@ class ContainerPackets:
 
     def _new_container(self) -> av.container.InputContainer:
         try:
-            file = self.path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
+            file = (
+                self.path
+                if isinstance(self._source, LocalSource)
+                else as_file(self._source, _BUFFER)
+            )
             # FFmpeg decodes frames when it opens a file, and allocates what they declare.
             limits: Any = [{"max_pixels": str(self._most_pixels)}] * _LIMITED
             return av.open(file, "r", stream_options=limits, **_OPEN)
         except (av.FFmpegError, OSError) as error:
-            raise DatasetError(f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY) from None
+            raise DatasetError(
+                f"cannot be opened: {error.strerror}", where=self.path, fix=_REMEDY
+            ) from None
 
     def _demuxed(self) -> Iterator[av.Packet]:
         return (packet for packet in self._container.demux(self._stream) if packet.size)
@@ -331,10 +380,15 @@ class ContainerPackets:
             problem = f"frame {int(self.index.display[i])} cannot be read: {error.strerror}"
             raise DatasetError(problem, where=self.path, fix=_REMEDY) from None
         if packet is None or packet.pts != self._times[i]:
-            problem = f"frame {int(self.index.display[i])} is not where the first walk over the file found it"
+            problem = (
+                f"frame {int(self.index.display[i])} is not where the first walk over the "
+                "file found it"
+            )
             raise DatasetError(problem, where=self.path, fix=_REMEDY)
         self._next = i + 1
-        return make_packet(memoryview(packet), int(self.index.display[i]), self.index.gops.all_key_frames)
+        return make_packet(
+            memoryview(packet), int(self.index.display[i]), self.index.gops.all_key_frames
+        )
 
     def run(self, first: int, stop: int, read_limit: int) -> PacketRun:
         """See `Mp4Packets.run`."""
@@ -347,11 +401,15 @@ class ContainerPackets:
                 raise
         size = np.array([len(part) for part in parts], np.int32)
         offset = np.cumsum(size, dtype=np.int64) - size
-        table = PacketTable.from_arrays(offset, size, self.index.display[first : first + len(parts)])
+        table = PacketTable.from_arrays(
+            offset, size, self.index.display[first : first + len(parts)]
+        )
         return PacketRun(b"".join(parts), 0, table, 0, len(parts), self.index.gops.all_key_frames)
 
     def _seek(self, i: int) -> av.Packet | None:
-        """Seek to packet i and return it. A container that cannot seek there is walked from its beginning."""
+        """Seek to packet i and return it. A container that cannot seek there is walked from its
+        beginning.
+        """
         time = int(self._times[i])
         for again in (False, True):
             if again:
@@ -383,14 +441,18 @@ class ContainerPackets:
 
 
 class _Sight:
-    """Finds out what a container says of how a stream is shown, from the packets of a walk over it."""
+    """Finds out what a container says of how a stream is shown, from the packets of a walk over
+    it.
+    """
 
     def __init__(self, stream: av.VideoStream, container: str, most_pixels: int) -> None:
         self._stream = stream
         self._matrix = IDENTITY
         context = stream.codec_context
         has_matrix = bool(_WITH_MATRIX & set(container.split(",")))
-        self._is_open = has_matrix and context is not None and context.width * context.height <= most_pixels
+        self._is_open = (
+            has_matrix and context is not None and context.width * context.height <= most_pixels
+        )
         if self._is_open:
             context.options = {"max_pixels": str(2 * most_pixels)}  # codecs round sizes up
             context.thread_count = 1  # the first frame comes out early
@@ -415,7 +477,9 @@ class _Sight:
         context = self._stream.codec_context
         aspect = self._stream.sample_aspect_ratio or 1
         colors = (int(context.color_primaries), int(context.color_trc), int(context.colorspace))
-        return Shown(self._matrix, Fraction(aspect).as_integer_ratio(), (*colors, int(context.color_range)))
+        return Shown(
+            self._matrix, Fraction(aspect).as_integer_ratio(), (*colors, int(context.color_range))
+        )
 
 
 Packets = Mp4Packets | ContainerPackets

@@ -1,9 +1,10 @@
 """Read a video file with one of two backends: `open_video(path).read([0, 7, 7, 3])`.
 
-`PyavReader` runs bare PyAV decoders, without a container. RGB is 8-bit, by swscale's bilinear chroma interpolation with
-the matrix and range that the stream names (BT.601 where it names none). torchcodec and `VideoFrame.to_ndarray` do the
-same; the tests hold the three equal to the bit. torchcodec needs FFmpeg's shared libraries of the system, so it is used
-only where it is named explicitly.
+`PyavReader` runs bare PyAV decoders, without a container. RGB is 8-bit, by swscale's bilinear
+chroma interpolation with the matrix and range that the stream names (BT.601 where it names none).
+torchcodec and `VideoFrame.to_ndarray` do the same; the tests hold the three equal to the bit.
+torchcodec needs FFmpeg's shared libraries of the system, so it is used only where it is named
+explicitly.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from understudy_data.video.index import WHOLE_GOP, Mp4Index, VideoIndex
 from understudy_data.video.packets import MOST_PIXELS, open_packets
 
 DecodedImage: TypeAlias = av.VideoFrame | np.ndarray
-"""A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB."""
+"""A decoded frame whose RGB conversion is still to be done (`Converter`), or uint8 (H, W, 3) RGB.
+"""
 
 
 class VideoCursor(Protocol):
-    """A decoder over one video that walks forward from any position. Use it from one thread at a time.
+    """A decoder over one video that walks forward from any position. Use it from one thread at a
+    time.
 
     Attributes:
-        position: the display position at which `runs` continues without decoding a frame twice; -1: parked.
+        position: the display position at which `runs` continues without decoding a frame twice; -1:
+            parked.
     """
 
     position: int
@@ -47,12 +51,13 @@ class VideoCursor(Protocol):
 
         Args:
             positions: int64 (n,), display positions: increasing, without repeats, inside the video.
-            run_length: how many frames are decoded before the first is yielded. Longer runs are faster and take memory
-                for as many frames.
+            run_length: how many frames are decoded before the first is yielded. Longer runs are
+                faster and take memory for as many frames.
 
         Raises:
             DatasetError: a frame cannot be decoded; the message names it.
-            Stopped: this thread's work was cancelled (`storage/cancel.py`); checked before each run of packets.
+            Stopped: this thread's work was cancelled (`storage/cancel.py`); checked before each run
+                of packets.
         """
 
     def park(self) -> None:
@@ -74,9 +79,11 @@ class VideoReader:
         fps: frames per second.
         codec: FFmpeg's name of the codec.
         gops: between key frames.
-        index_bytes: memory of the index; 0 where an open video is more than its index, such as a file of its own.
+        index_bytes: memory of the index; 0 where an open video is more than its index, such as a
+            file of its own.
         frame_bytes: memory of one `DecodedImage` of a cursor.
-        knows_frame_bytes: whether the file names the format of its pixels; `frame_bytes` is a guess where not.
+        knows_frame_bytes: whether the file names the format of its pixels; `frame_bytes` is a guess
+            where not.
         decoder_bytes: memory of one cursor with a live decoder, an estimate.
     """
 
@@ -101,7 +108,8 @@ class VideoReader:
         return self.gops.median_length
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """Read images as uint8 (n, height, width, 3) RGB; depth as uint16 or float32 (n, height, width, 1).
+        """Read images as uint8 (n, height, width, 3) RGB; depth as uint16 or float32 (n, height,
+        width, 1).
 
         The memory may be planar: `transpose(0, 3, 1, 2)` is then contiguous.
 
@@ -121,7 +129,8 @@ class VideoReader:
     def prefetch(self, first: int, last: int, most: int) -> None:
         """Prefetch the bytes of the frames shown from `first` to `last`; see `ByteSource.prefetch`.
 
-        The rest of a short GOP, which is decoded at once, is prefetched as well, up to frame `most`.
+        The rest of a short GOP, which is decoded at once, is prefetched as well, up to frame
+        `most`.
         """
 
     def park(self) -> None:
@@ -135,11 +144,15 @@ def check_positions(positions: np.ndarray, count: int, path: str) -> np.ndarray:
     """Check that `positions` are integers in [0, count); returns them as int64 (n,)."""
     numbers = np.asarray(positions)
     if numbers.ndim != 1 or not (np.issubdtype(numbers.dtype, np.integer) or numbers.size == 0):
-        raise ValueError(f"positions must be one row of integers, not {numbers.dtype} of shape {numbers.shape}")
+        raise ValueError(
+            f"positions must be one row of integers, not {numbers.dtype} of shape {numbers.shape}"
+        )
     numbers = numbers.astype(np.int64)
     if numbers.size and (numbers.min() < 0 or numbers.max() >= count):
         outside = numbers[(numbers < 0) | (numbers >= count)][0]
-        raise IndexError(f"{path}: frame {outside} does not exist, the file holds frames 0..{count - 1}")
+        raise IndexError(
+            f"{path}: frame {outside} does not exist, the file holds frames 0..{count - 1}"
+        )
     return numbers
 
 
@@ -149,7 +162,9 @@ _RUN_LENGTH = 8  # frames decoded before the first is converted
 class PyavReader(VideoReader):
     """Images through bare PyAV decoders; see `VideoReader`."""
 
-    def __init__(self, source: ByteSource, pixels: Pixels, frames: int = 0, most_pixels: int = MOST_PIXELS) -> None:
+    def __init__(
+        self, source: ByteSource, pixels: Pixels, frames: int = 0, most_pixels: int = MOST_PIXELS
+    ) -> None:
         self._source = source
         self._pixels = pixels
         self._frames = frames
@@ -175,7 +190,8 @@ class PyavReader(VideoReader):
         numbers = place = check_positions(positions, self.count, self.path)
         if len(numbers) > 1:  # sorting a single one takes a twentieth of the time of a small frame
             numbers, place = np.unique(numbers, return_inverse=True)
-        if self._pid != os.getpid():  # closed, or forked: the parent's decoder must not be used here
+        # closed, or forked: the parent's decoder must not be used here
+        if self._pid != os.getpid():
             self._open(self.path)
             if self._packets.index.count != self.count:
                 problem = f"had {self.count} frames, now has {self._packets.index.count}"
@@ -183,14 +199,17 @@ class PyavReader(VideoReader):
         in_order = len(numbers) == len(place) and bool((np.diff(place) > 0).all())
         images = self._pixels.empty(0, self.height, self.width)
         for row, (_, frame) in enumerate(self._decoder.frames(numbers, _RUN_LENGTH)):
-            if row == 0:  # allocated only now: the first frame confirmed the size that the file declares
+            # allocated only now: the first frame confirmed the size that the file declares
+            if row == 0:
                 images = self._pixels.empty(len(numbers), self.height, self.width)
             self._converter.write(frame, images[row])
         return (images if in_order else images[place]).transpose(0, 2, 3, 1)
 
     def cursor(self) -> FrameDecoder:
         """See `VideoReader.cursor`."""
-        return FrameDecoder(self._packets.clone(), self.path, pixel_format=self._pixels.pixel_format)
+        return FrameDecoder(
+            self._packets.clone(), self.path, pixel_format=self._pixels.pixel_format
+        )
 
     def prefetch(self, first: int, last: int, most: int) -> None:
         """See `VideoReader.prefetch`."""
@@ -225,7 +244,8 @@ def _decoder_class() -> Any:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DatasetError(
             f"video_backend='torchcodec' does not load: {first}",
-            fix="pip install 'understudy-data[torchcodec]' and FFmpeg's shared libraries, or use video_backend='pyav'",
+            fix="pip install 'understudy-data[torchcodec]' and FFmpeg's shared libraries, or use "
+            "video_backend='pyav'",
         ) from None
     return VideoDecoder
 
@@ -287,20 +307,36 @@ class TorchcodecCursor:
         path = self._source.where
         try:
             if self._pid != os.getpid():
-                file = path if isinstance(self._source, LocalSource) else as_file(self._source, _BUFFER)
-                self._decoder = self._class(file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
+                file = (
+                    path
+                    if isinstance(self._source, LocalSource)
+                    else as_file(self._source, _BUFFER)
+                )
+                self._decoder = self._class(
+                    file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
+                )
                 self._pid = os.getpid()
             if len(self._decoder) != self._count:
-                problem = f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
+                problem = (
+                    f"torchcodec counts {len(self._decoder)} frames, the file's index {self._count}"
+                )
                 raise DatasetError(problem, where=path, fix="use video_backend='pyav'")
-            images: np.ndarray = self._decoder.get_frames_at(indices=positions.tolist()).data.numpy()
-            if self._turns and not hasattr(self._decoder.metadata, "rotation"):  # before torchcodec 0.11
+            images: np.ndarray = self._decoder.get_frames_at(
+                indices=positions.tolist()
+            ).data.numpy()
+            # before torchcodec 0.11
+            if self._turns and not hasattr(self._decoder.metadata, "rotation"):
                 images = np.rot90(images, self._turns, (1, 2))
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, DatasetError):
                 raise
-            problem = f"frames {positions.min()}..{positions.max()} cannot be decoded: {str(error).splitlines()[0]}"
-            raise DatasetError(problem, where=path, fix="the file is damaged: copy or record it again") from None
+            problem = (
+                f"frames {positions.min()}..{positions.max()} cannot be decoded: "
+                f"{str(error).splitlines()[0]}"
+            )
+            raise DatasetError(
+                problem, where=path, fix="the file is damaged: copy or record it again"
+            ) from None
         return images
 
     def park(self) -> None:
@@ -320,14 +356,15 @@ def open_video(
 ) -> VideoReader:
     """Open a video for reading images.
 
-    Opening parses the index and decodes nothing. The reader pickles as its address and may be used after a fork: the
-    child opens its own decoder.
+    Opening parses the index and decodes nothing. The reader pickles as its address and may be used
+    after a fork: the child opens its own decoder.
 
     Args:
         file: a path, or a source.
         backend: "pyav" or "torchcodec". Both give the same images. Depth is always read by "pyav".
         pixels: color, or a kind of depth.
-        frames: wanted number of frames, which decides among several video streams of the file; 0: any.
+        frames: wanted number of frames, which decides among several video streams of the file; 0:
+            any.
         most_pixels: larger frames are not decoded when a container is opened.
 
     Raises:

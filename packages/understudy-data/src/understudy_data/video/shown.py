@@ -1,4 +1,6 @@
-"""What a container says of how its video is to be shown, beside the pixels. The rule is in `orientation.py`."""
+"""What a container says of how its video is to be shown, beside the pixels. The rule is in
+`orientation.py`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +10,17 @@ from functools import cached_property
 from understudy_data.plain_values import storable
 
 IDENTITY: tuple[int, ...] = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
-"""The matrix that changes nothing, in the fixed point numbers of ISO/IEC 14496-12 (16.16, in each third place 2.30)."""
+"""The matrix that changes nothing, in the fixed point numbers of ISO/IEC 14496-12 (16.16, in each
+third place 2.30).
+"""
 UNSPECIFIED = (2, 2, 2, 0)
 """Colors that a container does not name."""
 
 
 def multiply(track: Sequence[int], movie: Sequence[int]) -> tuple[int, ...]:
-    """Combine the display matrices of a track and of its movie, in the integers of FFmpeg's demuxer."""
+    """Combine the display matrices of a track and of its movie, in the integers of FFmpeg's
+    demuxer.
+    """
     shifts = (16, 16, 30)
     return tuple(
         sum(track[3 * row + k] * movie[3 * k + column] >> shifts[k] for k in range(3))
@@ -44,7 +50,9 @@ class Shown:
     def turns(self) -> int:
         """Quarter turns to the left, 0 to 3, that show the decoded frames as torchcodec does."""
         angle = self._angle
-        return 0 if angle is None else int(math.copysign(math.floor(abs(angle) / 90 + 0.5), angle)) % 4
+        return (
+            0 if angle is None else int(math.copysign(math.floor(abs(angle) / 90 + 0.5), angle)) % 4
+        )
 
     @property
     def _angle(self) -> float | None:
@@ -52,7 +60,11 @@ class Shown:
         a, b, _, c, d, *_ = self.matrix
         wide = math.hypot(a, c)
         tall = math.hypot(b, d)
-        if (a, d, self.matrix[8]) == (IDENTITY[0], IDENTITY[4], IDENTITY[8]) or not wide or not tall:
+        if (
+            (a, d, self.matrix[8]) == (IDENTITY[0], IDENTITY[4], IDENTITY[8])
+            or not wide
+            or not tall
+        ):
             return None
         return -math.degrees(math.atan2(b / tall, a / wide))
 

@@ -1,4 +1,6 @@
-"""Catalog: one table for all versions, oddities reported, broken metadata refused, small for many episodes."""
+"""Catalog: one table for all versions, oddities reported, broken metadata refused, small for many
+episodes.
+"""
 
 import json
 import os
@@ -37,7 +39,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One dataset of each version, all with the same content."""
     root = tmp_path_factory.mktemp("catalog")
     for version in VERSIONS:
-        spec = Spec(version=version, lengths=(4, 6, 3), ids=(1, 4, 6), cameras=(TOP, WRIST), reverse_meta=True)
+        spec = Spec(
+            version=version,
+            lengths=(4, 6, 3),
+            ids=(1, 4, 6),
+            cameras=(TOP, WRIST),
+            reverse_meta=True,
+        )
         write_dataset(root / version, spec)
     return root
 
@@ -59,7 +67,9 @@ def test_a_robot_type_that_is_no_name_is_left_out(copy: Any, robot: Any) -> None
     edit_json(root / "meta/info.json", lambda info: info.update(robot_type=robot))
     catalog = Catalog.open(root)
     assert catalog.robot_type is None
-    assert [line.isprintable() for line in catalog.oddities if line.startswith("robot_type")] == [True]
+    assert [line.isprintable() for line in catalog.oddities if line.startswith("robot_type")] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -84,7 +94,11 @@ def test_catalog_what_it_says(written: Path, version: str) -> None:
         for camera in (TOP, WRIST):
             assert (written / version / catalog.video_path(camera, row)).is_file()
     first = {key: videos.first.tolist() for key, videos in table.videos.items()}
-    assert first == ({TOP: [0, 4, 0], WRIST: [0, 4, 10]} if version >= "v3" else {TOP: [0, 0, 0], WRIST: [0, 0, 0]})
+    assert first == (
+        {TOP: [0, 4, 0], WRIST: [0, 4, 10]}
+        if version >= "v3"
+        else {TOP: [0, 0, 0], WRIST: [0, 0, 0]}
+    )
     assert Catalog.open(catalog) is catalog
 
 
@@ -102,7 +116,9 @@ def test_catalog_what_a_notebook_shows_is_one_line(written: Path) -> None:
     assert f"{len(table)} episodes, {table.frames} frames" in repr(catalog)
     assert len(repr(catalog)) < 100 + len(str(written))
     assert catalog == Catalog.open(catalog)
-    assert catalog != Catalog.open(written / "v3.0"), "compared by identity: arrays have no one truth value"
+    assert catalog != Catalog.open(written / "v3.0"), (
+        "compared by identity: arrays have no one truth value"
+    )
 
 
 def test_catalog_ids_that_are_not_there(written: Path) -> None:
@@ -116,7 +132,10 @@ def test_catalog_ids_that_are_not_there(written: Path) -> None:
 def test_catalog_statistics(written: Path, version: str) -> None:
     """The recorded statistics, and v2.1's put together, are those of all rows."""
     root = written / version
-    states = [np.asarray(pq.read_table(p)["action"].to_pylist()) for p in sorted(root.glob("data/chunk-*/*.parquet"))]
+    states = [
+        np.asarray(pq.read_table(p)["action"].to_pylist())
+        for p in sorted(root.glob("data/chunk-*/*.parquet"))
+    ]
     values = np.concatenate(states).astype(np.float64)
     stats = Catalog.open(root).stats["action"]
     for name, want in {
@@ -135,12 +154,20 @@ def test_catalog_statistics(written: Path, version: str) -> None:
     spread=st.sampled_from([0.0, 1e-3, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_catalog_aggregate_is_the_whole(sizes: list[int], center: float, spread: float, seed: int) -> None:
+def test_catalog_aggregate_is_the_whole(
+    sizes: list[int], center: float, spread: float, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     parts = [rng.normal(center, spread, size=(n, 2)) for n in sizes]
     whole = np.concatenate(parts)
     ways = [
-        {"min": p.min(0), "max": p.max(0), "mean": p.mean(0), "std": p.std(0), "count": np.asarray([float(len(p))])}
+        {
+            "min": p.min(0),
+            "max": p.max(0),
+            "mean": p.mean(0),
+            "std": p.std(0),
+            "count": np.asarray([float(len(p))]),
+        }
         for p in parts
     ]
     got = aggregate(ways)
@@ -162,14 +189,18 @@ def test_catalog_dataset_without_statistics(copy: Any) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=12), st.randoms())
 def test_catalog_starts_within_files(episodes: list[tuple[int, int]], random: Any) -> None:
-    """An episode starts where the lengths of those before it in its file end, whatever order they are listed in."""
+    """An episode starts where the lengths of those before it in its file end, whatever order they
+    are listed in.
+    """
     order = list(range(len(episodes)))
     random.shuffle(order)
     file = np.asarray([episodes[i][0] for i in order], np.int64)
     lengths = np.asarray([episodes[i][1] for i in order], np.int64)
     got = starts_within(file, np.asarray(order), lengths)
     for at, i in enumerate(order):
-        assert got[at] == sum(n for j, (f, n) in enumerate(episodes) if f == episodes[i][0] and j < i)
+        assert got[at] == sum(
+            n for j, (f, n) in enumerate(episodes) if f == episodes[i][0] and j < i
+        )
 
 
 @pytest.mark.parametrize("spelling", ["index", "unnamed", "plain"])
@@ -190,7 +221,13 @@ def test_catalog_task_list_of_another_version(copy: Any) -> None:
 
 def test_catalog_totals_and_splits_that_lie(copy: Any) -> None:
     root = copy("v2.1")
-    lies = {"total_episodes": 99, "total_frames": 1, "total_chunks": 0, "total_videos": 2, "splits": {"train": "0:100"}}
+    lies = {
+        "total_episodes": 99,
+        "total_frames": 1,
+        "total_chunks": 0,
+        "total_videos": 2,
+        "splits": {"train": "0:100"},
+    }
     edit_json(root / "meta/info.json", lambda info: info.update(lies))
     catalog = Catalog.open(root)
     assert len(catalog.episodes) == 3
@@ -210,7 +247,8 @@ def test_catalog_templates_that_name_other_chunks(copy: Any) -> None:
     root = copy("v2.0")
     odd = {
         "data_path": "data/chunk-{episode_index:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": "videos/chunk-{episode_index:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+        "video_path": "videos/chunk-{episode_index:03d}/{video_key}/"
+        "episode_{episode_index:06d}.mp4",
     }
     edit_json(root / "meta/info.json", lambda info: info.update(odd))
     catalog = Catalog.open(root)
@@ -221,7 +259,9 @@ def test_catalog_templates_that_name_other_chunks(copy: Any) -> None:
     assert not any("not there" in line for line in catalog.report())
 
 
-@pytest.mark.parametrize("template", [None, 7, "data/{nonsense}.parquet", "../{chunk_index}.x", "{chunk_index:z}"])
+@pytest.mark.parametrize(
+    "template", [None, 7, "data/{nonsense}.parquet", "../{chunk_index}.x", "{chunk_index:z}"]
+)
 def test_catalog_templates_that_cannot_be_used(copy: Any, template: object) -> None:
     root = copy("v3.0")
     edit_json(root / "meta/info.json", lambda info: info.update(data_path=template))
@@ -232,20 +272,34 @@ def test_catalog_templates_that_cannot_be_used(copy: Any, template: object) -> N
 
 @pytest.mark.parametrize("kind", ["absent", "link"])
 def test_catalog_missing_files_are_named(copy: Any, kind: str) -> None:
-    """Caches of downloads are full of links, and are cleared in part. A link to itself is no reason to stop."""
+    """Caches of downloads are full of links, and are cleared in part. A link to itself is no reason
+    to stop.
+    """
     root = copy("v2.1")
-    paths = root / "data/chunk-002/episode_000004.parquet", root / f"videos/chunk-003/{WRIST}/episode_000006.mp4"
+    paths = (
+        root / "data/chunk-002/episode_000004.parquet",
+        root / f"videos/chunk-003/{WRIST}/episode_000006.mp4",
+    )
     for path, target in zip(paths, ("gone", paths[1])):
         path.unlink()
         if kind == "link":
             path.symlink_to(target)
     lines = Catalog.open(root).report()
-    assert "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)" in lines
-    assert any(line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines)
+    assert (
+        "data: 1 of 3 files are not there: data/chunk-002/episode_000004.parquet (episode 4)"
+        in lines
+    )
+    assert any(
+        line.startswith(f"{WRIST}: 1 of 3 files") and "(episode 6)" in line for line in lines
+    )
 
 
-def test_catalog_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated, since a test may run as a user who may read everything. Not the same as nothing there."""
+def test_catalog_folders_that_may_not_be_looked_into(
+    copy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated, since a test may run as a user who may read everything. Not the same as nothing
+    there.
+    """
     root = copy("v2.1")
     scandir = os.scandir
     stat = os.stat
@@ -260,7 +314,9 @@ def test_catalog_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pyt
         return operation
 
     monkeypatch.setattr("os.scandir", forbidding(scandir, WRIST))
-    assert any(WRIST in line and "no permission to look into it" in line for line in catalog.report())
+    assert any(
+        WRIST in line and "no permission to look into it" in line for line in catalog.report()
+    )
     monkeypatch.setattr("os.stat", forbidding(stat, "meta/info.json"))
     refuse_open(root, "info.json", "permission")
 
@@ -276,7 +332,9 @@ def test_catalog_folders_that_may_not_be_looked_into(copy: Any, monkeypatch: pyt
         ((48, 64), None, None),
     ],
 )
-def test_catalog_channels_of_a_declared_image(shape: tuple[int, ...], names: Any, channels: int | None) -> None:
+def test_catalog_channels_of_a_declared_image(
+    shape: tuple[int, ...], names: Any, channels: int | None
+) -> None:
     assert Feature("camera", "image", shape, names).channels == channels
     assert Feature("numbers", "float32", shape, names).channels is None
 
@@ -284,7 +342,8 @@ def test_catalog_channels_of_a_declared_image(shape: tuple[int, ...], names: Any
 def test_catalog_depth_video_of_three_channels_is_left_out(copy: Any) -> None:
     root = copy("v3.0")
     edit_json(
-        root / "meta/info.json", lambda info: info["features"][WRIST]["info"].update({"video.is_depth_map": True})
+        root / "meta/info.json",
+        lambda info: info["features"][WRIST]["info"].update({"video.is_depth_map": True}),
     )
     catalog = Catalog.open(root)
     assert catalog.camera_keys == (TOP,)
@@ -319,7 +378,8 @@ def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> No
         (tmp_path / "videos/chunk-000/cam").mkdir(parents=True)
         (tmp_path / "videos/chunk-000/cam/episode_000000.mp4").touch()
         lines = [
-            f'{{"episode_index": {i}, "tasks": ["task {i % 50}"], "length": {n}}}\n' for i, n in enumerate(lengths)
+            f'{{"episode_index": {i}, "tasks": ["task {i % 50}"], "length": {n}}}\n'
+            for i, n in enumerate(lengths)
         ]
         (tmp_path / "meta/episodes.jsonl").write_text("\n".join(lines))
         tasks = [json.dumps({"task_index": i, "task": t}) for i, t in enumerate(names)]
@@ -329,14 +389,22 @@ def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> No
         (tmp_path / "videos/cam/chunk-000/file-000.mp4").touch()
         file = np.arange(count) // 50
         start = np.cumsum(lengths) - lengths
-        columns: dict[str, Any] = {"episode_index": np.arange(count), "length": lengths, "dataset_from_index": start}
+        columns: dict[str, Any] = {
+            "episode_index": np.arange(count),
+            "length": lengths,
+            "dataset_from_index": start,
+        }
         for place in ("data", "videos/cam"):
             columns |= {f"{place}/chunk_index": file // 1000, f"{place}/file_index": file % 1000}
         columns["videos/cam/from_timestamp"] = (start - start[file * 50]) / 30
         columns["tasks"] = pa.array([[f"task {i % 50}"] for i in range(count)])
-        columns["stats/action/mean"] = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(count * 7)), 7)
+        columns["stats/action/mean"] = pa.FixedSizeListArray.from_arrays(
+            pa.array(np.zeros(count * 7)), 7
+        )
         pq.write_table(pa.table(columns), tmp_path / "meta/episodes/chunk-000/file-000.parquet")
-        pq.write_table(pa.table({"task_index": range(50), "task": names}), tmp_path / "meta/tasks.parquet")
+        pq.write_table(
+            pa.table({"task_index": range(50), "task": names}), tmp_path / "meta/tasks.parquet"
+        )
     catalog = Catalog.open(tmp_path)
     table = catalog.episodes
     assert table.frames == lengths.sum()
@@ -357,8 +425,12 @@ def test_catalog_a_hundred_thousand_episodes(tmp_path: Path, version: str) -> No
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("kind", ["file", "memory", "memory that cannot list folders, as plain HTTP"])
-def test_catalog_urls(written: Path, version: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", ["file", "memory", "memory that cannot list folders, as plain HTTP"]
+)
+def test_catalog_urls(
+    written: Path, version: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"file://{written / version}" if kind == "file" else f"memory://bucket/{version}"
     fs = fsspec.filesystem("memory")
     for path in (p for p in (written / version).rglob("*") if p.is_file()):
@@ -393,7 +465,9 @@ def test_catalog_unknown_protocol() -> None:
 # Metadata that is refused
 
 
-def refuse_open(root: Path, where: str, *values: object, kind: type[DatasetError] = DatasetError) -> None:
+def refuse_open(
+    root: Path, where: str, *values: object, kind: type[DatasetError] = DatasetError
+) -> None:
     with refused(*values, where=where, kind=kind) as caught:
         Catalog.open(root)
     assert "\n" not in str(caught.value)
@@ -404,10 +478,20 @@ def test_catalog_no_dataset(tmp_path: Path) -> None:
     refuse_open(tmp_path, tmp_path.name, "meta/info.json")
 
 
-def test_catalog_open_prefers_a_folder_to_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_open_prefers_a_folder_to_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "someone/table").mkdir(parents=True)
-    for root in ("someone/table", "someone/tabel", "./a/b", "a/b/c", "/someone/nowhere", "nowhere", Path("me/table")):
+    for root in (
+        "someone/table",
+        "someone/tabel",
+        "./a/b",
+        "a/b/c",
+        "/someone/nowhere",
+        "nowhere",
+        Path("me/table"),
+    ):
         with pytest.raises(DatasetError) as caught:
             Catalog.open(root)
         assert caught.value.where == str(tmp_path / root)
@@ -419,9 +503,17 @@ def test_catalog_open_refuses_a_mistyped_path_before_the_network(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/table").mkdir(parents=True)
-    for root in ("dat/table", "data/tabel", "date/tables", "./dat/table", str(tmp_path / "dat/table")):
+    for root in (
+        "dat/table",
+        "data/tabel",
+        "date/tables",
+        "./dat/table",
+        str(tmp_path / "dat/table"),
+    ):
         with refused("folder", where=root.removeprefix("./"), fix="data/table"):
-            Catalog.open(root, RemoteOptions(storage_options={"endpoint": "http://127.0.0.1:9/never-asked"}))
+            Catalog.open(
+                root, RemoteOptions(storage_options={"endpoint": "http://127.0.0.1:9/never-asked"})
+            )
 
 
 def test_catalog_open_names_the_network_where_the_hub_is_not_reached(
@@ -429,17 +521,25 @@ def test_catalog_open_names_the_network_where_the_hub_is_not_reached(
 ) -> None:
     pytest.importorskip("huggingface_hub", reason="needs the extra hub")
     monkeypatch.chdir(tmp_path)
-    offline = RemoteOptions(storage_options={"endpoint": "http://127.0.0.1:9"}, cache=str(tmp_path / "cache"))
+    offline = RemoteOptions(
+        storage_options={"endpoint": "http://127.0.0.1:9"}, cache=str(tmp_path / "cache")
+    )
     with refused(where="hf://datasets/someone/set", fix="network", kind=SourceError) as caught:
         Catalog.open("hf://datasets/someone/set", offline)
     assert caught.value.transient
-    with refused("folder", "hf://datasets/someone/set", where="someone/set", fix="network"):  # a path, not an outage
+    # a path, not an outage
+    with refused("folder", "hf://datasets/someone/set", where="someone/set", fix="network"):
         Catalog.open("someone/set", offline)
     with HubServer({}) as hub, refused("folder", where="someone/set", fix="name"):
-        Catalog.open("someone/set", RemoteOptions(storage_options={"endpoint": hub.url}, cache=str(tmp_path / "cache")))
+        Catalog.open(
+            "someone/set",
+            RemoteOptions(storage_options={"endpoint": hub.url}, cache=str(tmp_path / "cache")),
+        )
 
 
-def test_catalog_open_of_a_run_names_its_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_open_of_a_run_names_its_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "runs/tutorial").mkdir(parents=True)
     (tmp_path / "runs/tutorial/order.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -470,17 +570,24 @@ def test_catalog_open_of_a_run_names_its_dataset(tmp_path: Path, monkeypatch: py
     ],
 )
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_catalog_wrong_values_in_info(copy: Any, version: str, change: dict[str, Any], words: list[Any]) -> None:
+def test_catalog_wrong_values_in_info(
+    copy: Any, version: str, change: dict[str, Any], words: list[Any]
+) -> None:
     root = copy(version)
     edit_json(root / "meta/info.json", lambda info: info.update(change))
     refuse_open(root, "info.json", *words)
 
 
-def test_catalog_notes_a_key_that_is_there_twice(copy: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_catalog_notes_a_key_that_is_there_twice(
+    copy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     path = copy("v3.0") / "meta/info.json"
     path.write_text('{"fps": 7, ' + path.read_text().lstrip()[1:])
     assert Catalog.open(path.parent.parent).fps == 10
-    assert any("fps" in record.getMessage() and str(path) in record.getMessage() for record in caplog.records)
+    assert any(
+        "fps" in record.getMessage() and str(path) in record.getMessage()
+        for record in caplog.records
+    )
 
 
 @pytest.mark.parametrize("text", ["", " \n", "{", "[1]", "null", "\x00\xff", '{"a": ' * 100_000])
@@ -494,12 +601,18 @@ def test_catalog_info_that_is_no_object(copy: Any, text: str) -> None:
     ("lines", "words"),
     [
         (['{"episode_index": 0}'], ["entry 1", "'length'"]),
-        (['{"episode_index": 0, "length": 5}', '{"episode_index": 0, "length": 6}'], ["episode 0", "twice"]),
+        (
+            ['{"episode_index": 0, "length": 5}', '{"episode_index": 0, "length": 6}'],
+            ["episode 0", "twice"],
+        ),
         (['{"episode_index": -1, "length": 5}'], ["-1"]),
         (['{"episode_index": 0, "length": -5}'], ["episode 0", "-5"]),
         (['{"episode_index": 0, "length": 99999999999}'], ["episode 0", "99999999999"]),
         (['{"episode_index": 0, "length": 1e30}'], ["line 1"]),
-        (['{"episode_index": 0, "length": 5}', '{"episode_index": "one", "length": 5}'], ["line 2", "'one'"]),
+        (
+            ['{"episode_index": 0, "length": 5}', '{"episode_index": "one", "length": 5}'],
+            ["line 2", "'one'"],
+        ),
         (['{"episode_index": 0, "length": 2.5}'], ["line 1", "2.5"]),
         (['{"episode_index": 0, "length": [5]}'], ["line 1"]),
         (['{"episode_index": 0, "length": 5', '{"episode_index": 1, "length": 5}'], ["line 1"]),
@@ -514,10 +627,13 @@ def test_catalog_wrong_lines_of_episodes(copy: Any, lines: list[str], words: lis
 
 
 def test_catalog_forgiven_lines_of_episodes(copy: Any) -> None:
-    """Whole numbers written as floats, one task without its list, a byte order mark, blank lines, unknown keys."""
+    """Whole numbers written as floats, one task without its list, a byte order mark, blank lines,
+    unknown keys.
+    """
     root = copy("v2.1")
     lines = [
-        '\ufeff{"episode_index": 0.0, "length": 4, "tasks": "wait", "more": {"x": "line\u2028separator"}}',
+        '\ufeff{"episode_index": 0.0, "length": 4, "tasks": "wait", "more": {"x": '
+        '"line\u2028separator"}}',
         "",
         '{"length": 2, "episode_index": 1}',
     ]
@@ -531,7 +647,8 @@ def test_catalog_forgiven_lines_of_episodes(copy: Any) -> None:
 def test_catalog_a_very_long_line(copy: Any) -> None:
     root = copy("v2.1")
     lines = [
-        json.dumps({"episode_index": i, "length": 4, "tasks": ["wait"], "more": "x" * (5 << 20)}) for i in range(2)
+        json.dumps({"episode_index": i, "length": 4, "tasks": ["wait"], "more": "x" * (5 << 20)})
+        for i in range(2)
     ]
     (root / "meta/episodes.jsonl").write_text("\n".join(lines))
     assert Catalog.open(root).episodes.lengths.tolist() == [4, 4]
@@ -553,7 +670,9 @@ def test_catalog_wrong_task_lists(copy: Any) -> None:
 
 def test_catalog_a_task_list_with_a_hole(copy: Any) -> None:
     root = copy("v2.1")
-    (root / "meta/tasks.jsonl").write_text('{"task_index": 2, "task": "wait"}\n{"task_index": 0, "task": "a"}')
+    (root / "meta/tasks.jsonl").write_text(
+        '{"task_index": 2, "task": "wait"}\n{"task_index": 0, "task": "a"}'
+    )
     catalog = Catalog.open(root)
     assert catalog.tasks == ("a", "", "wait")
     report = "\n".join(catalog.report())
@@ -561,7 +680,9 @@ def test_catalog_a_task_list_with_a_hole(copy: Any) -> None:
     assert "not in the task list, the first is" in report
 
 
-@pytest.mark.parametrize(("name", "kind"), [("meta/episodes", DatasetError), ("meta/tasks.parquet", MissingFileError)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("meta/episodes", DatasetError), ("meta/tasks.parquet", MissingFileError)]
+)
 def test_catalog_missing_tables(copy: Any, name: str, kind: type[DatasetError]) -> None:
     root = copy("v3.0")
     path = root / name
@@ -580,7 +701,11 @@ def test_catalog_wrong_columns_of_episodes(copy: Any, column: str, how: str) -> 
         for other in sorted((root / "meta/episodes").glob("chunk-*/*")):
             pq.write_table(pq.read_table(other).drop_columns([column]), other)
     else:
-        values = pa.array([None] * len(table), pa.int64()) if how == "null" else pa.array(["x"] * len(table))
+        values = (
+            pa.array([None] * len(table), pa.int64())
+            if how == "null"
+            else pa.array(["x"] * len(table))
+        )
         pq.write_table(table.set_column(at, column, values), path)
     if (column, how) == ("data/file_index", "null"):  # other episodes stay usable
         lines = [gap.line for gap in Catalog.open(root).missing_files() or []]
@@ -593,13 +718,19 @@ def test_catalog_numbers_of_another_width_are_read(copy: Any) -> None:
     root = copy("v3.0")
     path = root / "meta/episodes/chunk-000/file-000.parquet"
     table = pq.read_table(path)
-    narrow = [pa.field(f.name, pa.int32() if pa.types.is_int64(f.type) else f.type) for f in table.schema]
+    narrow = [
+        pa.field(f.name, pa.int32() if pa.types.is_int64(f.type) else f.type) for f in table.schema
+    ]
     pq.write_table(table.cast(pa.schema(narrow)), path)
     assert Catalog.open(root).episodes.lengths.tolist() == [4, 6, 3]
 
 
 def test_catalog_a_folder_where_a_file_should_be(copy: Any) -> None:
-    for version, name in [("v2.1", "meta/episodes.jsonl"), ("v2.0", "meta/info.json"), ("v3.0", "meta/tasks.parquet")]:
+    for version, name in [
+        ("v2.1", "meta/episodes.jsonl"),
+        ("v2.0", "meta/info.json"),
+        ("v3.0", "meta/tasks.parquet"),
+    ]:
         root = copy(version)
         (root / name).unlink()
         (root / name).mkdir()
@@ -642,7 +773,11 @@ def test_catalog_real_recordings(real_data: Path) -> None:
     new = Catalog.open(real_data / "g1_v30")
     assert old.report() == []
     assert new.report() == []
-    assert old.episodes.lengths.tolist() == new.episodes.lengths.tolist() == [221, 260, 265, 267, 277, 278, 280, 290]
+    assert (
+        old.episodes.lengths.tolist()
+        == new.episodes.lengths.tolist()
+        == [221, 260, 265, 267, 277, 278, 280, 290]
+    )
     for key, entry in new.stats.items():
         for name, value in entry.items():
             np.testing.assert_allclose(old.stats[key][name], value, rtol=1e-6)
@@ -670,5 +805,7 @@ def test_files_of_episodes_in_any_sequence(runs: tuple[int, ...]) -> None:
     table, file = layouts._file_table("", chunk, number)
     named = sorted({(int(c), int(n)) for c, n in zip(chunk, number) if n >= 0})
     assert list(zip(table.chunk.tolist(), table.number.tolist())) == named
-    expected = [named.index((c, n)) if n >= 0 else -1 for c, n in zip(chunk.tolist(), number.tolist())]
+    expected = [
+        named.index((c, n)) if n >= 0 else -1 for c, n in zip(chunk.tolist(), number.tolist())
+    ]
     assert file.tolist() == expected

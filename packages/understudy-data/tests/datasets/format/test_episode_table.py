@@ -19,4 +19,6 @@ def test_rows_in_finds_the_episodes_of_each_data_file(files: list[int]) -> None:
         data_row=np.zeros(count, np.int64),
     )
     for file in numbers.tolist():
-        assert table.rows_in(file).tolist() == [row for row, other in enumerate(files) if other == file]
+        assert table.rows_in(file).tolist() == [
+            row for row, other in enumerate(files) if other == file
+        ]

@@ -1,4 +1,6 @@
-"""Tables of many small datasets: kept in groups, never those of another version, and parsed where none can be kept."""
+"""Tables of many small datasets: kept in groups, never those of another version, and parsed where
+none can be kept.
+"""
 
 import errno
 import json
@@ -38,7 +40,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     many_sources.write(folder / "sets", SOURCES, with_videos=True)
     for version in ("v2.0", "v2.1", "v3.0"):
         cameras = ("observation.images.top", "observation.images.wrist")
-        write_dataset(folder / "sets" / version, Spec(lengths=(6, 9), version=version, cameras=cameras))
+        write_dataset(
+            folder / "sets" / version, Spec(lengths=(6, 9), version=version, cameras=cameras)
+        )
     return folder / "sets"
 
 
@@ -68,7 +72,9 @@ def content(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(content, value))
     if type(value).__module__.startswith("understudy_data.datasets.format"):
-        return type(value), content({name: item for name, item in vars(value).items() if name != "files"})
+        return type(value), content(
+            {name: item for name, item in vars(value).items() if name != "files"}
+        )
     return value
 
 
@@ -131,7 +137,9 @@ def more_episodes(root: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_task, swap, more_episodes])
-def test_a_changed_dataset_is_read_again(change: Callable[[Path], None], folder: Path, parsed: list[str]) -> None:
+def test_a_changed_dataset_is_read_again(
+    change: Callable[[Path], None], folder: Path, parsed: list[str]
+) -> None:
     before = opened(folder)
     parsed.clear()
     change(folder / "source-00000")
@@ -149,7 +157,9 @@ def test_a_killed_writer_leaves_no_tables(written: Path, tables: Path, parsed: l
         opened(written)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert not [path for path in tables.iterdir() if path.suffix == "" and not path.name.startswith(".")]
+    assert not [
+        path for path in tables.iterdir() if path.suffix == "" and not path.name.startswith(".")
+    ]
     same(written)
     parsed.clear()
     opened(written)
@@ -181,9 +191,12 @@ def test_datasets_open_where_nothing_can_be_kept(
         with warned(os.strerror(errno.ENOSPC), "understudy/tables"):
             same(written)
     with monkeypatch.context() as user:
-        user.setattr(os, "access", lambda *_: False)  # as of a folder that is mounted for reading alone
+        # as of a folder that is mounted for reading alone
+        user.setattr(os, "access", lambda *_: False)
         same(written)
-    assert not [path for path in tables.iterdir() if path.suffix == "" and not path.name.startswith(".")]
+    assert not [
+        path for path in tables.iterdir() if path.suffix == "" and not path.name.startswith(".")
+    ]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
@@ -195,7 +208,10 @@ def test_one_broken_dataset_leaves_the_others(folder: Path, parsed: list[str]) -
     (folder / "source-00000" / TASKS).write_bytes(b"PAR1")
     openings = [Opening(root) for root in roots(folder)]
     read_tables_of_many(openings)
-    assert [opening.tables is None for opening in openings] == [True, *[False] * (len(openings) - 1)]
+    assert [opening.tables is None for opening in openings] == [
+        True,
+        *[False] * (len(openings) - 1),
+    ]
     with refused(where=f"source-00000/{TASKS}"):
         openings[0].finish()
     (folder / "source-00000" / TASKS).write_bytes(sound)

@@ -31,7 +31,9 @@ WINDOWS = {ACTION: [0.0, 0.1], STATE: [-0.1, 0.0, 0.1], CAM: [-0.1, 0.0], PNG: [
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("standard")
     for version in ("v2.1", "v3.0"):
-        write_dataset(root / version, Spec(version=version, cameras=(CAM,), images=(PNG,), rich=True))
+        write_dataset(
+            root / version, Spec(version=version, cameras=(CAM,), images=(PNG,), rich=True)
+        )
     return {version: root / version for version in ("v2.1", "v3.0")}
 
 
@@ -47,9 +49,15 @@ def equal(one: Any, two: Any) -> bool:
     windows=st.sampled_from([{}, WINDOWS]),
 )
 def test_rename_only_the_names_change(
-    roots: dict[str, Path], version: str, vectors: list[str], cameras: list[str], windows: dict[str, list[float]]
+    roots: dict[str, Path],
+    version: str,
+    vectors: list[str],
+    cameras: list[str],
+    windows: dict[str, list[float]],
 ) -> None:
-    """Any vectors and cameras under any names, also each other's, give the values that they give under their own."""
+    """Any vectors and cameras under any names, also each other's, give the values that they give
+    under their own.
+    """
     standard = dict(zip((ACTION, STATE, CAM, PNG), (*vectors[:2], *cameras[:2])))
     names = {key: own for own, key in standard.items()}
     plain = EpisodeDataset(roots[version], windows)
@@ -79,7 +87,11 @@ def test_rename_what_the_catalog_says_bears_the_names_too(roots: dict[str, Path]
     plain = Catalog.open(roots["v3.0"])
     names = {ACTION: STATE, STATE: ACTION, FRONT: CAM}
     catalog = EpisodeDataset(plain, names=names).catalog
-    assert catalog.features[ACTION].shape == plain.features[STATE].shape != plain.features[ACTION].shape
+    assert (
+        catalog.features[ACTION].shape
+        == plain.features[STATE].shape
+        != plain.features[ACTION].shape
+    )
     assert catalog.features[FRONT].key == FRONT
     assert CAM not in catalog.features
     assert catalog.camera_keys == (FRONT, PNG)
@@ -104,12 +116,19 @@ def test_rename_one_key_under_two_names(roots: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_rename_several_columns_are_one_vector(roots: dict[str, Path], version: str) -> None:
-    """Values, windows, names and recorded statistics follow each other as written; a number is a vector of one."""
+    """Values, windows, names and recorded statistics follow each other as written; a number is a
+    vector of one.
+    """
     plain = EpisodeDataset(roots[version], {ACTION: [0.0, 0.1], STATE: [0.0, 0.1]})
     where = plain.locate([0, 3, 8, 18])
     want = plain.batch(*where)
-    for own, parts in ((f"{STATE} + {ACTION}", (STATE, ACTION)), (f"{ACTION}+{STATE}", (ACTION, STATE))):
-        data = EpisodeDataset(roots[version], {ACTION: [0.0, 0.1]}, names={ACTION: own, STATE: STATE})
+    for own, parts in (
+        (f"{STATE} + {ACTION}", (STATE, ACTION)),
+        (f"{ACTION}+{STATE}", (ACTION, STATE)),
+    ):
+        data = EpisodeDataset(
+            roots[version], {ACTION: [0.0, 0.1]}, names={ACTION: own, STATE: STATE}
+        )
         got = pickle.loads(pickle.dumps(data)).batch(*where)
         assert torch.equal(got[ACTION], torch.cat([want[part] for part in parts], dim=-1))
         assert torch.equal(got[STATE], want[STATE][:, 0])
@@ -134,7 +153,9 @@ def test_rename_several_columns_are_one_vector(roots: dict[str, Path], version: 
         ("learnt", f"{ACTION} + {STATE}", "'learnt'"),
     ],
 )
-def test_rename_refuses_columns_that_are_no_vector(roots: dict[str, Path], key: str, own: str, named: str) -> None:
+def test_rename_refuses_columns_that_are_no_vector(
+    roots: dict[str, Path], key: str, own: str, named: str
+) -> None:
     with refused(named, where="v3.0", fix="check"):
         EpisodeDataset(roots["v3.0"], names={key: own})
 
@@ -158,7 +179,14 @@ def test_rename_all_errors_of_a_mapping_at_once(roots: dict[str, Path]) -> None:
         WRIST: PNG,
         "fine": STATE,
     }
-    lacking: dict[str, Any] = {WRIST: (8, 8), ACTION: (8, 8), "dark": (0, 8), "grey": 8, PNG: (8, 8), "good": (4, 4)}
+    lacking: dict[str, Any] = {
+        WRIST: (8, 8),
+        ACTION: (8, 8),
+        "dark": (0, 8),
+        "grey": 8,
+        PNG: (8, 8),
+        "good": (4, 4),
+    }
     with refused(where="v3.0", fix="mapping") as caught:
         EpisodeDataset(roots["v3.0"], names=names, missing_cameras=lacking)
     errors = caught.value.what.split("; ")
@@ -193,14 +221,18 @@ def test_rename_suggests_the_other_direction(roots: dict[str, Path]) -> None:
 def test_rename_a_camera_that_is_there_is_not_absent(roots: dict[str, Path]) -> None:
     with refused("missing_cameras", f"'{CAM}'", where="v3.0"):
         EpisodeDataset(roots["v3.0"], missing_cameras={CAM: (4, 6)})
-    data = EpisodeDataset(roots["v3.0"], names={FRONT: CAM}, missing_cameras={CAM: (4, 6)})  # its name is free now
+    # its name is free now
+    data = EpisodeDataset(roots["v3.0"], names={FRONT: CAM}, missing_cameras={CAM: (4, 6)})
     assert data[0][CAM].shape == (3, 4, 6)
     assert data[0][FRONT].any()
 
 
 def test_rename_a_camera_without_files_can_be_absent_not_mapped(tmp_path: Path) -> None:
     write_dataset(copy := tmp_path / "d", Spec(version="v2.1", cameras=(CAM,)))
-    edit_json(copy / "meta/info.json", lambda info: info["features"].update({WRIST: info["features"][CAM]}))
+    edit_json(
+        copy / "meta/info.json",
+        lambda info: info["features"].update({WRIST: info["features"][CAM]}),
+    )
     with refused(f"'{FRONT}'", f"'{WRIST}'", "info.json", where="d"):
         EpisodeDataset(copy, names={FRONT: WRIST})
     data = EpisodeDataset(copy, missing_cameras={WRIST: (4, 6)}, keys=[ACTION, WRIST])
@@ -208,9 +240,13 @@ def test_rename_a_camera_without_files_can_be_absent_not_mapped(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("window", [None, [-0.1, 0.0]])
-def test_rename_missing_cameras_are_black_and_flagged(roots: dict[str, Path], window: list[float] | None) -> None:
+def test_rename_missing_cameras_are_black_and_flagged(
+    roots: dict[str, Path], window: list[float] | None
+) -> None:
     windows = {WRIST: window} if window else {}
-    data = EpisodeDataset(roots["v3.0"], windows, missing_cameras={WRIST: (4, 6)}, keys=[STATE, CAM])
+    data = EpisodeDataset(
+        roots["v3.0"], windows, missing_cameras={WRIST: (4, 6)}, keys=[STATE, CAM]
+    )
     assert data.keys == (STATE, CAM, WRIST)
     assert data.video_keys == (CAM,)
     assert data.reach == (0, 0)

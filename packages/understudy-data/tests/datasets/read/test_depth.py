@@ -13,7 +13,15 @@ from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_data.testing.depth import DEPTH, HEIGHT, SCALE, WIDTH, add_depth_images, add_depth_video, numbers
+from understudy_data.testing.depth import (
+    DEPTH,
+    HEIGHT,
+    SCALE,
+    WIDTH,
+    add_depth_images,
+    add_depth_video,
+    numbers,
+)
 
 TOP = "observation.images.top"
 LENGTHS = (6, 4)
@@ -56,7 +64,13 @@ def test_depth_of_quantized_video_is_meters_in_float32(quantized: Path) -> None:
 
 
 def test_depth_statistics_have_the_unit_of_the_images(quantized: Path, tmp_path: Path) -> None:
-    recorded = {"min": [[[10.0]]], "max": [[[4000.0]]], "mean": [[[900.0]]], "std": [[[30.0]]], "count": [10]}
+    recorded = {
+        "min": [[[10.0]]],
+        "max": [[[4000.0]]],
+        "mean": [[[900.0]]],
+        "std": [[[30.0]]],
+        "count": [10],
+    }
     (quantized / "meta/stats.json").write_text(json.dumps({DEPTH: recorded}))
     found = Catalog.open(quantized).stats[DEPTH]
     assert [float(found[name].item()) for name in recorded] == [0.01, 4.0, 0.9, 0.03, 10.0]
@@ -77,14 +91,21 @@ def test_depth_of_images_in_rows_is_as_stored(dtype: str, unit: str | None, tmp_
     root = dataset(tmp_path / "set")
     add_depth_images(root, dtype, depth_unit=unit)
     batch = EpisodeDataset(root, WINDOW).batch(np.array([0, 1]), np.array([2, 0]))
-    assert (str(batch[DEPTH].dtype), batch[DEPTH].shape) == (f"torch.{dtype}", (2, 3, 1, HEIGHT, WIDTH))
+    assert (str(batch[DEPTH].dtype), batch[DEPTH].shape) == (
+        f"torch.{dtype}",
+        (2, 3, 1, HEIGHT, WIDTH),
+    )
     for images, indices in zip(batch[DEPTH].numpy(), ((1, 2, 3), (6, 6, 7))):
         for image, index in zip(images, indices):
             stored = numbers(index, 16)
-            assert np.array_equal(image[0], stored if dtype == "uint16" else stored.astype(np.float32) / 1000)
+            assert np.array_equal(
+                image[0], stored if dtype == "uint16" else stored.astype(np.float32) / 1000
+            )
 
 
-@pytest.mark.parametrize(("dtype", "unit", "mode"), [("float32", "mm", "F"), ("uint16", "m", "I;16")])
+@pytest.mark.parametrize(
+    ("dtype", "unit", "mode"), [("float32", "mm", "F"), ("uint16", "m", "I;16")]
+)
 def test_depth_images_of_another_type_than_declared_are_refused(
     dtype: str, unit: str, mode: str, tmp_path: Path
 ) -> None:
@@ -146,21 +167,36 @@ def test_depth_frames_in_another_format_than_declared_are_refused(tmp_path: Path
 def test_depth_unit_converts_codes_and_their_statistics(
     unit: Any, factor: int, tolerance: float, quantized: Path
 ) -> None:
-    recorded = {"min": [[[10.0]]], "max": [[[4000.0]]], "mean": [[[900.0]]], "std": [[[30.0]]], "count": [10]}
+    recorded = {
+        "min": [[[10.0]]],
+        "max": [[[4000.0]]],
+        "mean": [[[900.0]]],
+        "std": [[[30.0]]],
+        "count": [10],
+    }
     (quantized / "meta/stats.json").write_text(json.dumps({DEPTH: recorded}))
     data = EpisodeDataset(quantized, depth_unit=unit)
     image = data.sample(0, 2)[DEPTH].numpy()
     assert (image.dtype, image.shape) == (np.float32, (1, HEIGHT, WIDTH))
-    np.testing.assert_allclose(image, exact(2).astype(np.float64) * factor, atol=tolerance, rtol=2e-7)
+    np.testing.assert_allclose(
+        image, exact(2).astype(np.float64) * factor, atol=tolerance, rtol=2e-7
+    )
     assert unit == "m" or np.array_equal(image, np.rint(image))
     statistics = data.catalog.stats[DEPTH]
-    assert [float(statistics[name].item()) * 1000 / factor for name in recorded][:4] == [10.0, 4000.0, 900.0, 30.0]
+    assert [float(statistics[name].item()) * 1000 / factor for name in recorded][:4] == [
+        10.0,
+        4000.0,
+        900.0,
+        30.0,
+    ]
     assert statistics["count"] == 10
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("uint16", "mm"), ("float32", "m")])
 @pytest.mark.parametrize("unit", ["m", "mm"])
-def test_depth_unit_converts_images_in_rows(dtype: str, stored: str, unit: Any, tmp_path: Path) -> None:
+def test_depth_unit_converts_images_in_rows(
+    dtype: str, stored: str, unit: Any, tmp_path: Path
+) -> None:
     root = dataset(tmp_path / "set")
     add_depth_images(root, dtype, depth_unit=stored)
     image = EpisodeDataset(root, depth_unit=unit).sample(0, 3)[DEPTH].numpy()
@@ -196,7 +232,8 @@ def test_images_of_three_channels_declared_as_depth_are_color(tmp_path: Path) ->
     catalog = Catalog.open(root)
     assert [line for line in catalog.oddities if DEPTH in line and "three channels" in line]
     for unit in (None, "mm"):
-        image = EpisodeDataset(catalog, depth_unit=unit).sample(0, 3)[DEPTH].numpy()  # type: ignore[arg-type]
+        data = EpisodeDataset(catalog, depth_unit=unit)  # type: ignore[arg-type]
+        image = data.sample(0, 3)[DEPTH].numpy()
         assert np.array_equal(image, np.stack([numbers(3, 16).astype(np.uint8)] * 3))
     assert not catalog.features[DEPTH].is_depth
 

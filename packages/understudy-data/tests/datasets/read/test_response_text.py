@@ -44,7 +44,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "language_persistent": ("language", lambda episode, frame: RECORDS),
         "language_events": (
             "language",
-            lambda episode, frame: [{"style": "vqa", "content": f"at {frame}"}] if frame == 2 else None,
+            lambda episode, frame: (
+                [{"style": "vqa", "content": f"at {frame}"}] if frame == 2 else None
+            ),
         ),
     }
     add_columns(root, columns)
@@ -58,7 +60,12 @@ def responses(root: Path, name: str | None) -> list[str]:
 
 
 def test_a_text_column_gives_the_text_of_the_frame(root: Path) -> None:
-    assert responses(root, "subtask") == ["0 5", "0 0", "0 1", *(f"1 {frame}" for frame in range(9))]
+    assert responses(root, "subtask") == [
+        "0 5",
+        "0 0",
+        "0 1",
+        *(f"1 {frame}" for frame in range(9)),
+    ]
 
 
 def test_a_language_column_gives_the_last_record_that_began(root: Path) -> None:
@@ -79,7 +86,9 @@ def test_the_instruction_and_nothing(root: Path) -> None:
 
 def test_the_column_is_no_key_unless_it_is_named(root: Path) -> None:
     assert "subtask" not in EpisodeDataset(root, keys=["action"], response="subtask").sample(0, 0)
-    assert EpisodeDataset(root, keys=["subtask"], response="subtask").sample(0, 1)["subtask"] == "0 1"
+    assert (
+        EpisodeDataset(root, keys=["subtask"], response="subtask").sample(0, 1)["subtask"] == "0 1"
+    )
 
 
 @pytest.mark.parametrize("name", ["sutask", "action", "subtask:plan", "task:plan"])

@@ -70,11 +70,19 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("one_row_group", [False, True])
-@pytest.mark.parametrize("omit", [(), ("episode_index",)], ids=["episode_index", "no episode_index"])
+@pytest.mark.parametrize(
+    "omit", [(), ("episode_index",)], ids=["episode_index", "no episode_index"]
+)
 def test_parts_give_the_samples_of_a_folder(
-    one_row_group: bool, omit: tuple[str, ...], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    one_row_group: bool,
+    omit: tuple[str, ...],
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_dataset(tmp_path / "set", Spec(**{**vars(SPEC), "one_row_group": one_row_group, "omit": omit}))
+    write_dataset(
+        tmp_path / "set", Spec(**{**vars(SPEC), "one_row_group": one_row_group, "omit": omit})
+    )
     plain = whole(EpisodeDataset(tmp_path / "set", WINDOWS))
     with RangeServer(folder(tmp_path / "set", "/set")) as server:
         data = remote(server, cache, delta_timestamps=WINDOWS)
@@ -108,7 +116,9 @@ def big(root: Path, group: int | None) -> int:
         table = table.set_column(table.column_names.index(name), name, column)
     noise = np.random.default_rng(1).bytes(len(table) * 1000)
     texts = [noise[i * 1000 : (i + 1) * 1000] for i in range(len(table))]
-    pq.write_table(table.append_column("unused", pa.array(texts, pa.binary())), path, row_group_size=group)
+    pq.write_table(
+        table.append_column("unused", pa.array(texts, pa.binary())), path, row_group_size=group
+    )
     return path.stat().st_size
 
 
@@ -145,7 +155,9 @@ def longer(table: pa.Table) -> pa.Table:
 
 def unknown(table: pa.Table) -> pa.Table:
     ids = table["episode_index"].to_pylist()
-    return table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array([None, *ids[1:]]))
+    return table.set_column(
+        table.column_names.index("episode_index"), "episode_index", pa.array([None, *ids[1:]])
+    )
 
 
 def not_finite(table: pa.Table) -> pa.Table:
@@ -167,7 +179,11 @@ def outcome(data: EpisodeDataset, episode: int) -> tuple[str, Any]:
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize("change", [moved, split, longer, unknown, not_finite])
 def test_files_that_disagree_with_meta_are_read_as_in_a_folder(
-    change: Callable[[pa.Table], pa.Table], statistics: bool, group: int | None, tmp_path: Path, cache: Path
+    change: Callable[[pa.Table], pa.Table],
+    statistics: bool,
+    group: int | None,
+    tmp_path: Path,
+    cache: Path,
 ) -> None:
     write_dataset(tmp_path / "set", SPEC)
     path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
@@ -241,7 +257,9 @@ def test_the_files_of_a_batch_are_asked_for_beside_each_other(tmp_path: Path, ca
 def test_a_fault_elsewhere_in_a_file_is_an_error_of_its_next_sample(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder is refused at its first sample; on a server, when the whole file was decoded beside the samples."""
+    """A folder is refused at its first sample; on a server, when the whole file was decoded beside
+    the samples.
+    """
     big(tmp_path / "set", 40)
     path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
     file = pq.ParquetFile(path)
@@ -280,7 +298,9 @@ def background(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> list[ob
 def test_a_file_is_decoded_in_the_background_only_where_it_is_needed_again(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batches come before that: their files cost no more than their episodes and footers."""
+    """The first batches come before that: their files cost no more than their episodes and
+    footers.
+    """
     write_dataset(tmp_path / "set", SPEC)
     path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
     pq.write_table(pq.read_table(path), path, row_group_size=1)
@@ -306,7 +326,8 @@ def test_a_file_is_decoded_in_the_background_once_much_was_read(
     path = next((tmp_path / "set").glob("data/chunk-*/*.parquet"))
     facts = pq.read_metadata(path)
     group = facts.row_group(0)
-    used = sum(group.column(c).total_compressed_size for c in range(group.num_columns - 1))  # the last one is unused
+    # the last one is unused
+    used = sum(group.column(c).total_compressed_size for c in range(group.num_columns - 1))
     after_ten = facts.serialized_size + used * 10.5
     monkeypatch.setattr(rows_module, "_WHOLE", path.stat().st_size / after_ten)
     with RangeServer(folder(tmp_path / "set", "/set")) as server:
@@ -322,7 +343,9 @@ def test_a_file_is_decoded_in_the_background_once_much_was_read(
 def test_a_file_is_read_at_once_where_its_parts_would_take_more_bytes(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_dataset(tmp_path / "set", Spec(lengths=(40,) * 6, cameras=(), per_data_file=6, one_row_group=True))
+    write_dataset(
+        tmp_path / "set", Spec(lengths=(40,) * 6, cameras=(), per_data_file=6, one_row_group=True)
+    )
     plain = EpisodeDataset(tmp_path / "set")
     size = next((tmp_path / "set").glob("data/chunk-*/*.parquet")).stat().st_size
     with RangeServer(folder(tmp_path / "set", "/set")) as server:

@@ -25,8 +25,15 @@ from understudy_data.testing.caches import own_cache
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 from understudy_data.testing.mapped_child import maps
 
-SPEC = Spec(lengths=(5, 3, 7, 4, 6), ids=(0, 2, 3, 5, 6), cameras=(), rich=True, late_timestamps=True)
-WINDOWS = {"action": [-0.1, 0.0, 0.2], "frame_index": [0.0, 0.1], "episode_index": [0.0, 0.1], "index": [0.0, 0.1]}
+SPEC = Spec(
+    lengths=(5, 3, 7, 4, 6), ids=(0, 2, 3, 5, 6), cameras=(), rich=True, late_timestamps=True
+)
+WINDOWS = {
+    "action": [-0.1, 0.0, 0.2],
+    "frame_index": [0.0, 0.1],
+    "episode_index": [0.0, 0.1],
+    "index": [0.0, 0.1],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,9 @@ def tables(folder: Path) -> list[Path]:
 def test_mapped_columns_give_the_samples_of_memory(
     version: str, few: bool, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_dataset(tmp_path / "set", Spec(**{**vars(SPEC), "version": version, "nan_row": True, "extra": True}))
+    write_dataset(
+        tmp_path / "set", Spec(**{**vars(SPEC), "version": version, "nan_row": True, "extra": True})
+    )
     monkeypatch.setattr("understudy_data.datasets.read.rows.MAPPED_FILES", 1 if few else 64)
     plain = in_memory(tmp_path / "set", monkeypatch, delta_timestamps=WINDOWS)
     assert tables(folder) == []
@@ -96,7 +105,9 @@ def test_mapped_columns_give_the_samples_of_memory(
     assert any("not finite" in note for note in again.notes)
 
 
-def test_threads_decode_each_file_once(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_decode_each_file_once(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded: list[int] = []
     read = Rows.read_file
 
@@ -121,16 +132,21 @@ def test_another_process_maps_the_columns(root: Path, folder: Path) -> None:
         "row_tables.LEAST_DATASET = row_tables.LEAST_FILE = 0\n"
         "if sys.argv[2] == 'no': Rows.read_file = None\n"
         "from understudy_data.datasets.dataset import EpisodeDataset\n"
-        "data = EpisodeDataset(sys.argv[1]); print(float(data[3]['action'].sum()), float(data[20]['action'].sum()))"
+        "data = EpisodeDataset(sys.argv[1]); print(float(data[3]['action'].sum()), "
+        "float(data[20]['action'].sum()))"
     )
     said = []
     for may_read in ("yes", "no"):
         command = [sys.executable, "-c", script, str(root), may_read]
-        said.append(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+        said.append(
+            subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        )
     assert said[0] == said[1]
 
 
-def test_a_changed_file_is_decoded_again(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_decoded_again(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole(EpisodeDataset(root))
     before = tables(folder)
     path = sorted((root / "data").glob("chunk-*/file-*.parquet"))[0]
@@ -185,7 +201,9 @@ def test_a_damaged_file_is_decoded_again(
     same(whole(EpisodeDataset(root)), plain)
 
 
-def test_a_removed_cache_changes_nothing(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_cache_changes_nothing(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = in_memory(root, monkeypatch)
     data = EpisodeDataset(root)
     same(whole(data), plain)
@@ -194,7 +212,9 @@ def test_a_removed_cache_changes_nothing(root: Path, folder: Path, monkeypatch: 
     same(whole(EpisodeDataset(root)), plain)
 
 
-def test_columns_for_which_the_disk_has_no_space_count_as_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_for_which_the_disk_has_no_space_count_as_memory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = in_memory(root, monkeypatch)
 
     def full(*_: object) -> None:
@@ -222,14 +242,20 @@ def test_without_a_folder_the_columns_are_in_memory_and_a_loader_says_so(
         next(loader)
 
 
-def test_the_plan_names_mapped_columns_and_holds_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_names_mapped_columns_and_holds_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Loader(EpisodeDataset(root), batch_size=4, num_threads=1, rank=0, world_size=1) as loader:
+        with Loader(
+            EpisodeDataset(root), batch_size=4, num_threads=1, rank=0, world_size=1
+        ) as loader:
             mapped = loader.plan
             batch = next(loader)
         monkeypatch.setattr(row_tables, "LEAST_DATASET", 1 << 40)
-        with Loader(EpisodeDataset(root), batch_size=4, num_threads=1, rank=0, world_size=1) as loader:
+        with Loader(
+            EpisodeDataset(root), batch_size=4, num_threads=1, rank=0, world_size=1
+        ) as loader:
             plain = loader.plan
             same(batch, next(loader))
     assert mapped.rows == (0,)

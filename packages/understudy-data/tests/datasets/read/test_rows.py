@@ -1,4 +1,6 @@
-"""Rows: columns in numpy from any storage, episodes found in files, faults named, memory bounded."""
+"""Rows: columns in numpy from any storage, episodes found in files, faults named, memory
+bounded.
+"""
 
 import shutil
 import threading
@@ -29,7 +31,10 @@ SPEC = Spec(lengths=(5, 3, 7, 4), ids=(0, 2, 3, 5), cameras=(), rich=True)
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Truth]]:
     root = tmp_path_factory.mktemp("rows")
-    return {v: (root / v, write_dataset(root / v, Spec(**{**vars(SPEC), "version": v}))) for v in ("v2.1", "v3.0")}
+    return {
+        v: (root / v, write_dataset(root / v, Spec(**{**vars(SPEC), "version": v})))
+        for v in ("v2.1", "v3.0")
+    }
 
 
 @pytest.fixture
@@ -71,7 +76,9 @@ def take(rows: Rows, keys: tuple[str, ...] = ("action", "index")) -> dict[str, A
 def test_rows_columns_of_any_storage(
     shape: list[int], rows: int, dtype: str, stored: str, fixed: list[bool], chunks: int, seed: int
 ) -> None:
-    """Lists, fixed lists, large chunks, nested as deep as they come: the declared dtype and shape, the same values."""
+    """Lists, fixed lists, large chunks, nested as deep as they come: the declared dtype and shape,
+    the same values.
+    """
     values = np.random.default_rng(seed).integers(0, 2, size=(rows, *shape)).astype(stored)
     array = pa.array(values.reshape(-1))
     for depth in range(len(shape), 0, -1):
@@ -113,31 +120,46 @@ def test_rows_columns_of_any_storage(
         (pa.array([{"a": 1}]), "float32", (1,), ["struct<a: int64>"]),
     ],
 )
-def test_rows_columns_that_are_refused(values: pa.Array, dtype: str, shape: tuple[int, ...], words: list[Any]) -> None:
+def test_rows_columns_that_are_refused(
+    values: pa.Array, dtype: str, shape: tuple[int, ...], words: list[Any]
+) -> None:
     with refused("'the.key'", *words, where="some/file"):
-        to_numpy(pa.chunked_array([values]), Feature("the.key", dtype, shape), "some/file", "the.key")
+        to_numpy(
+            pa.chunked_array([values]), Feature("the.key", dtype, shape), "some/file", "the.key"
+        )
 
 
 def test_rows_flat_storage_of_an_array() -> None:
-    got = to_numpy(pa.chunked_array([pa.array([[1.0, 2.0, 3.0, 4.0]])]), Feature("x", "float32", (2, 2)), "file", "x")
+    got = to_numpy(
+        pa.chunked_array([pa.array([[1.0, 2.0, 3.0, 4.0]])]),
+        Feature("x", "float32", (2, 2)),
+        "file",
+        "x",
+    )
     assert got.tolist() == [[[1.0, 2.0], [3.0, 4.0]]]
 
 
 # Files
 
 
-def test_rows_of_several_files_come_in_the_requested_order(written: dict[str, tuple[Path, Truth]]) -> None:
+def test_rows_of_several_files_come_in_the_requested_order(
+    written: dict[str, tuple[Path, Truth]],
+) -> None:
     catalog = Catalog.open(written["v3.0"][0])
     keys = [key for key, feature in catalog.features.items() if not feature.is_camera]
     reader = Rows(catalog, keys, 1 << 20)
     rows = np.array([3, 0, 2, 0, 1])
     frames = np.array([1, 4, 6, 0, 2])
     assert len(np.unique(catalog.episodes.data_file[rows])) > 1
-    wanted = dict.fromkeys(keys, frames) | {"timestamp": np.stack([frames, np.zeros_like(frames)], axis=1)}
+    wanted = dict.fromkeys(keys, frames) | {
+        "timestamp": np.stack([frames, np.zeros_like(frames)], axis=1)
+    }
     together = reader.take(rows, wanted)
     assert list(together) == list(wanted)
     for place in range(len(rows)):
-        alone = reader.take(rows[place : place + 1], {key: of[place : place + 1] for key, of in wanted.items()})
+        alone = reader.take(
+            rows[place : place + 1], {key: of[place : place + 1] for key, of in wanted.items()}
+        )
         for key, values in alone.items():
             assert np.array_equal(np.asarray(together[key][place]), np.asarray(values[0]))
 
@@ -224,10 +246,15 @@ def test_rows_order_of_columns_and_of_episodes_in_a_file(copy: Callable[[str], P
 
 
 def test_rows_a_copied_file_keeps_its_name(copy: Callable[[str], Path]) -> None:
-    """v2 without videos: the name of a file decides the episode of its rows, and a column that differs is reported."""
+    """v2 without videos: the name of a file decides the episode of its rows, and a column that
+    differs is reported.
+    """
     root = copy("v2.1")
     shutil.rmtree(root / "videos")
-    shutil.copy(root / "data/chunk-000/episode_000000.parquet", root / "data/chunk-001/episode_000002.parquet")
+    shutil.copy(
+        root / "data/chunk-000/episode_000000.parquet",
+        root / "data/chunk-001/episode_000002.parquet",
+    )
     change(root / "data/chunk-001/episode_000002.parquet", lambda table: table.slice(0, 3))
     rows = rows_of(root, ("note",))
     with warned("episode_000002.parquet (episode 2)", "episode 0", "episode_index"):
@@ -250,9 +277,24 @@ def test_rows_notes_frame_index_with_offset(copy: Callable[[str], Path]) -> None
 
 
 FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[Any]]] = [
-    ("v2.1", "data/chunk-001/episode_000002.parquet", lambda t: t.slice(1), ["episode 2", "length 3", "2 rows"]),
-    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(1), ["episode 0", "length 5", "4 rows"]),
-    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(5), ["episode 0", "length 5", "0 rows"]),
+    (
+        "v2.1",
+        "data/chunk-001/episode_000002.parquet",
+        lambda t: t.slice(1),
+        ["episode 2", "length 3", "2 rows"],
+    ),
+    (
+        "v3.0",
+        "data/chunk-000/file-000.parquet",
+        lambda t: t.slice(1),
+        ["episode 0", "length 5", "4 rows"],
+    ),
+    (
+        "v3.0",
+        "data/chunk-000/file-000.parquet",
+        lambda t: t.slice(5),
+        ["episode 0", "length 5", "0 rows"],
+    ),
     ("v3.0", "data/chunk-000/file-000.parquet", lambda t: t.slice(0, 0), ["episode 0", "0 rows"]),
     (
         "v3.0",
@@ -260,13 +302,30 @@ FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[Any]]] = [
         lambda t: t.slice(1).drop_columns(["episode_index"]),
         ["episodes 0 to 2", "episode_index", "7 rows", 8],
     ),
-    ("v3.0", "data/chunk-000/file-000.parquet", lambda t: pa.concat_tables([t, t]), ["episode 0", "contiguous"]),
-    ("v3.0", "data/chunk-000/file-001.parquet", lambda t: t.drop_columns(["action"]), ["episodes 3 to 5", "'action'"]),
-    ("v2.1", "data/chunk-000/episode_000000.parquet", lambda t: t.take([4, 3, 2, 1, 0]), ["episode 0", "frame_index"]),
+    (
+        "v3.0",
+        "data/chunk-000/file-000.parquet",
+        lambda t: pa.concat_tables([t, t]),
+        ["episode 0", "contiguous"],
+    ),
+    (
+        "v3.0",
+        "data/chunk-000/file-001.parquet",
+        lambda t: t.drop_columns(["action"]),
+        ["episodes 3 to 5", "'action'"],
+    ),
     (
         "v2.1",
         "data/chunk-000/episode_000000.parquet",
-        lambda t: t.set_column(t.column_names.index("task_index"), "task_index", pa.array([9] * len(t))),
+        lambda t: t.take([4, 3, 2, 1, 0]),
+        ["episode 0", "frame_index"],
+    ),
+    (
+        "v2.1",
+        "data/chunk-000/episode_000000.parquet",
+        lambda t: t.set_column(
+            t.column_names.index("task_index"), "task_index", pa.array([9] * len(t))
+        ),
         ["episode 0", "task_index 9"],
     ),
     (
@@ -286,7 +345,11 @@ FAULTS: list[tuple[str, str, Callable[[pa.Table], pa.Table], list[Any]]] = [
 
 @pytest.mark.parametrize(("version", "name", "how", "words"), FAULTS)
 def test_rows_files_that_are_refused(
-    copy: Callable[[str], Path], version: str, name: str, how: Callable[[pa.Table], pa.Table], words: list[Any]
+    copy: Callable[[str], Path],
+    version: str,
+    name: str,
+    how: Callable[[pa.Table], pa.Table],
+    words: list[Any],
 ) -> None:
     root = copy(version)
     change(root / name, how)
@@ -321,7 +384,11 @@ def test_rows_index_columns_that_are_not_declared(copy: Callable[[str], Path]) -
     edit_json(root / "meta/info.json", lambda info: [info["features"].pop(key) for key in keys])
 
     def doubles(table: pa.Table) -> pa.Table:
-        return table.cast(pa.schema([pa.field(f.name, pa.float64()) if f.name in keys else f for f in table.schema]))
+        return table.cast(
+            pa.schema(
+                [pa.field(f.name, pa.float64()) if f.name in keys else f for f in table.schema]
+            )
+        )
 
     for path in root.glob("data/chunk-*/*.parquet"):
         change(path, doubles)
@@ -338,7 +405,9 @@ def test_rows_missing_file(copy: Callable[[str], Path]) -> None:
 
 
 def test_rows_a_flipped_value_is_noticed_by_its_checksum(copy: Callable[[str], Path]) -> None:
-    """The file stays a valid one with another number in it; only the checksum of the page differs."""
+    """The file stays a valid one with another number in it; only the checksum of the page
+    differs.
+    """
     root = copy("v2.1")
     path = root / "data/chunk-000/episode_000000.parquet"
     table = pq.read_table(path)

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from understudy_data.datasets.selection.select import common, difference, distinct
 
-numbers = st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62), max_size=12).map(lambda x: np.array(x, np.int64))
+numbers = st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62), max_size=12).map(
+    lambda x: np.array(x, np.int64)
+)
 
 
 @given(numbers, numbers)

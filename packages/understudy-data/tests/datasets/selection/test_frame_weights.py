@@ -1,4 +1,6 @@
-"""Frame weights: their counts in an epoch and factors of the loss, by the formulas, and the refusal of wrong ones."""
+"""Frame weights: their counts in an epoch and factors of the loss, by the formulas, and the refusal
+of wrong ones.
+"""
 
 import pickle
 from collections import Counter
@@ -36,8 +38,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def opened(root: Path, path: Path, weights: dict[Frame, float], use: str = "both", **more: Any) -> EpisodeDataset:
-    return EpisodeDataset(root, frame_weights=write_weights(path, weights, seed=0), frame_weights_in=use, **more)
+def opened(
+    root: Path, path: Path, weights: dict[Frame, float], use: str = "both", **more: Any
+) -> EpisodeDataset:
+    return EpisodeDataset(
+        root, frame_weights=write_weights(path, weights, seed=0), frame_weights_in=use, **more
+    )
 
 
 def by_frame(values: list[float]) -> dict[Frame, float]:
@@ -51,7 +57,9 @@ def factors(data: EpisodeDataset) -> dict[Frame, float]:
 
 
 @settings(max_examples=12)
-@given(values=st.lists(st.integers(0, 5), min_size=1, max_size=31), batch=st.sampled_from([1, 4, 20]))
+@given(
+    values=st.lists(st.integers(0, 5), min_size=1, max_size=31), batch=st.sampled_from([1, 4, 20])
+)
 def test_epochs_have_each_frame_as_often_as_its_weight(
     root: Path, tmp_path_factory: pytest.TempPathFactory, values: list[int], batch: int
 ) -> None:
@@ -77,7 +85,11 @@ def test_epochs_have_each_frame_as_often_as_its_weight(
 
 
 @settings(max_examples=8)
-@given(values=st.lists(st.sampled_from([0.0, 1e-3, 0.4, 0.5, 1.0, 1.49, 1.5, 2.2, 7.75]), min_size=2, max_size=31))
+@given(
+    values=st.lists(
+        st.sampled_from([0.0, 1e-3, 0.4, 0.5, 1.0, 1.49, 1.5, 2.2, 7.75]), min_size=2, max_size=31
+    )
+)
 def test_count_times_factor_is_the_weight(
     root: Path, tmp_path_factory: pytest.TempPathFactory, values: list[float]
 ) -> None:
@@ -104,16 +116,29 @@ def test_default_shares_of_sources_are_those_of_one_pass(
     root: Path, tmp_path: Path, values: list[float], share: float
 ) -> None:
     """The second source has no weights; an epoch of the first one may have several passes."""
-    one = dict.fromkeys(FRAMES, 1.0) | {f: values[k % len(values)] for k, f in enumerate(FRAMES[:30])}
-    one = {frame: weight for frame, weight in one.items() if frame in FRAMES[:30]} | {FRAMES[30]: 0.0}
+    one = dict.fromkeys(FRAMES, 1.0) | {
+        f: values[k % len(values)] for k, f in enumerate(FRAMES[:30])
+    }
+    one = {frame: weight for frame, weight in one.items() if frame in FRAMES[:30]} | {
+        FRAMES[30]: 0.0
+    }
     weighted = opened(root, tmp_path / "w.parquet", one, "order", name="weighted")
-    plain = opened(root, tmp_path / "p.parquet", dict.fromkeys(FRAMES, 1.0) | {FRAMES[30]: 0.0}, "order", name="plain")
-    slots = np.array(Order.from_datasets([weighted, plain], batch_size=6, seed=0).spec.schedule[0].slots, float)
+    plain = opened(
+        root,
+        tmp_path / "p.parquet",
+        dict.fromkeys(FRAMES, 1.0) | {FRAMES[30]: 0.0},
+        "order",
+        name="plain",
+    )
+    slots = np.array(
+        Order.from_datasets([weighted, plain], batch_size=6, seed=0).spec.schedule[0].slots, float
+    )
     assert slots[0] / slots.sum() == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("values", "passes"), [([2.0, 1.0], 1), ([0.5, 1.0], 2), ([0.25, 1.5, 3.0], 4), ([np.float32(0.1), 1.0], 10)]
+    ("values", "passes"),
+    [([2.0, 1.0], 1), ([0.5, 1.0], 2), ([0.25, 1.5, 3.0], 4), ([np.float32(0.1), 1.0], 10)],
 )
 def test_fractions_in_the_order_are_exact_over_the_passes_of_an_epoch(
     root: Path, tmp_path: Path, values: list[float], passes: int
@@ -121,15 +146,28 @@ def test_fractions_in_the_order_are_exact_over_the_passes_of_an_epoch(
     weights = by_frame(values)
     data = opened(root, tmp_path / "w.parquet", weights, "order")
     assert data.frame_weights.facts.passes == passes
-    assert count_frames(data.epoch_segments) == {f: round(float(weight) * passes) for f, weight in weights.items()}
+    assert count_frames(data.epoch_segments) == {
+        f: round(float(weight) * passes) for f, weight in weights.items()
+    }
     assert "loss_weight" not in data[0]
 
 
 def test_weights_join_other_selections(root: Path, tmp_path: Path) -> None:
     weights = by_frame([0.0, 2.0, 2.0, 1.0])
-    rest = {"keep_ranges": {"2": [[2, 8]], "9": [[0, 3], [5, 12]]}, "keep_rule": "start", "drop_n_last_frames": 1}
+    rest = {
+        "keep_ranges": {"2": [[2, 8]], "9": [[0, 3], [5, 12]]},
+        "keep_rule": "start",
+        "drop_n_last_frames": 1,
+    }
     plain = EpisodeDataset(root, delta_timestamps={"action": [0.0, 0.2]}, **rest)
-    data = opened(root, tmp_path / "w.parquet", weights, "order", delta_timestamps={"action": [0.0, 0.2]}, **rest)
+    data = opened(
+        root,
+        tmp_path / "w.parquet",
+        weights,
+        "order",
+        delta_timestamps={"action": [0.0, 0.2]},
+        **rest,
+    )
     want = {frame: int(weights[frame]) for frame in count_frames(plain.segments) if weights[frame]}
     assert count_frames(data.epoch_segments) == want
     for number in range(len(data)):  # windows end where they did
@@ -137,8 +175,13 @@ def test_weights_join_other_selections(root: Path, tmp_path: Path) -> None:
         other = plain.sample(int(sample["episode_index"]), int(sample["frame_index"]))
         assert sample["action_is_pad"].tolist() == other["action_is_pad"].tolist()
         assert sample["action"].tolist() == other["action"].tolist()
-    partly = {frame: weight for frame, weight in weights.items() if frame in count_frames(plain.segments)}
-    assert count_frames(opened(root, tmp_path / "p.parquet", partly, "order", **rest).epoch_segments) == want
+    partly = {
+        frame: weight for frame, weight in weights.items() if frame in count_frames(plain.segments)
+    }
+    assert (
+        count_frames(opened(root, tmp_path / "p.parquet", partly, "order", **rest).epoch_segments)
+        == want
+    )
 
 
 def test_a_column_has_the_weights(root: Path, tmp_path: Path) -> None:
@@ -167,7 +210,9 @@ def test_loaders_have_the_weights(root: Path, tmp_path: Path) -> None:
             with Loader(data, order=order, num_threads=1 + world % 2, **place) as loader:
                 for _ in range(steps):
                     batch = next(loader)
-                    frames = list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist()))
+                    frames = list(
+                        zip(batch["episode_index"].tolist(), batch["frame_index"].tolist())
+                    )
                     seen.update(frames)
                     expected = [weights[f] / want[f] for f in frames]
                     assert batch["loss_weight"].tolist() == pytest.approx(expected, rel=1e-6)
@@ -183,12 +228,20 @@ def test_loaders_have_the_weights(root: Path, tmp_path: Path) -> None:
     assert np.array_equal(copied.epoch_segments, data.epoch_segments)
     assert factors(copied) == factors(data)
     sampled = DataLoader(data, batch_size=4, sampler=EpisodeSampler(data), num_workers=2)
-    found = [(int(e), int(f)) for batch in sampled for e, f in zip(batch["episode_index"], batch["frame_index"])]
+    found = [
+        (int(e), int(f))
+        for batch in sampled
+        for e, f in zip(batch["episode_index"], batch["frame_index"])
+    ]
     assert Counter(found) == want
-    inner = {(e, f) for e, start, stop in data.segments.tolist() for f in range(start + 1, stop - 2)}
+    inner = {
+        (e, f) for e, start, stop in data.segments.tolist() for f in range(start + 1, stop - 2)
+    }
     shorter = (data[i] for i in EpisodeSampler(data, drop_n_first_frames=1, drop_n_last_frames=2))
     found = [(int(sample["episode_index"]), int(sample["frame_index"])) for sample in shorter]
-    assert Counter(found) == Counter({frame: count for frame, count in want.items() if frame in inner})
+    assert Counter(found) == Counter(
+        {frame: count for frame, count in want.items() if frame in inner}
+    )
 
 
 def test_saved_order_refuses_other_weights(root: Path, tmp_path: Path) -> None:
@@ -198,14 +251,20 @@ def test_saved_order_refuses_other_weights(root: Path, tmp_path: Path) -> None:
     other = opened(root, tmp_path / "b.parquet", by_frame([2.0, 1.0]))
     now = Order.from_datasets(other, batch_size=4)
     assert now.spec.sources[0].frames != data.frame_weights.facts.epoch
-    with refused(*(order.spec.sources[0].data[:8] for order in (Order.from_json(saved, data), now)), kind=ValueError):
+    with refused(
+        *(order.spec.sources[0].data[:8] for order in (Order.from_json(saved, data), now)),
+        kind=ValueError,
+    ):
         Order.from_json(saved, other)
     assert data.frame_weights.digest != other.frame_weights.digest
     near = by_frame([1.0, 2.0]) | {(9, 10): 2.125}  # as often, by another weight
     third = opened(root, tmp_path / "c.parquet", near)
     assert np.array_equal(third.epoch_segments, data.epoch_segments)
     assert third.frame_weights.digest != data.frame_weights.digest
-    assert opened(root, tmp_path / "d.parquet", near, "loss").frame_weights.digest != third.frame_weights.digest
+    assert (
+        opened(root, tmp_path / "d.parquet", near, "loss").frame_weights.digest
+        != third.frame_weights.digest
+    )
 
 
 def edited(change: Callable[[dict[str, list[Any]]], Any]) -> pa.Table:
@@ -228,7 +287,10 @@ def edited(change: Callable[[dict[str, list[Any]]], Any]) -> pa.Table:
         (lambda c: c["weight"].__setitem__(6, 1e-7), ["frame 0", "episode 2", "1e-07"]),
         (lambda c: c["weight"].__setitem__(6, None), ["'weight'", "1"]),
         (lambda c: [column.pop(15) for column in c.values()], ["1", "frame 0", "episode 5"]),
-        (lambda c: [column.__delitem__(slice(6, 15)) for column in c.values()], ["9", "frame 0", "episode 2"]),
+        (
+            lambda c: [column.__delitem__(slice(6, 15)) for column in c.values()],
+            ["9", "frame 0", "episode 2"],
+        ),
         (lambda c: c["frame"].__setitem__(8, 1), ["frame 1", "episode 2"]),
         (lambda c: c["episode"].__setitem__(8, 3), ["episode 3"]),
         (lambda c: c["frame"].__setitem__(14, 9), ["frame 9", "episode 2"]),

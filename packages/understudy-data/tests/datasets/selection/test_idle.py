@@ -16,7 +16,9 @@ def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
             idle.append(False)
             continue
         now = [float(x) for x in values[t].reshape(-1)]
-        before = [float(x) for x in values[t - 1].reshape(-1)] if rule.difference else [0.0] * len(now)
+        before = (
+            [float(x) for x in values[t - 1].reshape(-1)] if rule.difference else [0.0] * len(now)
+        )
         idle.append(all(abs(a - b) < rule.threshold for a, b in zip(now, before)))
     keep = []
     for t in range(length):
@@ -27,7 +29,9 @@ def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
             last += 1
         pause = idle[t] and last - first + 1 >= rule.min_idle
         if rule.settled and pause:
-            pause = t - first >= rule.min_idle and not (rule.difference and drifts(values, first - 1, last, rule))
+            pause = t - first >= rule.min_idle and not (
+                rule.difference and drifts(values, first - 1, last, rule)
+            )
         keep.append(not pause)
     found = []
     t = 0
@@ -43,7 +47,9 @@ def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:
 
 def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
     columns = values.reshape(len(values), -1).T.tolist()
-    return any(max(c[first : last + 1]) - min(c[first : last + 1]) >= rule.threshold for c in columns)
+    return any(
+        max(c[first : last + 1]) - min(c[first : last + 1]) >= rule.threshold for c in columns
+    )
 
 
 @given(
@@ -58,7 +64,9 @@ def drifts(values: np.ndarray, first: int, last: int, rule: IdleRule) -> bool:
         cut_last=st.integers(0, 6),
         settled=st.booleans(),
     ),
-    odd=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([np.nan, np.inf, -np.inf])), max_size=3),
+    odd=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([np.nan, np.inf, -np.inf])), max_size=3
+    ),
 )
 def test_idle_ranges_are_those_of_a_slow_walk(
     runs: list[tuple[int, bool, int]], wide: int, rule: IdleRule, odd: list[tuple[int, float]]
@@ -85,7 +93,9 @@ def test_idle_ranges_are_those_of_a_slow_walk(
 
 
 def test_idle_openpis_numbers() -> None:
-    """Frames 20 to 26 do not move: seven idle frames, so that both sides lose their last ten. A pause of six stays."""
+    """Frames 20 to 26 do not move: seven idle frames, so that both sides lose their last ten. A
+    pause of six stays.
+    """
     rule = IdleRule.droid()
     values = np.arange(60, dtype=np.float32)
     values[20:27] = values[19]
@@ -93,7 +103,8 @@ def test_idle_openpis_numbers() -> None:
     assert non_idle_ranges(values, rule) == [(0, 10), (27, 50)]
     values[19:27] = values[18]
     assert non_idle_ranges(values, rule) == [(0, 9), (27, 50)]
-    assert non_idle_ranges(values[:43], rule) == [(0, 9), (27, 33)]  # 16 frames are the fewest; 6 of them are left
+    # 16 frames are the fewest; 6 of them are left
+    assert non_idle_ranges(values[:43], rule) == [(0, 9), (27, 33)]
     assert non_idle_ranges(values[:42], rule) == [(0, 9)]
 
 
@@ -101,10 +112,12 @@ def test_idle_default_keeps_every_moving_frame() -> None:
     moving = np.arange(60, dtype=np.float32)
     assert non_idle_ranges(moving, IdleRule()) == [(0, 60)]
     assert non_idle_ranges(moving[:3], IdleRule()) == [(0, 3)]
-    pause = np.concatenate([np.arange(20), np.full(20, 19.0), np.arange(20, 25)])  # idle from frame 20 to frame 39
+    # idle from frame 20 to frame 39
+    pause = np.concatenate([np.arange(20), np.full(20, 19.0), np.arange(20, 25)])
     assert non_idle_ranges(pause, IdleRule(min_idle=7)) == [(0, 27), (40, 45)]
     assert non_idle_ranges(pause, IdleRule(min_idle=20)) == [(0, 45)]
-    slow = np.concatenate([np.arange(20), 19 + 9e-4 * np.arange(1, 30)])  # each step is below the threshold
+    # each step is below the threshold
+    slow = np.concatenate([np.arange(20), 19 + 9e-4 * np.arange(1, 30)])
     assert non_idle_ranges(slow, IdleRule()) == [(0, 49)]
     noise = np.concatenate([np.arange(20), 19 + 4e-4 * (np.arange(30) % 2)])
     assert non_idle_ranges(noise, IdleRule()) == [(0, 27)]

@@ -43,7 +43,9 @@ def frames(segments: np.ndarray) -> list[tuple[int, int]]:
     return [(e, f) for e, start, stop in segments.tolist() for f in range(start, stop)]
 
 
-ranges = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).map(list), max_size=4)
+ranges = st.lists(
+    st.tuples(st.integers(0, 14), st.integers(0, 14)).map(sorted).map(list), max_size=4
+)
 
 
 @given(
@@ -71,7 +73,11 @@ def test_select_every_kept_frame_and_no_other(
     for episode, length in zip(IDS, LENGTHS):
         if (episodes is not None and episode not in episodes) or episode in exclude:
             continue
-        held = {f for start, stop in (keep or {}).get(episode, []) for f in range(start, min(stop, length))}
+        held = {
+            f
+            for start, stop in (keep or {}).get(episode, [])
+            for f in range(start, min(stop, length))
+        }
         for frame in range(first, length - last):
             seen = range(frame - back, frame + ahead + 1) if rule == "window" else [frame]
             if keep is None or all(f in held for f in seen):
@@ -96,11 +102,17 @@ def test_select_every_kept_frame_and_no_other(
             assert bound == length
         else:
             assert stop <= bound <= length
-            assert bound == length or (bound not in {f for a, b in keep[episode] for f in range(a, b)})
+            assert bound == length or (
+                bound not in {f for a, b in keep[episode] for f in range(a, b)}
+            )
 
 
 def test_select_storage_order_whatever_is_asked(catalog: Catalog) -> None:
-    assert choose(catalog, episodes=[9, 1, 9, 5]).segments.tolist() == [[1, 0, 6], [5, 0, 4], [9, 0, 12]]
+    assert choose(catalog, episodes=[9, 1, 9, 5]).segments.tolist() == [
+        [1, 0, 6],
+        [5, 0, 4],
+        [9, 0, 12],
+    ]
     assert choose(catalog, episodes=np.asarray([2])).segments.tolist() == [[2, 0, 9]]
     assert choose(catalog, episodes=range(1, 3)).segments[:, 0].tolist() == [1, 2]
 
@@ -130,7 +142,9 @@ def test_select_storage_order_whatever_is_asked(catalog: Catalog) -> None:
         ({"keep_ranges": {1: [[0, 4]]}, "episodes": [2]}, ["keeps no frame"]),
     ],
 )
-def test_select_refuses_bad_selections(catalog: Catalog, options: dict[str, Any], words: list[str]) -> None:
+def test_select_refuses_bad_selections(
+    catalog: Catalog, options: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(DatasetError) as caught:
         choose(catalog, **options)
     for word in words:
@@ -165,7 +179,10 @@ def test_select_keys_of_droid(catalogs: dict[str, Catalog], tmp_path: Path, vers
         samples=14,
     )
     assert got.notes == tuple(got.keep_report.lines())
-    assert "2 of 3 keys match an episode of this dataset, 2 of its 4 episodes have a key" in got.notes[0]
+    assert (
+        "2 of 3 keys match an episode of this dataset, 2 of its 4 episodes have a key"
+        in got.notes[0]
+    )
     assert "14 of 31 requested frames are in ranges (45.2%), 14 of them are samples" in got.notes[1]
     assert got.notes[2].endswith("1 keys match no episode of this dataset: 'x--y'")
     assert got.notes[4].endswith("1 ranges end after their episode and were cut there")
@@ -181,13 +198,17 @@ def test_select_keys_out_of_the_rows(tmp_path: Path) -> None:
 
 def test_select_text_that_episodes_share_names_none(tmp_path: Path) -> None:
     """Every episode of this dataset was recorded in the same folder: the folder alone is no key."""
-    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(3, 4), cameras=(), recorded_as=True))
+    write_dataset(
+        tmp_path / "d", Spec(version="v2.1", lengths=(3, 4), cameras=(), recorded_as=True)
+    )
     path = tmp_path / "d/meta/episodes.jsonl"
     path.write_text(path.read_text().replace("day-1", "day-0"))
     catalog = Catalog.open(tmp_path / "d")
     with refused(1, "'gs://lab/day-0'", where="keep_ranges"):
         choose(catalog, keep_ranges={"gs://lab/day-0": [[0, 2]]})
-    assert choose(catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}).segments.tolist() == [[1, 0, 2]]
+    assert choose(
+        catalog, keep_ranges={"gs://lab/day-0--/data/run-1.h5": [[0, 2]]}
+    ).segments.tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
@@ -226,14 +247,19 @@ def test_select_a_key_twice_in_a_file_loses_nothing(catalog: Catalog, tmp_path: 
 
 def test_select_whole_numbers_of_numpy_are_whole_numbers(catalog: Catalog) -> None:
     assert np.array_equal(
-        choose(catalog, drop_n_first_frames=np.int64(1)).segments, choose(catalog, drop_n_first_frames=1).segments
+        choose(catalog, drop_n_first_frames=np.int64(1)).segments,
+        choose(catalog, drop_n_first_frames=1).segments,
     )  # type: ignore[arg-type]
 
 
 # The split
 
 
-@given(st.sets(st.integers(0, 10_000), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 99))
+@given(
+    st.sets(st.integers(0, 10_000), min_size=2, max_size=60),
+    st.floats(0.01, 0.99),
+    st.integers(0, 99),
+)
 def test_select_split_is_a_partition(ids: set[int], fraction: float, seed: int) -> None:
     train, held = split_episodes(sorted(ids), fraction, seed)
     assert sorted([*train.tolist(), *held.tolist()]) == sorted(ids)
@@ -246,7 +272,9 @@ def test_select_split_is_a_partition(ids: set[int], fraction: float, seed: int) 
 
 @given(st.integers(10, 400), st.integers(1, 400), st.integers(0, 99))
 def test_select_added_episodes_move_none(before: int, added: int, seed: int) -> None:
-    """Validation episodes stay so when the dataset grows, but for one that only makes the split non-empty."""
+    """Validation episodes stay so when the dataset grows, but for one that only makes the split
+    non-empty.
+    """
     _, held = split_episodes(np.arange(before), 0.3, seed)
     _, later = split_episodes(np.arange(before + added), 0.3, seed)
     old = {e for e in later.tolist() if e < before}
@@ -268,22 +296,40 @@ def test_select_split_limits() -> None:
             split_episodes([1, 2], fraction)
     with refused(1, "episode", fix="fraction"):
         split_episodes([1], 0.5)
-    assert split_episodes(np.arange(8), 0.25, seed=0)[1].tolist() == split_episodes(np.arange(8), 0.25)[1].tolist()
+    assert (
+        split_episodes(np.arange(8), 0.25, seed=0)[1].tolist()
+        == split_episodes(np.arange(8), 0.25)[1].tolist()
+    )
 
 
 def test_select_reports_frames_in_ranges_without_samples(catalog: Catalog) -> None:
     keep = {1: [[0, 4]], 2: [], 9: [[0, 2], [1, 5], [8, 12]], 77: [[0, 1]]}
-    got = choose(catalog, keep_ranges=keep, reach=(0, 2), exclude_episodes=[1], drop_n_last_frames=1)
+    got = choose(
+        catalog, keep_ranges=keep, reach=(0, 2), exclude_episodes=[1], drop_n_last_frames=1
+    )
     assert got.segments.tolist() == [[9, 0, 3], [9, 8, 10]]
     assert got.keep_report is not None
-    assert (got.keep_report.frames, got.keep_report.in_ranges, got.keep_report.samples) == (25, 9, 5)
-    assert (got.keep_report.matched, got.keep_report.unmatched, got.keep_report.empty, got.keep_report.first_empty) == (
+    assert (got.keep_report.frames, got.keep_report.in_ranges, got.keep_report.samples) == (
+        25,
+        9,
+        5,
+    )
+    assert (
+        got.keep_report.matched,
+        got.keep_report.unmatched,
+        got.keep_report.empty,
+        got.keep_report.first_empty,
+    ) == (
         3,
         ("77",),
         1,
         ("2",),
     )
-    assert (got.keep_report.episodes, got.keep_report.unnamed, got.keep_report.first_unnamed) == (4, 1, ("5",))
+    assert (got.keep_report.episodes, got.keep_report.unnamed, got.keep_report.first_unnamed) == (
+        4,
+        1,
+        ("5",),
+    )
     assert choose(catalog).keep_report is None
 
 
@@ -293,11 +339,18 @@ def test_select_ranges_that_are_all_empty_say_so(catalog: Catalog) -> None:
 
 
 def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
-    """NVIDIA's conversion has the path of a DROID recording as `episode_id`, and not the text that its keys have."""
+    """NVIDIA's conversion has the path of a DROID recording as `episode_id`, and not the text that
+    its keys have.
+    """
     write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 4, cameras=()))
     path = tmp_path / "d/meta/episodes.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    names = ["BVL/success/2024-02-02/run", "AUTO/success/2024-02-02/run", "/IRIS/success/2024-02-02/run/", "run"]
+    names = [
+        "BVL/success/2024-02-02/run",
+        "AUTO/success/2024-02-02/run",
+        "/IRIS/success/2024-02-02/run/",
+        "run",
+    ]
     for line, name in zip(lines, names):
         line["episode_id"] = name
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -305,20 +358,34 @@ def test_select_paths_inside_droid_keys(tmp_path: Path) -> None:
     def key(episode: str, root: str = "gs://xembodiment_data/r2d2/r2d2-data-full") -> str:
         return f"{root}/{episode}/recordings/MP4--{root}/{episode}/trajectory.h5"
 
-    keep = {key("IRIS/success/2024-02-02/run"): [[1, 3]], key("BVL/success/2024-02-02/run"): [[2, 9], [20, 24]]}
-    other = {key("RAIL/success/2024-02-02/run"): [[0, 40]], "AUTO/success/2024-02-02/run--elsewhere": [[0, 40]]}
+    keep = {
+        key("IRIS/success/2024-02-02/run"): [[1, 3]],
+        key("BVL/success/2024-02-02/run"): [[2, 9], [20, 24]],
+    }
+    other = {
+        key("RAIL/success/2024-02-02/run"): [[0, 40]],
+        "AUTO/success/2024-02-02/run--elsewhere": [[0, 40]],
+    }
     got = choose(Catalog.open(tmp_path / "d"), keep_ranges=keep | other)
     assert got.segments.tolist() == [[0, 2, 9], [0, 20, 24], [2, 1, 3]]
     assert got.keep_report is not None
-    assert (got.keep_report.matched, got.keep_report.unnamed, set(got.keep_report.unmatched)) == (2, 2, set(other))
+    assert (got.keep_report.matched, got.keep_report.unnamed, set(got.keep_report.unmatched)) == (
+        2,
+        2,
+        set(other),
+    )
     with refused(2, repr(names[0]), where="keep_ranges"):
         choose(Catalog.open(tmp_path / "d"), keep_ranges=other)
 
 
 @pytest.mark.long
 def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
-    """DROID's file is as long; only five of its episodes are here. One lookup of each key (no pass per episode)."""
-    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True))
+    """DROID's file is as long; only five of its episodes are here. One lookup of each key (no pass
+    per episode).
+    """
+    write_dataset(
+        tmp_path / "d", Spec(version="v2.1", lengths=(40,) * 5, cameras=(), recorded_as=True)
+    )
     root = "gs://xembodiment_data/r2d2/r2d2-data-full"
     path = tmp_path / "d/meta/episodes.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -331,11 +398,17 @@ def test_select_a_hundred_thousand_long_keys(tmp_path: Path) -> None:
         folder = f"{root}/BVL/success/2024-02-02/run-{k}"
         return f"{folder}/recordings/MP4--{folder}/trajectory.h5"
 
-    (tmp_path / "keep.json").write_text(json.dumps({key(k): [[k % 7, 20], [25, 40]] for k in range(3, 95_003)}))
+    (tmp_path / "keep.json").write_text(
+        json.dumps({key(k): [[k % 7, 20], [25, 40]] for k in range(3, 95_003)})
+    )
     got = choose(Catalog.open(tmp_path / "d"), keep_ranges=tmp_path / "keep.json")
     assert got.segments.tolist() == [[3, 3, 20], [3, 25, 40], [4, 4, 20], [4, 25, 40]]
     assert got.keep_report is not None
-    assert (got.keep_report.keys, got.keep_report.matched, got.keep_report.unmatched[0]) == (95_000, 2, key(5))
+    assert (got.keep_report.keys, got.keep_report.matched, got.keep_report.unmatched[0]) == (
+        95_000,
+        2,
+        key(5),
+    )
     assert got.keep_report.first_unnamed == (key(0), key(1), key(2))
     (tmp_path / "other.json").write_text(json.dumps({key(k): [[0, 9]] for k in range(10, 95_010)}))
     with refused(95_000, *(repr(key(k)) for k in (0, 1, 2, 10, 11, 12)), where="other.json"):

@@ -1,4 +1,6 @@
-"""Validation episodes spread over tasks: properties, fewest exchanges against a search of all splits, and limits."""
+"""Validation episodes spread over tasks: properties, fewest exchanges against a search of all
+splits, and limits.
+"""
 
 from itertools import combinations
 
@@ -15,12 +17,16 @@ SEVERAL_TASKS = st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=2, max
 
 def rows(tasks: list[set[int]], ids: list[int] | None = None) -> np.ndarray:
     """Pairs (id, task) of episodes."""
-    listed = [(episode, task) for episode, own in zip(ids or range(len(tasks)), tasks) for task in own]
+    listed = [
+        (episode, task) for episode, own in zip(ids or range(len(tasks)), tasks) for task in own
+    ]
     return np.array(listed, np.int64).reshape(-1, 2)
 
 
 def lacking(held: set[int], tasks: list[set[int]]) -> tuple[int, int]:
-    """Number of tasks without a training episode, and of those of several episodes without a validation episode."""
+    """Number of tasks without a training episode, and of those of several episodes without a
+    validation episode.
+    """
     untrained = unseen = 0
     for task in set().union(*tasks):
         own = {episode for episode, names in enumerate(tasks) if task in names}
@@ -29,12 +35,20 @@ def lacking(held: set[int], tasks: list[set[int]]) -> tuple[int, int]:
     return untrained, unseen
 
 
-def split(tasks: list[set[int]], fraction: float = 0.3, seed: int = 0, spread: bool = True) -> set[int]:
-    return set(split_episodes(range(len(tasks)), fraction, seed, tasks=rows(tasks) if spread else None)[1].tolist())
+def split(
+    tasks: list[set[int]], fraction: float = 0.3, seed: int = 0, spread: bool = True
+) -> set[int]:
+    return set(
+        split_episodes(range(len(tasks)), fraction, seed, tasks=rows(tasks) if spread else None)[
+            1
+        ].tolist()
+    )
 
 
 @given(ONE_TASK_EACH, st.floats(0.05, 0.9), st.integers(0, 20))
-def test_fewest_exchanges_leave_the_fewest_tasks_on_one_side(labels: list[int], fraction: float, seed: int) -> None:
+def test_fewest_exchanges_leave_the_fewest_tasks_on_one_side(
+    labels: list[int], fraction: float, seed: int
+) -> None:
     tasks = [{label} for label in labels]
     plain = split(tasks, fraction, seed, spread=False)
     found = split(tasks, fraction, seed)
@@ -47,7 +61,9 @@ def test_fewest_exchanges_leave_the_fewest_tasks_on_one_side(labels: list[int], 
 
 
 @given(SEVERAL_TASKS, st.floats(0.05, 0.9), st.integers(0, 20))
-def test_episodes_of_several_tasks_or_none_never_fare_worse(tasks: list[set[int]], fraction: float, seed: int) -> None:
+def test_episodes_of_several_tasks_or_none_never_fare_worse(
+    tasks: list[set[int]], fraction: float, seed: int
+) -> None:
     plain = split(tasks, fraction, seed, spread=False)
     found = split(tasks, fraction, seed)
     assert len(found) == len(plain)
@@ -60,8 +76,11 @@ def test_episodes_of_several_tasks_or_none_never_fare_worse(tasks: list[set[int]
 @given(SEVERAL_TASKS)
 def test_split_depends_on_neither_sequence_nor_numbers_of_tasks(tasks: list[set[int]]) -> None:
     pairs = rows(tasks)
-    other = np.array([[episode, 1000 - 7 * task] for episode, task in pairs.tolist()], np.int64).reshape(-1, 2)
-    other = np.concatenate([other[::-1], other[:3], [[10_000, 5]]])  # some twice, and one of another episode
+    other = np.array(
+        [[episode, 1000 - 7 * task] for episode, task in pairs.tolist()], np.int64
+    ).reshape(-1, 2)
+    # some twice, and one of another episode
+    other = np.concatenate([other[::-1], other[:3], [[10_000, 5]]])
     found = split_episodes(range(len(tasks)), 0.3, tasks=pairs)[1]
     assert split_episodes(range(len(tasks)), 0.3, tasks=other)[1].tolist() == found.tolist()
 
@@ -76,7 +95,9 @@ def test_rare_tasks_are_validated_and_trained() -> None:
     plain = split([{0}] * 60, spread=False)
     inside = sorted(plain)[:2]
     outside = sorted(set(range(60)) - plain)[:2]
-    tasks = [{1} if episode in inside else {2} if episode in outside else {0} for episode in range(60)]
+    tasks = [
+        {1} if episode in inside else {2} if episode in outside else {0} for episode in range(60)
+    ]
     assert lacking(plain, tasks) == (1, 1)
     found = split(tasks)
     assert lacking(found, tasks) == (0, 0)

@@ -87,7 +87,9 @@ def test_dataset_where_selects_together_with_episodes(tmp_path: Path) -> None:
 
     def ids(**settings: Any) -> list[int]:
         data = EpisodeDataset(root, **settings)
-        assert len(data) == sum((3, 4, 2, 5)[episode] for episode in set(data.segments[:, 0].tolist()))
+        assert len(data) == sum(
+            (3, 4, 2, 5)[episode] for episode in set(data.segments[:, 0].tolist())
+        )
         return data.segments[:, 0].tolist()
 
     assert ids(where="success and quality >= 3") == [0, 3]

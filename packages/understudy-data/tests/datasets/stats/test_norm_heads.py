@@ -15,7 +15,12 @@ import pytest
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.stats import summary
-from understudy_data.datasets.stats.norm_heads import Member, compute_normalization, compute_statistics, head_name
+from understudy_data.datasets.stats.norm_heads import (
+    Member,
+    compute_normalization,
+    compute_statistics,
+    head_name,
+)
 from understudy_data.datasets.stats.summary import Mode, Statistics, count_pairs
 from understudy_data.testing.datasets import Spec, Truth, edit_json, write_dataset
 
@@ -39,7 +44,9 @@ def changed(root: Path, key: str, change: Callable[[int, np.ndarray], np.ndarray
         episodes = table["episode_index"].to_numpy()
         for episode in np.unique(episodes):
             values[episodes == episode] = change(int(episode), values[episodes == episode].copy())
-        column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.float32()), values.shape[1])
+        column = pa.FixedSizeListArray.from_arrays(
+            pa.array(values.ravel(), pa.float32()), values.shape[1]
+        )
         at = table.schema.get_field_index(key)
         pq.write_table(table.set_column(at, key, column), path)
 
@@ -51,13 +58,19 @@ def recording(root: Path, place: float = 0.0, **spec: Any) -> Truth:
     for key in (ACTION, STATE):
         for rows in truth.rows.values():
             rows[key] = (rows[key] + np.float32(place)).astype(np.float32)
-        changed(root, key, lambda episode, _, key=key: truth.rows[episode][key])  # type: ignore[misc]
+        changed(
+            root,
+            key,
+            lambda episode, _, key=key: truth.rows[episode][key],  # type: ignore[misc]
+        )
     return truth
 
 
 def rows_of(truth: Truth, key: str, segments: np.ndarray) -> np.ndarray:
     """float64 (n, dim): the written rows of the frames of segments."""
-    return np.concatenate([truth.rows[e][key][a:b] for e, a, b in segments.tolist()]).astype(np.float64)
+    return np.concatenate([truth.rows[e][key][a:b] for e, a, b in segments.tolist()]).astype(
+        np.float64
+    )
 
 
 def by_hand(rows: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +78,9 @@ def by_hand(rows: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
     out = []
     for x in np.ascontiguousarray(rows.T):
         low, high = (x.min(), x.max()) if mode == "min_max" else np.quantile(x, [0.01, 0.99])
-        offset, spread = (x.mean(), x.std()) if mode == "mean_std" else ((low + high) / 2, (high - low) / 2)
+        offset, spread = (
+            (x.mean(), x.std()) if mode == "mean_std" else ((low + high) / 2, (high - low) / 2)
+        )
         out.append((x[0], 0) if (x == x[0]).all() else (offset, spread))
     offset, spread = np.array(out).T.astype(np.float32)
     return offset, spread
@@ -101,7 +116,10 @@ def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
         png = "observation.images.png"
         broken = pa.array([{"bytes": b"no picture", "path": ""}] * len(table), table[png].type)
         pq.write_table(table.set_column(table.schema.get_field_index(png), png, broken), path)
-    assert compute_normalization([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4) == before
+    assert (
+        compute_normalization([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4)
+        == before
+    )
 
 
 @pytest.mark.parametrize("delta", [(), (0, 1)])
@@ -109,7 +127,10 @@ def test_norm_heads_validation_values_have_no_say(tmp_path: Path, delta: tuple[i
     def made() -> dict[str, Any]:
         data = opened(tmp_path / "d", episodes=[0, 1, 3])
         held = opened(tmp_path / "d", episodes=[2])
-        return {mode: compute_normalization([Member(data, "a", delta)], mode, 4, None, [held]) for mode in MODES}
+        return {
+            mode: compute_normalization([Member(data, "a", delta)], mode, 4, None, [held])
+            for mode in MODES
+        }
 
     recording(tmp_path / "d")
     before = made()
@@ -126,7 +147,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Truth]]:
     root = tmp_path_factory.mktemp("three")
     places = {"a": 0.0, "b": 40.0, "c": -7.0}
     lengths = {"a": (6, 9, 30), "b": (50,), "c": (1, 2, 70)}
-    return root, [recording(root / name, place, lengths=lengths[name]) for name, place in places.items()]
+    return root, [
+        recording(root / name, place, lengths=lengths[name]) for name, place in places.items()
+    ]
 
 
 @pytest.mark.parametrize("delta", [(), (1,)])
@@ -143,7 +166,9 @@ def test_norm_heads_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
         assert compute_normalization(several, mode, 4) == made
     for head, sources in enumerate(((0, 1), (2,))):
         for key in (ACTION, STATE):
-            rows = np.concatenate([rows_of(truths[s], key, members[s].data.segments) for s in sources])
+            rows = np.concatenate(
+                [rows_of(truths[s], key, members[s].data.segments) for s in sources]
+            )
             offset, spread = by_hand(rows, mode)
             same = np.s_[:1] if delta and key == ACTION else np.s_[:]
             np.testing.assert_allclose(made[key]["offset"][head][same], offset[same], rtol=1e-6)
@@ -153,7 +178,10 @@ def test_norm_heads_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
 def test_norm_heads_narrow_heads_are_padded_with_what_gives_zero(tmp_path: Path) -> None:
     recording(tmp_path / "narrow")
     recording(tmp_path / "wide", action_dim=5, state_dim=4)
-    members = [Member(opened(tmp_path / name), name, delta) for name, delta in (("wide", (0, 3)), ("narrow", ()))]
+    members = [
+        Member(opened(tmp_path / name), name, delta)
+        for name, delta in (("wide", (0, 3)), ("narrow", ()))
+    ]
     made = compute_normalization(members, "mean_std", 4)
     assert made["heads"] == ["narrow", "wide"]
     assert made["dims"] == {ACTION: [2, 5], STATE: [3, 4]}
@@ -204,10 +232,14 @@ def differences(data: EpisodeDataset) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 4, 50])
-def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice: dict[str, Any], chunk: int) -> None:
+def test_norm_heads_differences_are_those_of_the_windows(
+    tmp_path: Path, choice: dict[str, Any], chunk: int
+) -> None:
     truth = recording(tmp_path / "d")
     if "keep_ranges" in choice:
-        choice = choice | {"keep_ranges": {int(key): ranges for key, ranges in choice["keep_ranges"].items()}}
+        choice = choice | {
+            "keep_ranges": {int(key): ranges for key, ranges in choice["keep_ranges"].items()}
+        }
     if chunk == 50 and choice.get("keep_rule") == "window":
         chunk = 7
     data = opened(tmp_path / "d", chunk, **choice)
@@ -222,7 +254,8 @@ def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice:
         assert made[STATE] == plain[STATE]
         assert plain[ACTION]["spread"][0] == absolute[1].tolist()
         for name, figure in (("offset", offset), ("spread", spread)):
-            assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]  # absolute: one value per frame, as without
+            # absolute: one value per frame, as without
+            assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]
             assert made[ACTION][name][0][1] == figure[1]
     found = compute_statistics([Member(data, "a", (1, 0))], chunk)["a"][ACTION]
     np.testing.assert_array_equal(found.q99, np.quantile(expected, 0.99, axis=0))
@@ -232,10 +265,14 @@ def test_norm_heads_differences_are_those_of_the_windows(tmp_path: Path, choice:
 def test_norm_heads_thinned_differences_show_every_step_of_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Actions run away from the state by 1 a frame, so a difference is its step k: quantiles are known."""
+    """Actions run away from the state by 1 a frame, so a difference is its step k: quantiles are
+    known.
+    """
     recording(tmp_path / "d", lengths=(600,))
     for key in (ACTION, STATE):
-        changed(tmp_path / "d", key, lambda _, rows: np.arange(len(rows))[:, None] + np.zeros_like(rows))
+        changed(
+            tmp_path / "d", key, lambda _, rows: np.arange(len(rows))[:, None] + np.zeros_like(rows)
+        )
     monkeypatch.setattr(summary, "ROWS", 1000)
     data = opened(tmp_path / "d", 16)
     found = compute_statistics([Member(data, "a", (0, 1))], 16)["a"][ACTION]
@@ -249,9 +286,16 @@ def test_norm_heads_thinned_differences_show_every_step_of_the_window(
 def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dtype: str) -> None:
     recording(tmp_path / "d", lengths=(12,))
     for key in (ACTION, STATE):
-        changed(tmp_path / "d", key, lambda _, rows, key=key: np.full_like(rows, 9 if key == STATE else 4))  # type: ignore[misc]
+        changed(
+            tmp_path / "d",
+            key,
+            lambda _, rows, key=key: np.full_like(rows, 9 if key == STATE else 4),
+        )  # type: ignore[misc]
     for key in (ACTION, STATE):
-        edit_json(tmp_path / "d/meta/info.json", lambda info, key=key: info["features"][key].update(dtype=dtype))
+        edit_json(
+            tmp_path / "d/meta/info.json",
+            lambda info, key=key: info["features"][key].update(dtype=dtype),
+        )
     found = compute_statistics([Member(opened(tmp_path / "d"), "a", (0,))], 4)["a"][ACTION]
     assert (found.min[0], found.max[0], found.min[1]) == (-5, -5, 4)
 
@@ -262,7 +306,9 @@ def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dty
 @pytest.mark.filterwarnings("ignore:.*not finite")
 @pytest.mark.parametrize("where", ["training", "validation", "behind the segment"])
 @pytest.mark.parametrize("delta", [(), (0, 1)])
-def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: str, delta: tuple[int, ...]) -> None:
+def test_norm_heads_a_value_that_is_not_finite_is_named(
+    tmp_path: Path, where: str, delta: tuple[int, ...]
+) -> None:
     def with_nan(episode: int, rows: np.ndarray) -> np.ndarray:
         if episode == 3:
             rows[-1, 1] = np.inf
@@ -274,22 +320,41 @@ def test_norm_heads_a_value_that_is_not_finite_is_named(tmp_path: Path, where: s
     held = opened(tmp_path / "d", episodes=[3])
     data = opened(tmp_path / "d", episodes=[0, 1] if where == "validation" else [0, 3], **drop)
     with refused("action[1]", "inf", 1, where="d, episode 3", fix="exclude_episodes"):
-        compute_normalization([Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else [])
+        compute_normalization(
+            [Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else []
+        )
     if where == "validation":
         compute_normalization([Member(data, "a", delta)], "mean_std", 4)
-    if where == "behind the segment":  # a target of a window that reaches there; of a shorter one it is none
-        compute_normalization([Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2)
+    # a target of a window that reaches there; of a shorter one it is none
+    if where == "behind the segment":
+        compute_normalization(
+            [Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
 @pytest.mark.parametrize(
     ("key", "frame", "choice", "window", "seen"),
     [
-        (STATE, 5, {"drop_n_last_frames": 3}, [0.0, 0.1, 0.2], False),  # the last sample is frame 2 of 0..5
+        # the last sample is frame 2 of 0..5
+        (STATE, 5, {"drop_n_last_frames": 3}, [0.0, 0.1, 0.2], False),
         (STATE, 5, {"drop_n_last_frames": 2}, [0.0, 0.1, 0.2], True),
-        (STATE, 1, {"drop_n_first_frames": 3, "keep_ranges": {0: [(0, 5)], 1: [(0, 5)]}}, [-0.1, 0.0], False),
-        (STATE, 1, {"drop_n_first_frames": 3, "keep_ranges": {0: [(0, 5)], 1: [(0, 5)]}}, [-0.2, 0.0], True),
-        (ACTION, 1, {"drop_n_first_frames": 3}, [-0.1, 0.0, 0.1], False),  # targets of a policy with `past_actions`
+        (
+            STATE,
+            1,
+            {"drop_n_first_frames": 3, "keep_ranges": {0: [(0, 5)], 1: [(0, 5)]}},
+            [-0.1, 0.0],
+            False,
+        ),
+        (
+            STATE,
+            1,
+            {"drop_n_first_frames": 3, "keep_ranges": {0: [(0, 5)], 1: [(0, 5)]}},
+            [-0.2, 0.0],
+            True,
+        ),
+        # targets of a policy with `past_actions`
+        (ACTION, 1, {"drop_n_first_frames": 3}, [-0.1, 0.0, 0.1], False),
         (ACTION, 1, {"drop_n_first_frames": 3}, [-0.2, 0.0, 0.1], True),
     ],
 )
@@ -308,12 +373,17 @@ def test_norm_heads_values_must_be_finite_where_windows_see_them(
     changed(tmp_path / "d", key, with_nan)
     windows = {ACTION: [0.0, 0.1]} | {key: window}
     data = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE], **choice)
-    plain = compute_normalization([Member(opened(tmp_path / "d", 2, **choice), "x", (0,))], "mean_std", 2)
+    plain = compute_normalization(
+        [Member(opened(tmp_path / "d", 2, **choice), "x", (0,))], "mean_std", 2
+    )
     if seen:
         with refused(f"{key}[0]", "nan", where="d, episode 0"):
             compute_normalization([Member(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
     else:
-        assert compute_normalization([Member(data, "x", (0,))], "mean_std", 2, tmp_path / "cache") == plain
+        assert (
+            compute_normalization([Member(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
+            == plain
+        )
 
 
 def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -325,7 +395,9 @@ def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_pat
         compute_normalization([Member(two, "x"), Member(three, "x")], "mean_std", 4)
     with refused("x", "two", "[]", "[0]", "delta", fix="delta"):
         compute_normalization([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
-    compute_normalization([Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4)
+    compute_normalization(
+        [Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4
+    )
     with refused("delta", "dimension 2", "action", where="two"):
         compute_normalization([Member(two, "x", (0, 2))], "mean_std", 4)
     with refused("delta", -1, where="two"):
@@ -337,7 +409,9 @@ def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_pat
 
 def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     recording(tmp_path / "d", stored_double=True)
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"][ACTION].update(dtype="float64"))
+    edit_json(
+        tmp_path / "d/meta/info.json", lambda info: info["features"][ACTION].update(dtype="float64")
+    )
     path = next((tmp_path / "d/data").glob("chunk-*/*.parquet"))
     table = pq.read_table(path)
     values = np.stack(table[ACTION].to_numpy()).astype(np.float64)
@@ -369,7 +443,9 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
     pool = [Member(data, "x", (), recorded), Member(data, "x", (), other)]
     made = compute_normalization(pool, "mean_std", 4)
     assert made[ACTION]["offset"] == [[2.5, 2.5]]
-    np.testing.assert_allclose(made[ACTION]["spread"], np.sqrt(4 + (0.25 * 1.5**2 + 0.75 * 0.5**2)), rtol=1e-6)
+    np.testing.assert_allclose(
+        made[ACTION]["spread"], np.sqrt(4 + (0.25 * 1.5**2 + 0.75 * 0.5**2)), rtol=1e-6
+    )
     assert compute_normalization(pool, "min_max", 4)[ACTION]["offset"] == [[2.0, 2.0]]
     with refused("x", "action[0]", "quantile", fix="file"):
         compute_normalization(pool, "quantile", 4)
@@ -377,7 +453,11 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
     with refused("x", "action[0]", "mean_std"):
         compute_normalization([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
     with refused(3, "action", 2, where="d"):
-        compute_normalization([Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})], "mean_std", 4)
+        compute_normalization(
+            [Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})],
+            "mean_std",
+            4,
+        )
     with refused("observation.state", 3, where="d"):
         compute_normalization([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
 
@@ -401,14 +481,24 @@ def test_norm_heads_recorded_and_computed_make_one_pool(tmp_path: Path, first: i
 
 
 @pytest.mark.long
-def test_norm_heads_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four times the files, too: one file's columns, a block, and between a third and all of the rows to keep."""
+def test_norm_heads_memory_does_not_grow_with_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four times the files, too: one file's columns, a block, and between a third and all of the
+    rows to keep.
+    """
     monkeypatch.setattr(summary, "ROWS", 1000)
     monkeypatch.setattr(summary, "LOADED_BYTES", 0)
     monkeypatch.setattr(summary, "PAIRS", 1000)
     peaks = []
     for files in (8, 32):
-        recording(tmp_path / f"{files}", lengths=(400,) * files, per_data_file=1, action_dim=8, state_dim=8)
+        recording(
+            tmp_path / f"{files}",
+            lengths=(400,) * files,
+            per_data_file=1,
+            action_dim=8,
+            state_dim=8,
+        )
         data = opened(tmp_path / f"{files}")
         tracemalloc.start()
         compute_normalization([Member(data, "x", tuple(range(8)))], "quantile", 4)
@@ -430,14 +520,21 @@ def test_norm_heads_real_recordings(real_data: Path) -> None:
     plain = [EpisodeDataset(root, keys=[ACTION, STATE]) for root in roots]
     rows = []
     for data in plain:
-        columns = [data.row_batch(np.full(b - a, e), np.arange(a, b))[ACTION] for e, a, b in data.segments.tolist()]
+        columns = [
+            data.row_batch(np.full(b - a, e), np.arange(a, b))[ACTION]
+            for e, a, b in data.segments.tolist()
+        ]
         rows.append(np.concatenate(columns).astype(np.float64))
     for data, values in zip(plain, rows):
         made = compute_normalization([Member(data, "g1::joint")], "quantile", 16)
         offset, spread = by_hand(values, "quantile")
         rare = np.quantile(values, 0.01, axis=0) == np.quantile(values, 0.99, axis=0)
-        np.testing.assert_array_equal(np.array(made[ACTION]["offset"][0], np.float32)[~rare], offset[~rare])
-        np.testing.assert_array_equal(np.array(made[ACTION]["spread"][0], np.float32)[~rare], spread[~rare])
+        np.testing.assert_array_equal(
+            np.array(made[ACTION]["offset"][0], np.float32)[~rare], offset[~rare]
+        )
+        np.testing.assert_array_equal(
+            np.array(made[ACTION]["spread"][0], np.float32)[~rare], spread[~rare]
+        )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.stats.summary import Statistics, SummaryBuilder, offset_and_spread, pool
+from understudy_data.datasets.stats.summary import (
+    Statistics,
+    SummaryBuilder,
+    offset_and_spread,
+    pool,
+)
 
 MODES = ["mean_std", "min_max", "quantile"]
 
@@ -46,7 +51,11 @@ def test_normalization_quantiles_do_not_lose_a_rare_event() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=25)
 @given(
-    hnp.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 3)), elements=st.floats(-1e3, 1e3, width=32))
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 30), st.integers(1, 3)),
+        elements=st.floats(-1e3, 1e3, width=32),
+    )
 )
 def test_normalization_normal_values_are_finite_and_bounded(mode: str, x: np.ndarray) -> None:
     z = _applied(x, mode)

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy_base.testing.refusals import refused
-from understudy_data.datasets.stats.running import NAMES, QUANTILES, ImageStatistics, RunningStatistics, counted_images
+from understudy_data.datasets.stats.running import (
+    NAMES,
+    QUANTILES,
+    ImageStatistics,
+    RunningStatistics,
+    counted_images,
+)
 
 LEVELS = list(QUANTILES.values())
 
@@ -24,7 +30,9 @@ def plain(values: np.ndarray) -> dict[str, np.ndarray]:
     dtype=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
     seed=st.integers(0, 99),
 )
-def test_running_parts_equal_the_whole(parts: list[int], shape: tuple[int, ...], dtype: str, seed: int) -> None:
+def test_running_parts_equal_the_whole(
+    parts: list[int], shape: tuple[int, ...], dtype: str, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     chunks = [(rng.normal(40, 30, (n, *shape)).clip(0, 200)).astype(dtype) for n in parts]
     total = RunningStatistics(shape)
@@ -49,7 +57,8 @@ def test_running_variance_survives_a_large_mean() -> None:
 
 def test_running_beyond_limit_quantiles_close_moments_exact() -> None:
     rng = np.random.default_rng(1)
-    values = np.concatenate([rng.normal(k, 1 + k, (2000, 2)) for k in range(6)])  # parts unlike each other
+    # parts unlike each other
+    values = np.concatenate([rng.normal(k, 1 + k, (2000, 2)) for k in range(6)])
     total = RunningStatistics((2,), keep=1000)
     for chunk in np.array_split(values, 7):
         total.add(chunk)
@@ -98,15 +107,20 @@ def test_running_images_channel_by_channel() -> None:
     pixels = pictures.reshape(-1, 3) / 255.0
     for name, figure in plain(pixels).items():
         assert got[name].shape == (3, 1, 1)
-        tolerance = 1 / 255 if name in QUANTILES else 1e-12  # between two levels we take the lower one
+        # between two levels we take the lower one
+        tolerance = 1 / 255 if name in QUANTILES else 1e-12
         np.testing.assert_allclose(got[name].reshape(3), figure, atol=tolerance)
     assert got["count"].tolist() == [9]
 
 
-@given(parts=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), keep=st.integers(2, 40))
+@given(
+    parts=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), keep=st.integers(2, 40)
+)
 def test_running_counted_images_follow_from_numbers(parts: list[int], keep: int) -> None:
     """However they come: in parts that are merged, or passing over those that are not to count."""
-    pictures = np.random.default_rng(sum(parts)).integers(0, 256, (sum(parts), 4, 5, 3)).astype(np.uint8)
+    pictures = (
+        np.random.default_rng(sum(parts)).integers(0, 256, (sum(parts), 4, 5, 3)).astype(np.uint8)
+    )
     total = ImageStatistics(keep=keep)
     sparse = ImageStatistics(keep=keep)
     first = 0

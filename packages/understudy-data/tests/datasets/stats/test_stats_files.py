@@ -11,7 +11,11 @@ from understudy_base.errors import DatasetError, MissingFileError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.recorded_stats import parse_stats
-from understudy_data.datasets.stats.norm_heads import Member, compute_normalization, compute_statistics
+from understudy_data.datasets.stats.norm_heads import (
+    Member,
+    compute_normalization,
+    compute_statistics,
+)
 from understudy_data.datasets.stats.stats_files import read_stats_file, to_openpi
 from understudy_data.datasets.stats.summary import Mode, Statistics, offset_and_spread
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
@@ -47,7 +51,9 @@ def test_external_openpi_is_read_with_its_padding_cut(
     data: EpisodeDataset, tmp_path: Path, width: int, fill: str
 ) -> None:
     """openpi's histograms leave 1e-10 of a zero."""
-    pad = {"zeros": (0, 0, 0, 0), "nearly": (1e-11, 1e-9, -1e-10, 1e-10), "neutral": (0, 1, -1, 1)}[fill]
+    pad = {"zeros": (0, 0, 0, 0), "nearly": (1e-11, 1e-9, -1e-10, 1e-10), "neutral": (0, 1, -1, 1)}[
+        fill
+    ]
     wide = {name: [*PI[name], *[by] * (width - 2)] for name, by in zip(PI, pad)}
     path = saved(tmp_path, norm_stats(wide))
     for mode in ("mean_std", "quantile"):
@@ -56,7 +62,9 @@ def test_external_openpi_is_read_with_its_padding_cut(
             assert getattr(got, name).tolist() == values
         assert np.isnan([got.min, got.max]).all()
         assert got.count == 0
-        made = compute_normalization([Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4)
+        made = compute_normalization(
+            [Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4
+        )
         expected = [[1.0, 2.0], [0.5, 4.0]] if mode == "mean_std" else [[1.0, 1.0], [1.0, 8.0]]
         assert [made[ACTION]["offset"][0], made[ACTION]["spread"][0]] == expected
     with pytest.raises(DatasetError) as caught:
@@ -69,7 +77,14 @@ def test_external_openpi_is_read_with_its_padding_cut(
 
 @pytest.mark.parametrize(
     "tail",
-    [{"mean": [0.1]}, {"std": [0.5]}, {"q99": [1.0]}, {"mean": [np.nan]}, {"std": [0.0, 0.0]}, {"std": []}],
+    [
+        {"mean": [0.1]},
+        {"std": [0.5]},
+        {"q99": [1.0]},
+        {"mean": [np.nan]},
+        {"std": [0.0, 0.0]},
+        {"std": []},
+    ],
 )
 def test_external_refuses_extra_dimensions_without_padding(
     data: EpisodeDataset, tmp_path: Path, tail: dict[str, list[float]]
@@ -86,9 +101,16 @@ def test_external_too_few_dimensions_are_refused(data: EpisodeDataset, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "quantile"])
-def test_external_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset, tmp_path: Path, mode: Mode) -> None:
+def test_external_constant_dimensions_of_openpi_become_zero(
+    data: EpisodeDataset, tmp_path: Path, mode: Mode
+) -> None:
     """It has no least and greatest value, and its deviation of a constant is rounding."""
-    state = {"mean": [3.0, 0.7001, 0.0], "std": [0.0, 1e-4, 1.0], "q01": [3.0, 0.7, -2.0], "q99": [3.0, 0.7, 2.0]}
+    state = {
+        "mean": [3.0, 0.7001, 0.0],
+        "std": [0.0, 1e-4, 1.0],
+        "q01": [3.0, 0.7, -2.0],
+        "q99": [3.0, 0.7, 2.0],
+    }
     found = read_stats_file(saved(tmp_path, norm_stats(PI, state)), mode, data)
     numbers = offset_and_spread(found[STATE], mode)
     assert numbers["spread"][:2].tolist() == [0, 0]
@@ -97,12 +119,18 @@ def test_external_constant_dimensions_of_openpi_become_zero(data: EpisodeDataset
 
 
 def test_external_a_rare_event_in_openpi_is_not_lost(data: EpisodeDataset, tmp_path: Path) -> None:
-    """Both quantiles equal, and yet it changes: its range is not known, so quantiles cannot be had of it."""
+    """Both quantiles equal, and yet it changes: its range is not known, so quantiles cannot be had
+    of it.
+    """
     rare = {"mean": [0.005, 0], "std": [0.07, 1], "q01": [0, -2], "q99": [0, 2]}
     path = saved(tmp_path, norm_stats(rare))
     with refused("action[0]", "q01", "q99", fix="stats"):
-        compute_normalization([Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4)
-    compute_normalization([Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4)
+        compute_normalization(
+            [Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4
+        )
+    compute_normalization(
+        [Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4
+    )
 
 
 def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
@@ -143,12 +171,20 @@ def test_external_null_is_not_there(data: EpisodeDataset, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
-def test_external_lerobots_are_read_from_the_dataset_or_from_a_file(tmp_path: Path, version: str) -> None:
+def test_external_lerobots_are_read_from_the_dataset_or_from_a_file(
+    tmp_path: Path, version: str
+) -> None:
     truth = write_dataset(tmp_path / "d", Spec(version=version, cameras=()))
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
-    rows = {key: np.concatenate([r[key] for r in truth.rows.values()]).astype(np.float64) for key in (ACTION, STATE)}
+    rows = {
+        key: np.concatenate([r[key] for r in truth.rows.values()]).astype(np.float64)
+        for key in (ACTION, STATE)
+    }
     name = "episodes_stats.jsonl" if version == "v2.1" else "stats.json"
-    for source, place in (("recorded", "d/meta"), (str(tmp_path / "d/meta" / name), f"d/meta/{name}")):
+    for source, place in (
+        ("recorded", "d/meta"),
+        (str(tmp_path / "d/meta" / name), f"d/meta/{name}"),
+    ):
         for mode in ("mean_std", "min_max"):
             found = read_stats_file(source, mode, data)
             for key, values in rows.items():
@@ -168,14 +204,24 @@ def test_external_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None
     def with_quantiles(stats: dict[str, Any]) -> None:
         for key, width in ((ACTION, 2), (STATE, 3)):
             stats[key] |= {"q01": [-1.5] * width, "q50": [0.0] * width, "q99": [2.5] * width}
-        rare = {"mean": 1000.0, "std": 0.5, "min": 990.0, "max": 1030.0, "q01": 1000.0, "q99": 1000.0}
+        rare = {
+            "mean": 1000.0,
+            "std": 0.5,
+            "min": 990.0,
+            "max": 1030.0,
+            "q01": 1000.0,
+            "q99": 1000.0,
+        }
         for name, value in rare.items():
             stats[STATE][name][1] = value
 
     edit_json(tmp_path / "d/meta/stats.json", with_quantiles)
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
-    made = compute_normalization([Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4)
-    assert made[STATE]["offset"][0][1] == 1010.0  # a rare event far from zero: its range is known, and taken
+    made = compute_normalization(
+        [Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4
+    )
+    # a rare event far from zero: its range is known, and taken
+    assert made[STATE]["offset"][0][1] == 1010.0
     assert made[STATE]["spread"][0][1] == 20.0
     assert (made[ACTION]["offset"], made[ACTION]["spread"]) == ([[0.5, 0.5]], [[2.0, 2.0]])
     assert made[STATE]["spread"][0][2] == 0  # constant: least and greatest are the same
@@ -184,12 +230,17 @@ def test_external_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None
 def test_external_mapped_keys_are_looked_up_under_their_own_names(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(cameras=(), action_dim=3))
     plain = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
-    crossed = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE], names={ACTION: STATE, STATE: ACTION})
+    crossed = EpisodeDataset(
+        tmp_path / "d", keys=[ACTION, STATE], names={ACTION: STATE, STATE: ACTION}
+    )
     for source in ("recorded", str(tmp_path / "d/meta/stats.json")):
         a, b = (read_stats_file(source, "mean_std", each) for each in (plain, crossed))
         assert a[ACTION].mean.tolist() == b[STATE].mean.tolist() != a[STATE].mean.tolist()
     renamed = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE], names={ACTION: "next.reward"})
-    stats = {key: {"mean": [7.0] * width, "std": [1.0] * width} for key, width in ((ACTION, 1), (STATE, 3))}
+    stats = {
+        key: {"mean": [7.0] * width, "std": [1.0] * width}
+        for key, width in ((ACTION, 1), (STATE, 3))
+    }
     path = saved(tmp_path, json.dumps(stats), "stats.json")  # of another dataset, in standard keys
     assert read_stats_file(path, "mean_std", renamed)[ACTION].mean.tolist() == [7.0]
 
@@ -220,7 +271,8 @@ def test_external_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path)
         with pytest.raises(MissingFileError) as caught:
             read_stats_file(str(tmp_path / "nowhere" / name), "mean_std", data)
         assert caught.value.where == str(tmp_path / "nowhere" / name)
-        assert "computed" in caught.value.fix  # it is no file of the dataset, to be downloaded again
+        # it is no file of the dataset, to be downloaded again
+        assert "computed" in caught.value.fix
 
 
 def test_external_real_recordings_carry_what_their_rows_say(real_data: Path) -> None:
@@ -247,7 +299,10 @@ def test_external_figures_that_are_no_numbers_are_refused(
         of = data
     else:
         write_dataset(tmp_path / "d", Spec(cameras=()))
-        edit_json(tmp_path / "d/meta/stats.json", lambda content: content.update({ACTION: entry, STATE: state}))
+        edit_json(
+            tmp_path / "d/meta/stats.json",
+            lambda content: content.update({ACTION: entry, STATE: state}),
+        )
         path = "recorded"
         of = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     with pytest.raises(DatasetError) as caught:
@@ -255,7 +310,9 @@ def test_external_figures_that_are_no_numbers_are_refused(
     assert "std" in caught.value.what
 
 
-def test_external_a_mask_leaves_its_dimensions_as_they_are(data: EpisodeDataset, tmp_path: Path) -> None:
+def test_external_a_mask_leaves_its_dimensions_as_they_are(
+    data: EpisodeDataset, tmp_path: Path
+) -> None:
     path = saved(tmp_path, norm_stats({**PI, "mask": [True, False]}))
     for mode in ("mean_std", "quantile"):
         found = offset_and_spread(read_stats_file(path, mode, data)[ACTION], mode)

@@ -11,7 +11,14 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.stats import summary
-from understudy_data.datasets.stats.summary import DELTA, Summary, SummaryBuilder, pool, quantile_stride, summarize
+from understudy_data.datasets.stats.summary import (
+    DELTA,
+    Summary,
+    SummaryBuilder,
+    pool,
+    quantile_stride,
+    summarize,
+)
 from understudy_data.parts import Workers
 from understudy_data.testing.datasets import Spec, write_dataset
 
@@ -29,7 +36,9 @@ def bits(figures: object) -> list[bytes]:
 
 
 def drawn(seed: int, lengths: list[int], dtype: str = "float32") -> list[np.ndarray]:
-    """Sources that differ in place and scale by orders of magnitude; one dimension never changes."""
+    """Sources that differ in place and scale by orders of magnitude; one dimension never
+    changes.
+    """
     rng = np.random.default_rng(seed)
     out = []
     for n in lengths:
@@ -47,17 +56,28 @@ def drawn(seed: int, lengths: list[int], dtype: str = "float32") -> list[np.ndar
     dtype=st.sampled_from(["float32", "float64", "int64", "bool"]),
     seed=st.integers(0, 99),
 )
-def test_summary_one_source_has_numpys_own_figures_bit_for_bit(n: int, cuts: list[int], dtype: str, seed: int) -> None:
+def test_summary_one_source_has_numpys_own_figures_bit_for_bit(
+    n: int, cuts: list[int], dtype: str, seed: int
+) -> None:
     rows = drawn(seed, [n], dtype)[0]
     got = pool([of(rows, cuts=tuple(c for c in cuts if c <= n))])
     assert got.count == n
     for dim in range(3):
         x = np.ascontiguousarray(rows[:, dim]).astype(np.float64)
-        assert (got.mean[dim], got.std[dim], got.min[dim], got.max[dim]) == (x.mean(), x.std(), x.min(), x.max())
+        assert (got.mean[dim], got.std[dim], got.min[dim], got.max[dim]) == (
+            x.mean(),
+            x.std(),
+            x.min(),
+            x.max(),
+        )
         assert (got.q01[dim], got.q99[dim]) == tuple(np.quantile(x, [0.01, 0.99]))
 
 
-@given(lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6), seed=st.integers(0, 999), data=st.data())
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    seed=st.integers(0, 999),
+    data=st.data(),
+)
 def test_summary_a_pool_equals_its_rows_and_no_sequence_shows(
     lengths: list[int], seed: int, data: st.DataObject
 ) -> None:
@@ -76,7 +96,9 @@ def test_summary_a_pool_equals_its_rows_and_no_sequence_shows(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_summary_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
-    """The control: two sources, one shifted by a hundred deviations; weighting their quantiles by rows misses both."""
+    """The control: two sources, one shifted by a hundred deviations; weighting their quantiles by
+    rows misses both.
+    """
     rng = np.random.default_rng(3)
     sources = [rng.normal(0, 1, (4000, 1)), rng.normal(100, 1, (4000, 1))]
     rows = np.concatenate(sources)
@@ -88,12 +110,15 @@ def test_summary_the_mean_of_quantiles_is_no_quantile(whole: bool) -> None:
     each = [pool([of(source)]) for source in sources]
     wrong = np.mean([[s.q01[0], s.q99[0]] for s in each], axis=0)
     assert np.abs(wrong - truth).min() > 45  # of a range of 105
-    spread = np.mean([s.std[0] ** 2 for s in each]) ** 0.5  # nor the mean of the variances the variance
+    # nor the mean of the variances the variance
+    spread = np.mean([s.std[0] ** 2 for s in each]) ** 0.5
     assert spread < 0.03 * rows.std()
 
 
 @given(lengths=st.lists(st.integers(1, 900), min_size=1, max_size=6), seed=st.integers(0, 99))
-def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths: list[int], seed: int) -> None:
+def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(
+    lengths: list[int], seed: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "ROWS", 256)
         sources = drawn(seed, lengths)
@@ -105,7 +130,9 @@ def test_summary_beyond_the_bound_moments_stay_and_quantiles_are_of_rows(lengths
         for source, part in zip(sources, parts):  # over the blocks, too
             np.testing.assert_array_equal(part.rows, source[::stride])
         got = pool(parts)
-        np.testing.assert_allclose(got.mean, rows.mean(0), rtol=1e-10, atol=1e-12 * np.abs(rows).max())
+        np.testing.assert_allclose(
+            got.mean, rows.mean(0), rtol=1e-10, atol=1e-12 * np.abs(rows).max()
+        )
         np.testing.assert_allclose(got.std[:2] ** 2, rows.var(0)[:2], rtol=1e-12)
         assert (got.min == rows.min(0)).all()
         assert (got.max == rows.max(0)).all()
@@ -117,13 +144,16 @@ def test_summary_strides_meet_every_place_of_a_run_and_nest(total: int, period: 
     stride = quantile_stride(total, period)
     assert np.gcd(stride, period) == 1
     assert total <= stride * summary.ROWS
-    assert stride == 1 or total > stride * summary.ROWS // 7  # at least a seventh of the bound is kept
+    # at least a seventh of the bound is kept
+    assert stride == 1 or total > stride * summary.ROWS // 7
     larger = quantile_stride(total * 3, period)
     assert larger % stride == 0
 
 
 def test_summary_a_stride_that_divides_the_run_sees_one_place_of_it() -> None:
-    """The control of the test above: of runs of 16 that count 0..15, every 8th row shows two of the values."""
+    """The control of the test above: of runs of 16 that count 0..15, every 8th row shows two of the
+    values.
+    """
     rows = np.tile(np.arange(16.0), 1000)[:, None]
     assert len(np.unique(of(rows, 8).rows)) == 2
     assert len(np.unique(of(rows, 9).rows)) == 16
@@ -184,4 +214,6 @@ def test_summaries_of_a_source_are_equal_for_any_number_of_processes(
         assert cut[key].rows.tobytes() == whole[key].rows.tobytes()
         assert cut[key].count == whole[key].count
         np.testing.assert_allclose(cut[key].std, whole[key].std, rtol=1e-12)
-        np.testing.assert_array_equal([cut[key].min, cut[key].max], [whole[key].min, whole[key].max])
+        np.testing.assert_array_equal(
+            [cut[key].min, cut[key].max], [whole[key].min, whole[key].max]
+        )

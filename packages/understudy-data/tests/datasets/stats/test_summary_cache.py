@@ -28,7 +28,9 @@ STATE = "observation.state"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_dataset(tmp_path / "d", Spec(version="v2.1", lengths=(6, 9, 30), cameras=(), action_dim=3))
+    write_dataset(
+        tmp_path / "d", Spec(version="v2.1", lengths=(6, 9, 30), cameras=(), action_dim=3)
+    )
     return tmp_path / "d"
 
 
@@ -40,7 +42,12 @@ def made(
     names = choice.get("names")
     windows = {ACTION: [i / 10 for i in range(chunk)]}
     data = EpisodeDataset(
-        root, windows, episodes=episodes, keys=[ACTION, STATE], names=names, **choice.get("select", {})
+        root,
+        windows,
+        episodes=episodes,
+        keys=[ACTION, STATE],
+        names=names,
+        **choice.get("select", {}),
     )
     return compute_normalization([Member(data, "x", delta)], "quantile", chunk, cache)
 
@@ -63,7 +70,9 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / "statistics").glob("*"))
 
 
-def test_cache_second_load_reads_no_rows_and_gives_same_bits(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_second_load_reads_no_rows_and_gives_same_bits(
+    root: Path, tmp_path: Path, reads: list[str]
+) -> None:
     plain = made(root, None)
     assert made(root, tmp_path / "c") == plain
     assert made(root, tmp_path / "c") == plain
@@ -73,7 +82,9 @@ def test_cache_second_load_reads_no_rows_and_gives_same_bits(root: Path, tmp_pat
     assert len(reads) == 3
 
 
-def test_cache_validation_parts_are_stored_without_rows(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_validation_parts_are_stored_without_rows(
+    root: Path, tmp_path: Path, reads: list[str]
+) -> None:
     data, held = (EpisodeDataset(root, episodes=[e], keys=[ACTION, STATE]) for e in (0, 2))
     for _ in range(2):
         compute_normalization([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
@@ -85,7 +96,9 @@ def test_cache_validation_parts_are_stored_without_rows(root: Path, tmp_path: Pa
 
 def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[str]) -> None:
     shutil.copytree(root, tmp_path / "e")
-    members = [Member(EpisodeDataset(each, keys=[ACTION, STATE]), "x") for each in (root, tmp_path / "e")]
+    members = [
+        Member(EpisodeDataset(each, keys=[ACTION, STATE]), "x") for each in (root, tmp_path / "e")
+    ]
     compute_normalization(members[:1], "mean_std", 1, tmp_path / "c")
     compute_normalization(members, "mean_std", 1, tmp_path / "c")
     assert reads == ["d", "e"]
@@ -102,7 +115,10 @@ def test_small_sources_of_a_mixture_share_files(
 
     def pooled(cache: Path | None) -> dict[str, Any]:
         windows = {ACTION: [0, 0.1]}
-        parts = [[EpisodeDataset(one, windows, episodes=[e], keys=[ACTION, STATE]) for e in (0, 1)] for one in roots]
+        parts = [
+            [EpisodeDataset(one, windows, episodes=[e], keys=[ACTION, STATE]) for e in (0, 1)]
+            for one in roots
+        ]
         members = [Member(part[1], "x", (0,)) for part in parts]
         return compute_normalization(members, "quantile", 2, cache, [part[0] for part in parts])
 
@@ -174,12 +190,16 @@ def test_cache_a_window_that_ends_elsewhere_is_another_entry(root: Path, tmp_pat
 
 
 def of_the_same_size(path: Path, new: Path) -> bytes:
-    """A data file with its actions in another sequence, as long as before to the byte; left in `new`, too."""
+    """A data file with its actions in another sequence, as long as before to the byte; left in
+    `new`, too.
+    """
     table = pq.read_table(path)
     at = table.schema.get_field_index(ACTION)
     for by in range(1, len(table)):
         rows = pa.array(np.roll(np.arange(len(table)), by))
-        write_parquet(new, [table.set_column(at, ACTION, table[ACTION].combine_chunks().take(rows))])
+        write_parquet(
+            new, [table.set_column(at, ACTION, table[ACTION].combine_chunks().take(rows))]
+        )
         if new.stat().st_size == path.stat().st_size:
             return new.read_bytes()
     raise AssertionError("no such file")
@@ -204,7 +224,9 @@ def test_cache_a_changed_file_is_read_again(root: Path, tmp_path: Path, how: str
     assert after != before
 
 
-def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(
+    root: Path, tmp_path: Path, reads: list[str]
+) -> None:
     """A second process, as it were: opened anew. The etag is a hash of the content."""
     path = "/d/data/chunk-001/episode_000002.parquet"
     files = folder(root, "/d")
@@ -212,7 +234,8 @@ def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_
 
         def again() -> dict[str, Any]:
             remote = RemoteOptions(
-                cache=str(tmp_path / "bytes"), retry=RetryPolicy(deadline=20.0, initial_backoff=0.001)
+                cache=str(tmp_path / "bytes"),
+                retry=RetryPolicy(deadline=20.0, initial_backoff=0.001),
             )
             return made(Catalog.open(f"{server.url}/d", remote), tmp_path / "c")
 
@@ -226,13 +249,17 @@ def test_cache_a_dataset_elsewhere_goes_by_what_its_server_says(root: Path, tmp_
 
 def test_cache_metadata_that_says_otherwise_is_another_entry(root: Path, tmp_path: Path) -> None:
     before = made(root, tmp_path / "c")
-    edit_json(root / "meta/info.json", lambda info: info["features"][ACTION].update(dtype="float64"))
+    edit_json(
+        root / "meta/info.json", lambda info: info["features"][ACTION].update(dtype="float64")
+    )
     assert made(root, tmp_path / "c") == made(root, None)
     assert len(kept(tmp_path / "c")) == 2
     assert before["heads"] == ["x"]
 
 
-def test_cache_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_torn_and_foreign_files_are_computed_again(
+    root: Path, tmp_path: Path, reads: list[str]
+) -> None:
     cache = tmp_path / "c"
     plain = made(root, cache)
     path = kept(cache)[0]
@@ -241,7 +268,11 @@ def test_cache_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: P
     foreign = next(other for other in kept(cache) if other != path).read_bytes()
     rng = np.random.default_rng(0)
     broken = [whole[: int(n)] for n in [*np.linspace(0, len(whole) - 1, 12)]]
-    broken += [foreign, b"not an archive", whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)]
+    broken += [
+        foreign,
+        b"not an archive",
+        whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
+    ]
     for _ in range(25):  # a flipped byte anywhere
         at = int(rng.integers(len(whole)))
         broken.append(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
@@ -255,7 +286,9 @@ def test_cache_torn_and_foreign_files_are_computed_again(root: Path, tmp_path: P
     assert len(reads) > 15 + 10  # some bytes of an archive mean nothing
 
 
-def test_cache_ignores_drafts_of_a_killed_writer(root: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_cache_ignores_drafts_of_a_killed_writer(
+    root: Path, tmp_path: Path, reads: list[str]
+) -> None:
     """Killed at the last instant before the rename: the draft is there, the entry is not."""
     cache = tmp_path / "c"
     pid = os.fork()
@@ -302,7 +335,9 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
     assert reads == ["d", "e"]
     shutil.rmtree(cache)
     reads.clear()
-    assert [compute_normalization(pool, "quantile", 1, cache) for pool in (both, one)] == plain[::-1]
+    assert [compute_normalization(pool, "quantile", 1, cache) for pool in (both, one)] == plain[
+        ::-1
+    ]
     assert reads == ["d", "e", "d"]
 
 
@@ -312,7 +347,9 @@ def test_cache_a_folder_that_cannot_be_written_costs_a_warning(root: Path, tmp_p
         assert made(root, tmp_path / "c") == made(root, None)
 
 
-def test_cache_evicts_least_recently_used(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_evicts_least_recently_used(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "c"
     made(root, cache, (0,))
     first = kept(cache)[0]

@@ -1,4 +1,6 @@
-"""EpisodeWriter under kill -9 at any file operation: the folder holds the saved episodes and can be resumed."""
+"""EpisodeWriter under kill -9 at any file operation: the folder holds the saved episodes and can be
+resumed.
+"""
 
 import os
 import signal
@@ -36,7 +38,9 @@ def episodes_in(root: Path) -> int:
 
 
 def check(root: Path, episodes: int) -> Catalog | None:
-    """The folder is a dataset of exactly the first `episodes` episodes, each with its own values and images."""
+    """The folder is a dataset of exactly the first `episodes` episodes, each with its own values
+    and images.
+    """
     if episodes == 0:
         assert episodes_in(root) == 0
         return None
@@ -52,16 +56,26 @@ def check(root: Path, episodes: int) -> Catalog | None:
         assert item["observation.state"].tolist() == recording.state(episode, frame).tolist()
         for camera, key in enumerate(["observation.images.top", "observation.images.wrist"]):
             picture = item[key].numpy().astype(int)
-            assert abs(picture.mean() - recording.shade(episode, frame, camera)) < 4, (episode, frame, key)
+            assert abs(picture.mean() - recording.shade(episode, frame, camera)) < 4, (
+                episode,
+                frame,
+                key,
+            )
     return data.catalog
 
 
 def check_leftovers(root: Path) -> None:
-    """Of a finished recording only packed files are there, and videos hold exactly their episodes."""
+    """Of a finished recording only packed files are there, and videos hold exactly their
+    episodes.
+    """
     assert not [name for name in files(root) if "/." in name or name.startswith(".")]
     tables = [pq.read_table(path) for path in sorted((root / "meta/episodes").rglob("*.parquet"))]
     frames = sum(int(np.sum(table.column("length").to_numpy())) for table in tables)
-    named = {f"file-{number:03d}" for table in tables for number in dataset_files.file_numbers(table, "data")}
+    named = {
+        f"file-{number:03d}"
+        for table in tables
+        for number in dataset_files.file_numbers(table, "data")
+    }
     assert {path.stem for path in (root / "data").rglob("*.parquet")} == named
     for key in recording.FEATURES:
         if "images" in key:
@@ -89,7 +103,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """One folder for each file operation of the recording, killed just before it; the last was not killed."""
+    """One folder for each file operation of the recording, killed just before it; the last was not
+    killed.
+    """
     folder = tmp_path_factory.mktemp("points")
     assert start("points", str(folder)).wait() == 0
     return sorted(path for path in folder.iterdir() if path.is_dir())
@@ -109,11 +125,14 @@ def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
     monkeypatch.setattr(dataset_files, "MAX_EPISODES", 2)
     unreported = 0
     assert Catalog.open(whole).report() == []
-    tasks, stats = ((whole / "meta" / name).read_bytes() for name in ("tasks.parquet", "stats.json"))
+    tasks, stats = (
+        (whole / "meta" / name).read_bytes() for name in ("tasks.parquet", "stats.json")
+    )
     for root in killed:
         saved = root.with_suffix(".saved").stat().st_size
         found = episodes_in(root)
-        assert found in (saved, saved + 1), root  # killed between the commit and the return of save_episode
+        # killed between the commit and the return of save_episode
+        assert found in (saved, saved + 1), root
         unreported += found - saved
         check(root, found)
         with recording.open_writer(root, resume=True) as writer:
@@ -131,7 +150,9 @@ def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_instants_again_and_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_random_instants_again_and_again(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "data"
     rng = np.random.default_rng(seed)
     found = 0

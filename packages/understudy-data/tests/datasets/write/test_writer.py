@@ -65,13 +65,17 @@ def record(root: Path, lengths: list[int], **options: Any) -> list[dict[str, Any
             for i in range(length):
                 values = frame(rng, brightness=20 + (episode * 50 + i * 15) % 200)
                 writer.add_frame(values, task=f"task {episode % 2}")
-                given_frames.append(values | {"task": f"task {episode % 2}", "episode": episode, "frame": i})
+                given_frames.append(
+                    values | {"task": f"task {episode % 2}", "episode": episode, "frame": i}
+                )
             assert writer.save_episode() == episode
     return given_frames
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[int]]:
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[dict[str, Any]], list[int]]:
     root = tmp_path_factory.mktemp("write") / "data"
     lengths = [5, 1, 3, 7]
     return root, record(root, lengths, robot_type="arm"), lengths
@@ -96,14 +100,18 @@ def test_writer_read_back_equal(recorded: tuple[Path, list[dict[str, Any]], list
             elif feature["dtype"] == "string":
                 assert item[key] == expected[key]
             else:
-                assert np.array_equal(item[key].numpy(), np.asarray(expected[key], feature["dtype"])), key
+                assert np.array_equal(
+                    item[key].numpy(), np.asarray(expected[key], feature["dtype"])
+                ), key
         index = [expected["frame"], expected["episode"], i, int(expected["task"][-1])]
         assert [int(item[key]) for key in DEFAULTS[1:]] == index
         assert item["timestamp"].item() == np.float32(expected["frame"] / 20)
         assert item["task"] == expected["task"]
 
 
-def test_writer_layout_of_the_folder_and_info(recorded: tuple[Path, list[dict[str, Any]], list[int]]) -> None:
+def test_writer_layout_of_the_folder_and_info(
+    recorded: tuple[Path, list[dict[str, Any]], list[int]],
+) -> None:
     root, frames, lengths = recorded
     files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
     assert files == [
@@ -152,7 +160,9 @@ def test_writer_layout_of_the_folder_and_info(recorded: tuple[Path, list[dict[st
     assert [info["features"][key]["dtype"] for key in DEFAULTS] == ["float32", *["int64"] * 4]
 
 
-def test_writer_layout_of_the_data_file(recorded: tuple[Path, list[dict[str, Any]], list[int]]) -> None:
+def test_writer_layout_of_the_data_file(
+    recorded: tuple[Path, list[dict[str, Any]], list[int]],
+) -> None:
     root, _, lengths = recorded
     file = pq.ParquetFile(root / "data/chunk-000/file-000.parquet")
     schema = file.schema_arrow
@@ -188,7 +198,10 @@ def test_writer_layout_of_the_data_file(recorded: tuple[Path, list[dict[str, Any
 
 def test_writer_layout_of_tasks(recorded: tuple[Path, list[dict[str, Any]], list[int]]) -> None:
     table = pq.read_table(recorded[0] / "meta/tasks.parquet")
-    assert {field.name: str(field.type) for field in table.schema} == {"task_index": "int64", "task": "string"}
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "task_index": "int64",
+        "task": "string",
+    }
     assert table.to_pydict() == {"task_index": [0, 1], "task": ["task 0", "task 1"]}
     assert json.loads(table.schema.metadata[b"pandas"])["index_columns"] == ["task"]
 
@@ -198,15 +211,25 @@ def test_writer_layout_of_episodes(recorded: tuple[Path, list[dict[str, Any]], l
     table = pq.read_table(root / "meta/episodes/chunk-000/file-000.parquet")
     kinds = {field.name: str(field.type) for field in table.schema}
     places = ["data", "meta/episodes", f"videos/{TOP}"]
-    expected = dict.fromkeys(["episode_index", "length", "dataset_from_index", "dataset_to_index"], "int64")
-    expected |= {f"{place}/{part}": "int64" for place in places for part in ("chunk_index", "file_index")}
-    expected |= dict.fromkeys([f"videos/{TOP}/from_timestamp", f"videos/{TOP}/to_timestamp"], "double")
+    expected = dict.fromkeys(
+        ["episode_index", "length", "dataset_from_index", "dataset_to_index"], "int64"
+    )
+    expected |= {
+        f"{place}/{part}": "int64" for place in places for part in ("chunk_index", "file_index")
+    }
+    expected |= dict.fromkeys(
+        [f"videos/{TOP}/from_timestamp", f"videos/{TOP}/to_timestamp"], "double"
+    )
     expected |= {"tasks": "list<element: string>"}
     depth = {TOP: 3, IMAGE: 3, "grid": 2, "cube": 3}
     whole = {"next.done", "flags", "cube", *DEFAULTS[1:]}
     for key in [*FEATURES, *DEFAULTS]:
         for name in STATISTICS if key != "note" else []:
-            kind = "int64" if name == "count" or (name in ("min", "max") and key in whole) else "double"
+            kind = (
+                "int64"
+                if name == "count" or (name in ("min", "max") and key in whole)
+                else "double"
+            )
             for _ in range(1 if name == "count" else depth.get(key, 1)):
                 kind = f"list<element: {kind}>"
             expected[f"stats/{key}/{name}"] = kind
@@ -225,7 +248,9 @@ def test_writer_layout_of_episodes(recorded: tuple[Path, list[dict[str, Any]], l
         assert rows[f"{place}/chunk_index"] == rows[f"{place}/file_index"] == [0] * len(lengths)
 
 
-def test_writer_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dict[str, Any]], list[int]]) -> None:
+def test_writer_statistics_of_episodes_and_of_all(
+    recorded: tuple[Path, list[dict[str, Any]], list[int]],
+) -> None:
     root, frames, _ = recorded
     everything = json.loads((root / "meta/stats.json").read_text())
     assert set(everything) == {*FEATURES, *DEFAULTS} - {"note"}
@@ -234,13 +259,26 @@ def test_writer_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dic
         recorded_figures = [(everything[key], frames)]
         for row in table:
             part = [f for f in frames if f["episode"] == row["episode_index"]]
-            recorded_figures.append(({name: row[f"stats/{key}/{name}"] for name in STATISTICS}, part))
+            recorded_figures.append(
+                ({name: row[f"stats/{key}/{name}"] for name in STATISTICS}, part)
+            )
         for figures, some in recorded_figures:
-            values = np.stack([np.asarray(f[key], np.float64).reshape(FEATURES[key]["shape"]) for f in some])
-            plain = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
-            plain |= {f"q{q:02d}": np.quantile(values, q / 100, axis=0) for q in (1, 10, 50, 90, 99)}
+            values = np.stack(
+                [np.asarray(f[key], np.float64).reshape(FEATURES[key]["shape"]) for f in some]
+            )
+            plain = {
+                "min": values.min(0),
+                "max": values.max(0),
+                "mean": values.mean(0),
+                "std": values.std(0),
+            }
+            plain |= {
+                f"q{q:02d}": np.quantile(values, q / 100, axis=0) for q in (1, 10, 50, 90, 99)
+            }
             for name, figure in plain.items():
-                np.testing.assert_allclose(figures[name], figure, rtol=1e-6, atol=1e-6, err_msg=f"{key} {name}")
+                np.testing.assert_allclose(
+                    figures[name], figure, rtol=1e-6, atol=1e-6, err_msg=f"{key} {name}"
+                )
             assert figures["count"] == [len(some)]
     pixels = np.stack([f[IMAGE] for f in frames]).reshape(-1, 3) / 255
     assert np.shape(everything[IMAGE]["mean"]) == (3, 1, 1)
@@ -249,8 +287,15 @@ def test_writer_statistics_of_episodes_and_of_all(recorded: tuple[Path, list[dic
     assert everything[TOP]["count"] == [len(frames)]
     stored = EpisodeDataset(root)  # the encoded images, not those given to the encoder
     decoded = np.stack([stored[i][TOP].numpy() for i in range(len(stored))]) / 255
-    for name, figure in {"min": decoded.min, "max": decoded.max, "mean": decoded.mean, "std": decoded.std}.items():
-        np.testing.assert_allclose(np.ravel(everything[TOP][name]), figure((0, 2, 3)), rtol=1e-12, err_msg=name)
+    for name, figure in {
+        "min": decoded.min,
+        "max": decoded.max,
+        "mean": decoded.mean,
+        "std": decoded.std,
+    }.items():
+        np.testing.assert_allclose(
+            np.ravel(everything[TOP][name]), figure((0, 2, 3)), rtol=1e-12, err_msg=name
+        )
     assert decoded.min() != 20 / 255, "nothing was lost in coding: this test shows nothing"
 
 
@@ -270,13 +315,21 @@ def test_writer_any_packing_reads_the_same(
     dataset_files.MAX_EPISODES = limit
     try:
         for part in np.array_split(np.arange(len(lengths)), stops + 1):
-            with EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True) as writer:
+            with EpisodeWriter(
+                root, fps=20, features=features, codec="libx264", resume=True
+            ) as writer:
                 assert writer.episodes == (part[0] if len(part) else writer.episodes)
                 for episode in part:
                     for i in range(lengths[episode]):
                         level = 20 + (int(episode) * 30 + i * 7) % 220
                         state = np.array([episode, i, level])
-                        writer.add_frame({TOP: np.full((32, 48, 3), level, np.uint8), "observation.state": state}, "go")
+                        writer.add_frame(
+                            {
+                                TOP: np.full((32, 48, 3), level, np.uint8),
+                                "observation.state": state,
+                            },
+                            "go",
+                        )
                     writer.save_episode()
     finally:
         dataset_files.MAX_EPISODES = old
@@ -286,7 +339,11 @@ def test_writer_any_packing_reads_the_same(
     for i in range(len(data)):
         item = data[i]
         episode, at, level = item["observation.state"].tolist()
-        assert (int(item["episode_index"]), int(item["frame_index"]), int(item["index"])) == (episode, at, i)
+        assert (int(item["episode_index"]), int(item["frame_index"]), int(item["index"])) == (
+            episode,
+            at,
+            i,
+        )
         assert abs(item[TOP].float().mean().item() - level) < 3
     packed = sorted((root / "data").rglob("*.parquet"))
     assert [path.name for path in packed] == [f"file-{k:03d}.parquet" for k in range(len(packed))]
@@ -303,7 +360,9 @@ def seen(root: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("lengths", [[], [5, 1, 3, 7]])
-def test_writer_reopening_a_finished_recording_changes_nothing(lengths: list[int], tmp_path: Path) -> None:
+def test_writer_reopening_a_finished_recording_changes_nothing(
+    lengths: list[int], tmp_path: Path
+) -> None:
     record(tmp_path / "data", lengths)
     before = seen(tmp_path / "data")
     for options in ({}, {"robot_type": "other", "data_file_mb": 1, "crf": 40, "gop": 3}):
@@ -315,7 +374,9 @@ def test_writer_reopening_a_finished_recording_changes_nothing(lengths: list[int
 
 
 def test_writer_rewrites_stale_files(tmp_path: Path) -> None:
-    """A recording that looks finished, but whose statistics or totals are not those of its episodes."""
+    """A recording that looks finished, but whose statistics or totals are not those of its
+    episodes.
+    """
     root = tmp_path / "data"
     record(root, [5, 1, 3])
     good = {name: (root / "meta" / name).read_bytes() for name in ("stats.json", "info.json")}
@@ -334,12 +395,16 @@ def test_writer_rewrites_stale_files(tmp_path: Path) -> None:
         assert (root / "meta" / name).read_bytes() == good[name]
 
 
-@pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])  # the second: not every image is measured
+# the second: not every image is measured
+@pytest.mark.parametrize("shape", [(32, 48, 3), (480, 512, 3)])
 def test_writer_statistics_do_not_depend_on_interruptions(
     shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageStatistics.__init__, "__defaults__", (3, 0, 4))  # more images than are counted
-    features = {key: {"dtype": kind, "shape": shape} for key, kind in (("a", "video"), ("b", "image"))}
+    # more images than are counted
+    monkeypatch.setattr(ImageStatistics.__init__, "__defaults__", (3, 0, 4))
+    features = {
+        key: {"dtype": kind, "shape": shape} for key, kind in (("a", "video"), ("b", "image"))
+    }
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (3, *shape)).astype(np.uint8)
 
@@ -354,7 +419,13 @@ def test_writer_statistics_do_not_depend_on_interruptions(
             writer.finish()
 
     extend(tmp_path / "one", [0, 1, 2, 3], False)
-    for episodes, interrupted in (([0], True), ([1, 2], False), ([], False), ([3], True), ([], False)):
+    for episodes, interrupted in (
+        ([0], True),
+        ([1, 2], False),
+        ([], False),
+        ([3], True),
+        ([], False),
+    ):
         extend(tmp_path / "many", episodes, interrupted)
     one, many = ((tmp_path / name / "meta/stats.json").read_bytes() for name in ("one", "many"))
     assert one == many
@@ -366,7 +437,9 @@ def test_writer_statistics_do_not_depend_on_interruptions(
     for key in features:
         lines = (slice(None, None, 3),) * 2 if step > 1 else ()  # as large images are strided
         pixels = np.stack([data[i][key].numpy()[(slice(None), *lines)] for i in measured]) / 255
-        np.testing.assert_allclose(np.ravel(json.loads(one)[key]["mean"]), pixels.mean((0, 2, 3)), rtol=1e-12)
+        np.testing.assert_allclose(
+            np.ravel(json.loads(one)[key]["mean"]), pixels.mean((0, 2, 3)), rtol=1e-12
+        )
         assert json.loads(one)[key]["count"] == [len(measured)]
         assert np.ravel(json.loads(one)[key]["max"]).tolist() == pixels.max((0, 2, 3)).tolist()
 
@@ -397,7 +470,10 @@ def bad(key: str, value: Any) -> dict[str, Any]:
         (bad("extra", 1), ["extra"]),
         (bad("timestamp", 0.1), ["timestamp"]),
         (bad("action", np.zeros(3)), ["'action'", (3,), (2,)]),
-        (bad("action", np.array([0.0, np.nan])), ["'action'", "nan", (1,), "float64", "allow_nan=True"]),
+        (
+            bad("action", np.array([0.0, np.nan])),
+            ["'action'", "nan", (1,), "float64", "allow_nan=True"],
+        ),
         (bad("grid", np.full((2, 3), 1e39)), ["'grid'", "1e+39", (0, 0), "float32"]),
         (bad("action", np.array(["a", "b"])), ["'action'", "<U1", "float64"]),
         (bad("cube", np.full((2, 1, 2), 40_000)), ["'cube'", 40_000, "int16"]),
@@ -439,7 +515,9 @@ def test_writer_wrong_frames_are_refused_by_key_and_rule(
         ({"a": {"dtype": "image", "shape": (3, 32, 48)}}, ["'a'", (3, 32, 48)]),
     ],
 )
-def test_writer_wrong_features_are_refused(features: dict[str, Any], words: list[Any], tmp_path: Path) -> None:
+def test_writer_wrong_features_are_refused(
+    features: dict[str, Any], words: list[Any], tmp_path: Path
+) -> None:
     with refused(*words, kind=ValueError):
         EpisodeWriter(tmp_path / "data", fps=20, features=features)
     assert list(tmp_path.iterdir()) == []
@@ -464,7 +542,8 @@ def test_writer_nan_is_recorded_when_asked_for(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "data", fps=20, features=features, allow_nan=True) as writer:
         for i in range(4):
             writer.add_frame({"force": [i, np.nan if i % 2 else 1.0]}, task="push")
-        with refused("'force'", "1e+39", "float32", kind=ValueError):  # would be recorded as infinite
+        # would be recorded as infinite
+        with refused("'force'", "1e+39", "float32", kind=ValueError):
             writer.add_frame({"force": np.array([1e39, np.nan])}, task="push")
         writer.save_episode()
     with warned("'force'", "finite"):
@@ -538,7 +617,9 @@ def test_writer_never_puts_an_episode_into_a_file_that_a_reader_opened(
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
         for episode in range(6):
             for _ in range(3):
-                writer.add_frame(frame(np.random.default_rng(episode), 20 + 30 * episode), task="go")
+                writer.add_frame(
+                    frame(np.random.default_rng(episode), 20 + 30 * episode), task="go"
+                )
             writer.save_episode()
             opened.append(Catalog.open(root))
             for catalog in opened:
@@ -599,7 +680,8 @@ def test_writer_folders_that_are_not_to_be_touched(tmp_path: Path) -> None:
 
     table_path = mine / "meta/episodes/chunk-000/file-000.parquet"
     table = pq.read_table(table_path)
-    pq.write_table(table.replace_schema_metadata({}), table_path)  # as another program would have written it
+    # as another program would have written it
+    pq.write_table(table.replace_schema_metadata({}), table_path)
     (mine / "data/chunk-000/file-007.parquet").write_bytes(b"not ours")
     with refused("EpisodeWriter", where="mine"):
         EpisodeWriter(mine, resume=True, **options)
@@ -621,7 +703,9 @@ def test_writer_resuming_with_other_encoder_settings(tmp_path: Path) -> None:
     features = {TOP: FEATURES[TOP]}
     picture = np.full((32, 48, 3), 90, np.uint8)
     for gop in (2, 1):
-        writer = EpisodeWriter(root, fps=20, features=features, codec="libx264", gop=gop, crf=20 + gop, resume=True)
+        writer = EpisodeWriter(
+            root, fps=20, features=features, codec="libx264", gop=gop, crf=20 + gop, resume=True
+        )
         for _ in range(3):
             writer.add_frame({TOP: picture}, task="go")
         writer.save_episode()
@@ -630,7 +714,10 @@ def test_writer_resuming_with_other_encoder_settings(tmp_path: Path) -> None:
         EpisodeWriter(root, fps=20, features=features, codec="libsvtav1", resume=True)
     EpisodeWriter(root, fps=20, features=features, codec="libx264", resume=True).finish()
     assert len(EpisodeDataset(root)) == 6
-    assert sorted(path.name for path in (root / "videos" / TOP).rglob("*.mp4")) == ["file-000.mp4", "file-001.mp4"]
+    assert sorted(path.name for path in (root / "videos" / TOP).rglob("*.mp4")) == [
+        "file-000.mp4",
+        "file-001.mp4",
+    ]
 
 
 def test_writer_resuming_names_a_lost_file(tmp_path: Path) -> None:
@@ -641,7 +728,9 @@ def test_writer_resuming_names_a_lost_file(tmp_path: Path) -> None:
         EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264", resume=True)
 
 
-def test_writer_a_failed_save_leaves_the_dataset_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_a_failed_save_leaves_the_dataset_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     root = tmp_path / "data"
     with EpisodeWriter(root, fps=20, features=FEATURES, codec="libx264") as writer:
@@ -677,17 +766,24 @@ def test_writer_the_caller_may_reuse_its_buffers(tmp_path: Path) -> None:
 
 
 def test_writer_a_dataset_without_video_has_no_video_path(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path / "data", fps=20, features={"a": {"dtype": "float32", "shape": (1,)}}) as writer:
+    with EpisodeWriter(
+        tmp_path / "data", fps=20, features={"a": {"dtype": "float32", "shape": (1,)}}
+    ) as writer:
         writer.add_frame({"a": 1}, task="go")
         writer.save_episode()
     assert json.loads((tmp_path / "data/meta/info.json").read_text())["video_path"] is None
     assert not (tmp_path / "data/videos").exists()
-    assert pa.types.is_float32(pq.read_schema(tmp_path / "data/data/chunk-000/file-000.parquet").field("a").type)
+    assert pa.types.is_float32(
+        pq.read_schema(tmp_path / "data/data/chunk-000/file-000.parquet").field("a").type
+    )
 
 
 def test_writer_a_flipped_bit_of_a_recording_is_noticed(tmp_path: Path) -> None:
-    with EpisodeWriter(tmp_path / "data", fps=20, features={"a": {"dtype": "float64", "shape": (1,)}}) as writer:
-        for value in np.random.default_rng(0).normal(size=64):  # so that nothing is compressed: a bit is a number
+    with EpisodeWriter(
+        tmp_path / "data", fps=20, features={"a": {"dtype": "float64", "shape": (1,)}}
+    ) as writer:
+        # so that nothing is compressed: a bit is a number
+        for value in np.random.default_rng(0).normal(size=64):
             writer.add_frame({"a": value}, task="go")
         writer.save_episode()
     path = tmp_path / "data/data/chunk-000/file-000.parquet"

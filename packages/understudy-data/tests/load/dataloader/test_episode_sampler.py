@@ -1,4 +1,6 @@
-"""EpisodeSampler in a plain DataLoader and a StatefulDataLoader: every epoch whole, after any stop."""
+"""EpisodeSampler in a plain DataLoader and a StatefulDataLoader: every epoch whole, after any
+stop.
+"""
 
 import itertools
 import warnings
@@ -56,12 +58,16 @@ def test_without_shuffling_storage_order():
 
 def test_episodes_and_dropped_frames():
     with warned("episode 10", "drop_n_first_frames 2", "drop_n_last_frames 6"):
-        sampler = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6, shuffle=False)
+        sampler = EpisodeSampler(
+            DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6, shuffle=False
+        )
     # Episode 10 has 8 frames, all dropped; 0 is at 0..12 and 30 at 42..71 of the dataset.
     assert list(sampler) == [*range(2, 7), *range(44, 66)]
     assert len(sampler) == 27
     with warned("episode 10", "drop_n_first_frames 2"):
-        shuffled = EpisodeSampler(DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6)
+        shuffled = EpisodeSampler(
+            DATA, episodes=[30, 0, 10], drop_n_first_frames=2, drop_n_last_frames=6
+        )
     assert sorted(shuffled) == [*range(2, 7), *range(44, 66)]
     assert sampler.indices == shuffled.indices == [*range(2, 7), *range(44, 66)]
     assert EpisodeSampler(DATA).indices == list(range(N))
@@ -80,7 +86,8 @@ def test_nothing_is_said_where_every_episode_keeps_a_frame():
 def test_a_state_of_lerobots_sampler_goes_on_there(shuffle: bool, start: int, epoch: int):
     straight = EpisodeSampler(DATA, shuffle=shuffle, seed=4)
     passes = [list(straight) for _ in range(epoch + 2)]
-    for numbered in (False, True):  # by a loop that says its epochs, from the saved one or from 0 on
+    # by a loop that says its epochs, from the saved one or from 0 on
+    for numbered in (False, True):
         for first in (epoch, 0):
             sampler = EpisodeSampler(DATA, shuffle=shuffle, seed=4)
             sampler.load_state_dict({"epoch": epoch, "start_index": start})
@@ -104,7 +111,8 @@ def test_a_state_of_lerobots_sampler_becomes_one_of_ours():
     assert list(behind) == list(at_epoch(3))
     batched = EpisodeSampler(DATA, seed=4, batch_size=10)
     batched.load_state_dict({"epoch": 0, "start_index": N})
-    assert (len(batched), list(batched), len(batched)) == (0, [], 70)  # 80 of 144 were the first pass
+    # 80 of 144 were the first pass
+    assert (len(batched), list(batched), len(batched)) == (0, [], 70)
 
 
 def at_epoch(epoch: int) -> EpisodeSampler:
@@ -113,7 +121,9 @@ def at_epoch(epoch: int) -> EpisodeSampler:
     return sampler
 
 
-@pytest.mark.parametrize("state", [{"epoch": -1, "start_index": 0}, {"epoch": 0, "start_index": N + 1}, {"epoch": 0}])
+@pytest.mark.parametrize(
+    "state", [{"epoch": -1, "start_index": 0}, {"epoch": 0, "start_index": N + 1}, {"epoch": 0}]
+)
 def test_a_state_that_is_none_of_lerobots_is_refused(state: dict):
     with pytest.raises(ValueError, match=r"epoch|start_index"):
         EpisodeSampler(DATA).load_state_dict(state)
@@ -153,7 +163,9 @@ def test_data_without_segments_or_with_others_is_refused():
 
 @pytest.mark.parametrize("batch", [1, 5, 16, 72, 100])
 def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
-    """The last batch is filled from the next epoch, which then starts behind the samples that it lent."""
+    """The last batch is filled from the next epoch, which then starts behind the samples that it
+    lent.
+    """
     sampler = EpisodeSampler(DATA, batch_size=batch)
     passes = []
     for _ in range(7):
@@ -169,14 +181,19 @@ def test_passes_of_whole_batches_drop_and_repeat_nothing(batch):
 
 @given(st.data())
 def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
-    """The fourth of the known faults and the rest of them: position counts consumed samples, not step times batch."""
+    """The fourth of the known faults and the rest of them: position counts consumed samples, not
+    step times batch.
+    """
     expected = stream(5 * 30 * 36)
     position = 0
     state = None
     for _ in range(data.draw(st.integers(1, 5))):
         world = data.draw(st.integers(1, 4))
         batch = world * data.draw(st.integers(1, 9))
-        ranks = [EpisodeSampler(DATA, batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
+        ranks = [
+            EpisodeSampler(DATA, batch_size=batch, rank=rank, world_size=world)
+            for rank in range(world)
+        ]
         for sampler in ranks:
             if state is not None:
                 sampler.load_state_dict(state)
@@ -194,21 +211,28 @@ def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
 def test_a_rank_walks_only_its_own_indices(monkeypatch):
     asked = []
     locate = Order.locate
-    monkeypatch.setattr(Order, "locate", lambda order, positions: asked.append(positions) or locate(order, positions))
+    monkeypatch.setattr(
+        Order,
+        "locate",
+        lambda order, positions: asked.append(positions) or locate(order, positions),
+    )
     sampler = EpisodeSampler(DATA, batch_size=12, rank=1, world_size=4)
     assert len(list(sampler)) == 18
     offsets = np.concatenate(asked) % 12
     assert len(offsets) == 18
     assert set(offsets.tolist()) == {3, 4, 5}
     begun = iter(sampler)
-    for position in (0, 0, 12, 12, 12, 24):  # a batch counts once the rank's whole share of it is yielded
+    # a batch counts once the rank's whole share of it is yielded
+    for position in (0, 0, 12, 12, 12, 24):
         next(begun)
         assert sampler.state_dict()["position"] == 72 + position
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
-    """Workers draw ahead, so the sampler's own count runs ahead of the training; `consumed` does not."""
+    """Workers draw ahead, so the sampler's own count runs ahead of the training; `consumed` does
+    not.
+    """
 
     def run(sampler, steps):
         seen = []
@@ -228,13 +252,17 @@ def test_a_plain_loader_with_workers_says_what_it_consumed(workers):
 
 
 def test_short_last_batches_without_batch():
-    """batch_size 16 over 72: five batches an epoch, the last of 8; resumed in epoch 2 after three of them."""
+    """batch_size 16 over 72: five batches an epoch, the last of 8; resumed in epoch 2 after three
+    of them.
+    """
 
     def epochs(sampler, numbers):
         seen = []
         for epoch in numbers:
             sampler.set_epoch(epoch)
-            seen.append([batch.tolist() for batch in DataLoader(DATA, batch_size=16, sampler=sampler)])
+            seen.append(
+                [batch.tolist() for batch in DataLoader(DATA, batch_size=16, sampler=sampler)]
+            )
         return seen
 
     whole = epochs(EpisodeSampler(DATA), range(4))
@@ -262,7 +290,9 @@ def test_set_epoch_is_as_with_other_samplers():
 
 
 def test_naming_the_next_epoch_goes_on_where_this_one_ends():
-    """Also where another batch before a restart has left passes that end elsewhere than in a run of this batch."""
+    """Also where another batch before a restart has left passes that end elsewhere than in a run of
+    this batch.
+    """
     sampler = EpisodeSampler(DATA, batch_size=16)
     sampler.load_state_dict(sampler.state_dict(consumed=75))
     seen = []
@@ -271,7 +301,8 @@ def test_naming_the_next_epoch_goes_on_where_this_one_ends():
         seen += list(sampler)
     assert seen == stream(75 + len(seen))[75:]
     assert len(seen) > 4 * N
-    sampler.load_state_dict(sampler.state_dict(consumed=75))  # a pass from 75 to 155, the first whole batch behind 144
+    # a pass from 75 to 155, the first whole batch behind 144
+    sampler.load_state_dict(sampler.state_dict(consumed=75))
     sampler.set_epoch(1)
     assert list(itertools.islice(sampler, 20)) == stream(95)[75:]
     sampler.set_epoch(2)
@@ -291,7 +322,9 @@ def test_a_pass_that_is_started_again_starts_again():
     first = list(itertools.islice(sampler, 10))
     assert list(sampler)[:10] == first
     sampler.load_state_dict({**sampler.state_dict(), "position": 30})
-    assert list(itertools.islice(sampler, 5)) == list(itertools.islice(sampler, 5)) == stream(35)[30:]
+    assert (
+        list(itertools.islice(sampler, 5)) == list(itertools.islice(sampler, 5)) == stream(35)[30:]
+    )
 
 
 def test_the_first_epoch_named_after_a_restore_is_the_restored_one():
@@ -329,7 +362,9 @@ def test_a_state_is_plain_and_another_order_is_refused():
 
 @pytest.mark.parametrize(
     ("workers", "batch", "stop"),
-    [  # 72 is a multiple of 8 and not of 16; stops in the first epoch, at its end (batch 8), in the second
+    # 72 is a multiple of 8 and not of 16; stops in the first epoch, at its end (batch 8), in the
+    # second
+    [
         *((0, batch, stop) for batch in (8, 16) for stop in (2, 9, 13)),
         (2, 16, 13),
         (2, 8, 9),

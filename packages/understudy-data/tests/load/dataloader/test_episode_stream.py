@@ -1,4 +1,6 @@
-"""EpisodeStream in torch's DataLoader gives the Loader's batches, for any workers, ranks and restarts."""
+"""EpisodeStream in torch's DataLoader gives the Loader's batches, for any workers, ranks and
+restarts.
+"""
 
 import pickle
 from itertools import islice
@@ -50,7 +52,9 @@ def by_stream(stream: EpisodeStream, count: int, workers: int = 0) -> list[dict[
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_episode_stream_equals_the_loader_after_any_restart(data: EpisodeDataset, order: Order, workers: int) -> None:
+def test_episode_stream_equals_the_loader_after_any_restart(
+    data: EpisodeDataset, order: Order, workers: int
+) -> None:
     expected = batches(data, order, 12)
     stream = EpisodeStream([data], order=order)
     got = by_stream(stream, 7, workers)
@@ -68,7 +72,9 @@ def test_episode_stream_ranks_share_batches(data: EpisodeDataset, order: Order, 
         stream = EpisodeStream([data], order=order, position=BATCH, **place)
         got = by_stream(stream, 4, workers=2 if rank == 1 else 0)
         assert all_same(got, batches(data, order, 4, position=BATCH, **place))
-        assert [stream.position_after(batch) for batch in got] == [BATCH * (k + 2) for k in range(4)]
+        assert [stream.position_after(batch) for batch in got] == [
+            BATCH * (k + 2) for k in range(4)
+        ]
 
 
 def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
@@ -76,8 +82,15 @@ def darken(pictures: dict[str, torch.Tensor], draws: SampleRng) -> None:
         picture //= int(draws.integers(2, 9))
 
 
-def test_episode_stream_passes_sample_options_on(data: EpisodeDataset, order: Order, tmp_path: Path) -> None:
-    options = {"image_size": (32, 48), "augment": darken, "on_bad_frame": "substitute", "journal": tmp_path / "journal"}
+def test_episode_stream_passes_sample_options_on(
+    data: EpisodeDataset, order: Order, tmp_path: Path
+) -> None:
+    options = {
+        "image_size": (32, 48),
+        "augment": darken,
+        "on_bad_frame": "substitute",
+        "journal": tmp_path / "journal",
+    }
     got = by_stream(EpisodeStream([data], order=order, **options), 4, workers=2)
     assert got[0]["observation.images.top"].shape == (BATCH, 3, 32, 48)
     assert all_same(got, batches(data, order, 4, **options))
@@ -89,7 +102,9 @@ def test_episode_stream_in_spawned_workers(data: EpisodeDataset, order: Order) -
     assert all_same(by_stream(stream, 3), batches(data, order, 3, position=3 * BATCH))
 
 
-def test_episode_stream_gives_lanes_to_one_worker_each(data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episode_stream_gives_lanes_to_one_worker_each(
+    data: EpisodeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With as many lanes as all workers' batches hold together, no clip is open in two workers."""
     lanes_of: dict[int, list[set[int]]] = {}
     for lanes in (BATCH, 2 * BATCH):  # the first is the negative control
@@ -99,7 +114,9 @@ def test_episode_stream_gives_lanes_to_one_worker_each(data: EpisodeDataset, mon
             info = SimpleNamespace(id=worker, num_workers=2)
             monkeypatch.setattr("torch.utils.data.get_worker_info", lambda info=info: info)
             batches = islice(iter(EpisodeStream([data], order=order)), 3)
-            lanes_of[lanes].append({p % lanes for batch in batches for p in batch["position"].tolist()})
+            lanes_of[lanes].append(
+                {p % lanes for batch in batches for p in batch["position"].tolist()}
+            )
     assert lanes_of[BATCH][0] & lanes_of[BATCH][1]
     assert not lanes_of[2 * BATCH][0] & lanes_of[2 * BATCH][1]
 
@@ -110,7 +127,12 @@ def test_episode_stream_refuses_impossible_arguments_at_once(
     write_dataset(tmp_path / "other", Spec(lengths=(4, 3)))
     with pytest.raises(ValueError, match="order"):
         EpisodeStream([EpisodeDataset(tmp_path / "other")], order=order)
-    for options in ({"position": -1}, {"rank": 2, "world_size": 2}, {"memory": "lots"}, {"world_size": 7, "rank": 0}):
+    for options in (
+        {"position": -1},
+        {"rank": 2, "world_size": 2},
+        {"memory": "lots"},
+        {"world_size": 7, "rank": 0},
+    ):
         with pytest.raises(ValueError):
             EpisodeStream([data], order=order, **options)  # type: ignore[arg-type]
 

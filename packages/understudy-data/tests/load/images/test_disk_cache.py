@@ -1,4 +1,6 @@
-"""Decoded images on disk: the same bits with and without them, after kills, cuts, changes and failures."""
+"""Decoded images on disk: the same bits with and without them, after kills, cuts, changes and
+failures.
+"""
 
 import errno
 import gc
@@ -87,10 +89,14 @@ def test_two_epochs_are_the_same_and_a_second_loader_decodes_nothing(
     assert decoded == 2 * 40  # each frame of both cameras once
     assert again == 0
     data = opened(root)
-    assert sum(path.stat().st_size for path in image_files(folder)) == bytes_on_disk(data, image_size)
+    assert sum(path.stat().st_size for path in image_files(folder)) == bytes_on_disk(
+        data, image_size
+    )
 
 
-def test_loader_with_little_memory_uses_the_cache_and_decodes_each_frame_once(root: Path, folder: Path) -> None:
+def test_loader_with_little_memory_uses_the_cache_and_decodes_each_frame_once(
+    root: Path, folder: Path
+) -> None:
     data = opened(root)
     memory = int(1.5 * least_memory(data, order=order_of(data))) + 30_000_000
     expected, _ = read(root)
@@ -102,7 +108,9 @@ def test_loader_with_little_memory_uses_the_cache_and_decodes_each_frame_once(ro
         assert loader.plan.keeps_decoded == (True,)
 
 
-def test_a_cache_that_the_memory_has_no_decoders_for_is_not_silent(root: Path, folder: Path) -> None:
+def test_a_cache_that_the_memory_has_no_decoders_for_is_not_silent(
+    root: Path, folder: Path
+) -> None:
     data = opened(root)
     memory = least_memory(data, order=order_of(data))
     with pytest.warns(UserWarning, match="decoded_cache"):
@@ -142,13 +150,17 @@ def test_a_remote_dataset_is_decoded_once(root: Path, tmp_path: Path, folder: Pa
 
 def test_sizes_and_selections_have_files_of_their_own(root: Path, folder: Path) -> None:
     for size in ((16, 24), (24, 16), None):
-        assert all_same(read(root, image_size=size, decoded_cache=folder)[0], read(root, image_size=size)[0])
+        assert all_same(
+            read(root, image_size=size, decoded_cache=folder)[0], read(root, image_size=size)[0]
+        )
     data = opened(root, windows=False)
     part = EpisodeDataset(root, episodes=[1, 3])
     order = order_of(part)
     expected = batches(part, order, 5)
     assert all_same(batches(part, order, 5, decoded_cache=folder), expected)
-    assert all_same(batches(data, order_of(data), 9, decoded_cache=folder), batches(data, order_of(data), 9))
+    assert all_same(
+        batches(data, order_of(data), 9, decoded_cache=folder), batches(data, order_of(data), 9)
+    )
 
 
 def _killed(root: Path, folder: Path, at: int) -> None:
@@ -168,7 +180,9 @@ def _killed(root: Path, folder: Path, at: int) -> None:
 
 @pytest.mark.parametrize("writes", [1, 8, 33, 70])  # within an identity, an image, or its mark
 def test_a_kill_leaves_only_complete_images(root: Path, folder: Path, writes: int) -> None:
-    process = multiprocessing.get_context("fork").Process(target=_killed, args=(root, folder, writes))
+    process = multiprocessing.get_context("fork").Process(
+        target=_killed, args=(root, folder, writes)
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -184,7 +198,11 @@ def _read(root: Path, folder: Path, queue: Any) -> None:
 
 
 def digests(taken: list[dict[str, Any]]) -> list[str]:
-    return [hashlib.sha256(batch[camera].numpy()).hexdigest() for batch in taken for camera in (TOP, WRIST)]
+    return [
+        hashlib.sha256(batch[camera].numpy()).hexdigest()
+        for batch in taken
+        for camera in (TOP, WRIST)
+    ]
 
 
 def test_processes_share_a_cache(root: Path, folder: Path) -> None:
@@ -205,7 +223,10 @@ def test_ranks_and_workers_share_a_cache(root: Path, folder: Path) -> None:
     order = order_of(opened(root))
     for rank in range(2):
         options: dict[str, Any] = {"rank": rank, "world_size": 2}
-        assert all_same(batches(data, order, 14, decoded_cache=folder, **options), batches(data, order, 14, **options))
+        assert all_same(
+            batches(data, order, 14, decoded_cache=folder, **options),
+            batches(data, order, 14, **options),
+        )
     stream = iter(EpisodeStream(data, order=order, decoded_cache=folder))
     assert all_same([next(stream) for _ in range(7)], read(root, 7)[0])
     assert len(list(folder.rglob("lock"))) == 2  # one set
@@ -229,8 +250,12 @@ def _fold(path: Path) -> None:
     path.write_bytes(b"\1" * path.stat().st_size)
 
 
-@pytest.mark.parametrize("damage", [_cut, _cut_and_extend, _replace, _fold, os.unlink, lambda path: path.chmod(0)])
-def test_a_damaged_file_is_decoded_again(root: Path, folder: Path, damage: Callable[[Path], Any]) -> None:
+@pytest.mark.parametrize(
+    "damage", [_cut, _cut_and_extend, _replace, _fold, os.unlink, lambda path: path.chmod(0)]
+)
+def test_a_damaged_file_is_decoded_again(
+    root: Path, folder: Path, damage: Callable[[Path], Any]
+) -> None:
     expected, _ = read(root)
     read(root, decoded_cache=folder)
     for path in image_files(folder)[::2]:
@@ -241,7 +266,9 @@ def test_a_damaged_file_is_decoded_again(root: Path, folder: Path, damage: Calla
 
 
 @pytest.mark.parametrize("damage", [_cut, _fold, os.unlink])
-def test_files_damaged_under_a_running_loader(root: Path, folder: Path, damage: Callable[[Path], Any]) -> None:
+def test_files_damaged_under_a_running_loader(
+    root: Path, folder: Path, damage: Callable[[Path], Any]
+) -> None:
     expected, _ = read(root, 35)
     data = opened(root)
     with Loader([data], order=order_of(data), decoded_cache=folder) as loader:
@@ -283,7 +310,9 @@ def test_a_changed_video_is_decoded_again(root: Path, tmp_path: Path, folder: Pa
     shutil.copytree(root, changing)
     before, _ = read(changing, decoded_cache=folder)
     videos = sorted(changing.rglob("*.mp4"))
-    shutil.copy(next(p for p in videos if WRIST in str(p)), next(p for p in videos if TOP in str(p)))
+    shutil.copy(
+        next(p for p in videos if WRIST in str(p)), next(p for p in videos if TOP in str(p))
+    )
     expected, _ = read(changing)
     assert not all_same(before, expected)
     taken, decoded = read(changing, decoded_cache=folder)
@@ -292,7 +321,9 @@ def test_a_changed_video_is_decoded_again(root: Path, tmp_path: Path, folder: Pa
     assert read(changing, decoded_cache=folder)[1] == 0
 
 
-def test_images_of_a_video_that_changes_are_not_kept(root: Path, tmp_path: Path, folder: Path) -> None:
+def test_images_of_a_video_that_changes_are_not_kept(
+    root: Path, tmp_path: Path, folder: Path
+) -> None:
     changing = tmp_path / "dataset"
     shutil.copytree(root, changing)
     data = opened(changing)
@@ -322,7 +353,9 @@ def test_a_restart_of_the_host_empties_the_cache(
         read(root, decoded_cache=folder)
 
 
-def test_a_full_disk_costs_time_only(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_time_only(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # next() is atomic; several threads write
     write = StoredImages._write
     turns = itertools.count()
@@ -343,7 +376,9 @@ def test_a_full_disk_costs_time_only(root: Path, folder: Path, monkeypatch: pyte
     assert decoded == 2 * 40 - 30
 
 
-def test_threads_whose_writes_fail_at_once_warn_once(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_whose_writes_fail_at_once_warn_once(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = threading.Barrier(4)
 
     def full(self: StoredImages, file: int, frame: int, image: np.ndarray) -> None:
@@ -355,7 +390,11 @@ def test_threads_whose_writes_fail_at_once_warn_once(root: Path, folder: Path, m
     files = DiskCache(str(folder), 10**9).open(data)
     images = files.images(data, TOP, 0, 0, (32, 32))
     with pytest.warns(UserWarning, match=str(folder)) as warned, ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda frame: files.store(images, frame, np.zeros(images.shape, np.uint8)), range(4)))
+        list(
+            threads.map(
+                lambda frame: files.store(images, frame, np.zeros(images.shape, np.uint8)), range(4)
+            )
+        )
     assert len(warned) == 1
 
 
@@ -365,7 +404,8 @@ def test_images_that_do_not_fit_are_refused_with_both_sizes(
     needed = bytes_on_disk(opened(root))
     with refused(str(needed), str(needed - 1), str(folder), kind=ValueError):
         read(root, decoded_cache=(folder, needed - 1))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))  # type: ignore[attr-defined]
+    usage = shutil._ntuple_diskusage(10, 5, 5)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with refused(str(needed), "5 free", kind=ValueError):
         read(root, decoded_cache=folder)
 
@@ -391,7 +431,9 @@ def test_images_in_use_are_not_removed_for_others(root: Path, folder: Path) -> N
     del using
 
 
-def test_an_unreadable_frame_behaves_as_without_a_cache(root: Path, tmp_path: Path, folder: Path) -> None:
+def test_an_unreadable_frame_behaves_as_without_a_cache(
+    root: Path, tmp_path: Path, folder: Path
+) -> None:
     broken = tmp_path / "dataset"
     shutil.copytree(root, broken)
     path = next(path for path in sorted(broken.rglob("*.mp4")) if TOP in str(path))
@@ -434,7 +476,9 @@ def test_a_size_that_is_none_is_refused(root: Path, folder: Path) -> None:
         EpisodeStream(opened(root), batch_size=BATCH, decoded_cache=(folder, "lots"))
 
 
-def test_a_network_folder_is_refused(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_folder_is_refused(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk_cache, "is_network", lambda path: True)
     with refused(str(folder), kind=ValueError):
         read(root, decoded_cache=folder)

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.batch_request import BatchRequest
 from understudy_data.load.images.buffer_pool import BufferPool
-from understudy_data.load.images.clip_reader import ClipReader, Cursors, DecodePolicy, Timings, first_runs
+from understudy_data.load.images.clip_reader import (
+    ClipReader,
+    Cursors,
+    DecodePolicy,
+    Timings,
+    first_runs,
+)
 from understudy_data.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy_data.load.images.source_facts import read_facts
 from understudy_data.load.loader import Batch, Loader
@@ -65,7 +71,9 @@ def equal(batch: Batch, plain: Batch) -> bool:
     )
 
 
-def batches(data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int, **changes: Any) -> Iterator[Batch]:
+def batches(
+    data: EpisodeDataset, order: Order, policy: DecodePolicy, count: int, **changes: Any
+) -> Iterator[Batch]:
     """Batches of clip readers with a given policy, independent of memory."""
     plan = MemoryPlan(LARGE, (), 2, 2, (False,), (policy,), (0,), ())
     workers = WorkerPool(BatchRequest(order, (data,), **changes), plan, BufferPool(5, False))
@@ -95,7 +103,9 @@ def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-de
         window = "history"
     data = opened(roots[name], window)
     options: dict[str, Any] = (
-        {"mode": mode} if mode in ("uniform", "sequential") else {"clip": clip, "lanes": lanes * batch}
+        {"mode": mode}
+        if mode in ("uniform", "sequential")
+        else {"clip": clip, "lanes": lanes * batch}
     )
     if mode == "permuted":
         options["inside"] = "permuted"
@@ -103,7 +113,9 @@ def test_loader_images_equal_those_of_the_dataset(  # type: ignore[no-untyped-de
     for rank in range(world):
         place: dict[str, Any] = {"rank": rank, "world_size": world, "allow_uneven": True}
         memory = extra + least_memory(data, order=order, **place)
-        with Loader([data], order=order, num_threads=threads, memory=memory, position=start, **place) as loader:
+        with Loader(
+            [data], order=order, num_threads=threads, memory=memory, position=start, **place
+        ) as loader:
             for _ in range(6):
                 found = next(loader)
                 _, episode, frame = order.locate(found["position"].numpy())
@@ -171,20 +183,26 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
 )
 @pytest.mark.parametrize("window", ["none", "history", "sparse"])
 def test_clip_reader_decodes_each_frame_once(
-    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, policy: DecodePolicy, window: str
+    roots: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    policy: DecodePolicy,
+    window: str,
 ) -> None:
     data = opened(roots[name], window)
     order = Order.from_datasets([data], batch_size=2, seed=1, clip=19, lanes=2)
     steps = len(data) // 2  # one epoch
-    first = data.catalog.videos(TOP).first  # one file holds all episodes, so a frame is known by its number there
+    # one file holds all episodes, so a frame is known by its number there
+    first = data.catalog.videos(TOP).first
 
     def pictures(episode: np.ndarray, frame: np.ndarray) -> list[int]:
         """Those that samples of a clip need, each once."""
         rows, frames = data.frames_to_decode(episode, frame)
         return np.unique(first[rows][:, None] + frames[TOP].reshape(len(frame), -1)).tolist()
 
-    # The batches made ahead depend on the threads: `batches` allows 3 batches beyond those that were taken, into the
-    # next epoch. A reader may have decoded its whole clip, or no more than the samples that were taken.
+    # The batches made ahead depend on the threads: `batches` allows 3 batches beyond those that
+    # were taken, into the next epoch. A reader may have decoded its whole clip, or no more than the
+    # samples that were taken.
     taken = 2 * steps
     until = 2 * (steps + 3)
     chains = 0
@@ -206,19 +224,27 @@ def test_clip_reader_decodes_each_frame_once(
     if name == "gop 2":
         assert len(fed) <= len(given_) + 2 * chains
     halo = least.total() - taken
-    (halo > 0) == (window != "none") or pytest.fail("the windows of this test share frames, or do not")
+    (halo > 0) == (window != "none") or pytest.fail(
+        "the windows of this test share frames, or do not"
+    )
 
 
-def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_reader_cost_does_not_depend_on_the_gop(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, fed = counted(monkeypatch)
 
     def cost(name: str, policy: DecodePolicy) -> float:
         """Packets per sample of one lane in a clip that begins at a key frame."""
         data = opened(roots[name])
-        orders = [Order.from_datasets([data], batch_size=1, seed=seed, clip=250, lanes=1) for seed in range(9)]
+        orders = [
+            Order.from_datasets([data], batch_size=1, seed=seed, clip=250, lanes=1)
+            for seed in range(9)
+        ]
         starts = [int(order.positions_of(0, 0, 0)[0]) for order in orders]
         count, start, order = max(
-            ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)), key=lambda one: one[0]
+            ((len(o.rest_of_clip(s, 250)[0]) - 20, s, o) for o, s in zip(orders, starts)),
+            key=lambda one: one[0],
         )  # the last 20 of the clip are made ahead
         fed.clear()
         for _ in batches(data, order, policy, count, position=start):
@@ -230,18 +256,31 @@ def test_clip_reader_cost_does_not_depend_on_the_gop(roots: dict[str, Path], mon
     data = opened(roots["gop 250 with B-frames"])
     fed.clear()
     for _ in batches(
-        data, Order.from_datasets([data], batch_size=3, seed=1, clip=250, lanes=3), DecodePolicy(0, False), 20
+        data,
+        Order.from_datasets([data], batch_size=3, seed=1, clip=250, lanes=3),
+        DecodePolicy(0, False),
+        20,
     ):
         pass
     assert len(fed) > 15 * 60  # the negative control: half a group for each sample
 
 
-def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots: dict[str, Path]) -> None:
+def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(
+    roots: dict[str, Path],
+) -> None:
     data = opened(roots["gop 2"], episodes=[2])
     rows, frames = data.frames_to_decode(np.full(41, 2), np.arange(41))
     positions = list(range(100, 141))
     reader = ClipReader(
-        data, TOP, positions, rows, frames[TOP], DecodePolicy(16, False), [0, 5], Cursors(1), Converter()
+        data,
+        TOP,
+        positions,
+        rows,
+        frames[TOP],
+        DecodePolicy(16, False),
+        [0, 5],
+        Cursors(1),
+        Converter(),
     )
     spent, complete, due = Timings(), {}, []  # type: ignore[var-annotated]
     while reader.next_position is not None:
@@ -258,7 +297,9 @@ def test_first_runs_of_the_first_batch_are_short_and_later_ones_take_turns(roots
         assert (runs[0] == 0) == (position < 5 + 4)  # the first batch is waited for
         lane = int(order.lanes([position])[1][0])
         turn = position // 12 + max(1, sum(runs) + (runs[0] == 0))
-        later = next(p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane)
+        later = next(
+            p for p in range(12 * turn, 12 * turn + 12) if int(order.lanes([p])[1][0]) == lane
+        )
         assert first_runs(order, 0, policy, later, 0, gop=1) == [
             16
         ]  # there a whole run begins, whenever the clip began
@@ -284,7 +325,9 @@ def made(loader: Loader, count: int) -> None:
             next(loader)
 
 
-def test_lanes_open_with_one_gop_each(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_open_with_one_gop_each(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The consumer waits for these batches; runs of 16 frames begin when all lanes are open."""
     given_, _ = counted(monkeypatch)
     data = opened(roots["gop 2"])
@@ -323,12 +366,18 @@ def test_first_batch_of_decoded_images_waits_for_its_own_frames(
         order = Order.from_datasets([data], batch_size=3, seed=1, mode="uniform")
         made(Loader([data], order=order, memory=LARGE, num_threads=1, preprocess=note), 2)
         _, _, frame = order.locate(np.arange(6))
-        assert ready[0] == len({n for own in frame[:3].tolist() for n in range(own // gop * gop, own + 1)})
+        assert ready[0] == len(
+            {n for own in frame[:3].tolist() for n in range(own // gop * gop, own + 1)}
+        )
         assert ready[1] <= len(data)
 
 
-def test_rows_of_a_batch_are_read_after_its_images(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data file takes long to read. Threads that have made their images wait for it, none that still could."""
+def test_rows_of_a_batch_are_read_after_its_images(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data file takes long to read. Threads that have made their images wait for it, none that
+    still could.
+    """
     given_, _ = counted(monkeypatch)
     data = opened(roots["gop 2"])
     read = EpisodeDataset.row_batch
@@ -345,9 +394,13 @@ def test_rows_of_a_batch_are_read_after_its_images(roots: dict[str, Path], monke
 
 
 def test_rank_policies_puts_the_fastest_first() -> None:
-    """Runs as long as their clip allows; in storage order all is one clip, however short the order calls it."""
+    """Runs as long as their clip allows; in storage order all is one clip, however short the order
+    calls it.
+    """
 
-    def ways(gop: int, clip: int, shuffle: bool, lanes: float = 1.0) -> list[tuple[int, bool, bool]]:
+    def ways(
+        gop: int, clip: int, shuffle: bool, lanes: float = 1.0
+    ) -> list[tuple[int, bool, bool]]:
         return [
             (way.run_length, way.keep_decoder, way.whole_gops)
             for way in rank_policies(False, gop, clip, 0, False, shuffle, lanes)
@@ -358,21 +411,32 @@ def test_rank_policies_puts_the_fastest_first() -> None:
     last = [(1, True, False), (0, False, False)]
     assert ways(2, 64, True) == [*shared, *last]
     assert ways(2, 7, True) == ways(2, 3, True) == [*shared[1:], *last]
-    assert ways(6, 64, True) == ways(6, 64, True, lanes=8.0) == [*shared[:1], *last]  # no run is shorter than a GOP
+    # no run is shorter than a GOP
+    assert ways(6, 64, True) == ways(6, 64, True, lanes=8.0) == [*shared[:1], *last]
     assert ways(30, 64, True) == [(30, False, True), *kept, *last]
     assert ways(250, 64, True) == [*kept, *last]
     assert ways(250, 1, False) == ways(2, 1, False) == [*kept, *last]
-    assert ways(2, 64, True, lanes=8.0) == [*shared[1:], *last]  # more would be decoded ahead in the first batches
+    # more would be decoded ahead in the first batches
+    assert ways(2, 64, True, lanes=8.0) == [*shared[1:], *last]
 
 
-@pytest.mark.skipif(PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory")
+@pytest.mark.skipif(
+    PYAV_MAJOR < 17, reason="budgets for decoders of FFmpeg 8.1; those before take more memory"
+)
 def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, Path]) -> None:
     data = opened(roots["gop 2"])
     data.__dict__["gop"] = 30
     order = Order.from_datasets([data], batch_size=4, seed=1, clip=30, lanes=4)
     least = least_memory(data, order=order)
     plans = [
-        plan_memory([read_facts(data)], order, rank=0, world_size=1, num_threads=1, memory=least + 100_000 * i)
+        plan_memory(
+            [read_facts(data)],
+            order,
+            rank=0,
+            world_size=1,
+            num_threads=1,
+            memory=least + 100_000 * i,
+        )
         for i in (0, 30, 80)
     ]
     assert [(plan.policies[0], plan.keeps_decoded[0]) for plan in plans] == [
@@ -382,7 +446,9 @@ def test_plan_decodes_middling_gops_whole_where_memory_allows(roots: dict[str, P
     ]
 
 
-def test_decoded_images_are_decoded_when_first_needed(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_images_are_decoded_when_first_needed(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given_, _ = counted(monkeypatch)
     data = opened(roots["gop 2"])
     order = Order.from_datasets([data], batch_size=4, seed=1, mode="uniform")
@@ -396,14 +462,18 @@ def test_decoded_images_are_decoded_when_first_needed(roots: dict[str, Path], mo
     assert len(given_) == len(data)  # four epochs, each frame once
 
 
-def test_loader_resizes_cameras_and_sources_of_other_sizes(tmp_path: Path, roots: dict[str, Path]) -> None:
+def test_loader_resizes_cameras_and_sources_of_other_sizes(
+    tmp_path: Path, roots: dict[str, Path]
+) -> None:
     data = opened(roots["gop 12 with B-frames"])
     order = Order.from_datasets([data], batch_size=3, seed=1, clip=6, lanes=3)
     with Loader([data], order=order, memory=LARGE, image_size=(32, 48)) as kept:
         small = [next(kept) for _ in range(5)]
     assert small[0][TOP].shape == (3, 3, 32, 48)
     for policy in (DecodePolicy(8, False, resized=True), DecodePolicy(8, True)):
-        for one, two in zip(batches(data, order, policy, 5, image_size=(32, 48)), small, strict=True):
+        for one, two in zip(
+            batches(data, order, policy, 5, image_size=(32, 48)), small, strict=True
+        ):
             assert equal(one, two)
     with Loader([data], order=order) as loader:
         whole = next(loader)
@@ -422,7 +492,12 @@ def test_loader_augments_by_the_position_alone(roots: dict[str, Path]) -> None:
     runs = []
     for threads, start, memory in ((1, 0, LARGE), (3, 8, 10**7)):
         with Loader(
-            [data], order=order, num_threads=threads, position=start, memory=memory, augment=brighter
+            [data],
+            order=order,
+            num_threads=threads,
+            position=start,
+            memory=memory,
+            augment=brighter,
         ) as loader:
             runs.append([next(loader)[TOP] for _ in range(4)])
     for late, early in zip(runs[1][:2], runs[0][2:], strict=True):
@@ -434,13 +509,16 @@ def test_loader_augments_by_the_position_alone(roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("codec", "share"), [("libx264", 0.5), ("libvpx-vp9", 1.0)])
-def test_images_of_unknown_pixel_format_are_planned_and_kept_as_rgb(codec: str, share: float, tmp_path: Path) -> None:
+def test_images_of_unknown_pixel_format_are_planned_and_kept_as_rgb(
+    codec: str, share: float, tmp_path: Path
+) -> None:
     """VP9 names no format in these files: its frames may take more than those of 8-bit 4:2:0."""
     write_dataset(tmp_path, Spec(lengths=(6,), codec=codec, cameras=(TOP,)))
     data = opened(tmp_path)
     reader = data.video_frames.reader(TOP, 0)
     rgb = 6 * reader.height * reader.width * 3
-    reader.frame_bytes = reader.height * reader.width * 3 // 2  # without padding, which outweighs so small images
+    # without padding, which outweighs so small images
+    reader.frame_bytes = reader.height * reader.width * 3 // 2
     assert decoded_bytes(data) == share * rgb
     images = keep_decoded(data).video_frames
     plain = data.video_frames.take(TOP, np.array([0]), np.array([3]))

@@ -31,11 +31,15 @@ from understudy_data.video.native.swscale import PixelLayout, PlaneConverter, ma
 from understudy_data.video.packets import open_packets
 from understudy_data.video.reader import open_video
 
-needs_c = pytest.mark.skipif(loops.load_loops() is None, reason="understudy was installed without a C compiler")
+needs_c = pytest.mark.skipif(
+    loops.load_loops() is None, reason="understudy was installed without a C compiler"
+)
 ROOT = Path(__file__).parents[3]
 
 
-def packet_run(path: Path, first: int, count: int, damaged: int | None = None) -> tuple[CodecKey, PacketRun]:
+def packet_run(
+    path: Path, first: int, count: int, damaged: int | None = None
+) -> tuple[CodecKey, PacketRun]:
     """Packets of a video, one of them with other bytes, and the key of its decoder."""
     packets = open_packets(str(path))
     stop = min(first + count, COUNT)
@@ -86,7 +90,8 @@ def test_decode_packets_compiled_equals_python(
         others, other_fed, other_failed = loops.decode_packets_in_python(theirs, run)
         if bad is None:
             assert (fed, failed) == (other_fed, other_failed)
-        # PyAV drops a failure that follows a frame of the same packet; C then stops a packet earlier.
+        # PyAV drops a failure that follows a frame of the same packet; C then stops a packet
+        # earlier.
         assert fed <= other_fed
         assert [frame.pts for frame in frames] == [frame.pts for frame in others][: len(frames)]
         assert rgb_bytes(frames) == rgb_bytes(others)[: len(frames)]
@@ -102,7 +107,9 @@ def test_decode_packets_compiled_equals_python(
 
 @needs_c
 def test_loops_decode_more_frames_than_room(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
-    """Call again while output has no room: a decoder may hold frames back and output them all at once."""
+    """Call again while output has no room: a decoder may hold frames back and output them all at
+    once.
+    """
     path, images = clips["h264-bframes"]
     kind, run = packet_run(path, 0, COUNT)
     context = create_context(kind, "x")
@@ -139,7 +146,9 @@ def test_loops_decode_more_frames_than_room(clips: dict[str, tuple[Path, np.ndar
 
 
 @needs_c
-def test_loops_decode_refuses_a_frame_of_another_format(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+def test_loops_decode_refuses_a_frame_of_another_format(
+    clips: dict[str, tuple[Path, np.ndarray]],
+) -> None:
     """Its planes would be misread."""
     kind, run = packet_run(clips["h264-gop1"][0], 0, 5)
 
@@ -157,7 +166,12 @@ def test_loops_decode_refuses_a_frame_of_another_format(clips: dict[str, tuple[P
     places = run.base, *run.table.addresses
     ends = [done.ctypes.data, done[1:].ctypes.data]
     for _ in range(2):  # also the second time: a failed frame keeps nothing of the other format
-        assert found.loops_decode(id(context), run.data, *places, 5, loops._addresses(room), 6, -11, *ends) == -1
+        assert (
+            found.loops_decode(
+                id(context), run.data, *places, 5, loops._addresses(room), 6, -11, *ends
+            )
+            == -1
+        )
         assert done.tolist() == [0, 0]
         assert room[0].width == 0
 
@@ -185,7 +199,8 @@ def test_convert_frames_that_are_rgb_already(tmp_path: Path, python: pytest.Monk
     in_python = written()
     python.undo()
     assert np.array_equal(written(), in_python)
-    # Also the later frames: PNG's decoder adds a packet that is not marked as a key frame to the frame before.
+    # Also the later frames: PNG's decoder adds a packet that is not marked as a key frame to the
+    # frame before.
     assert np.array_equal(in_python.transpose(0, 2, 3, 1), container_decode(path))
 
 
@@ -249,7 +264,10 @@ def test_decode_packets_leaks_no_memory(clips: dict[str, tuple[Path, np.ndarray]
     ],
 )
 def test_load_loops_falls_back_to_python(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[str, tuple[Path, np.ndarray]]
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clips: dict[str, tuple[Path, np.ndarray]],
 ) -> None:
     if fault == "not compiled":
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "none.so")
@@ -264,11 +282,15 @@ def test_load_loops_falls_back_to_python(
         monkeypatch.setattr(loops, "POINTER_OFFSET", 16)
     elif fault == "numbers":  # numbers that are no addresses
         plain = struct.unpack
-        monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, b"\xff" * len(raw)))  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            loops.struct, "unpack", lambda form, raw: plain(form, b"\xff" * len(raw))
+        )  # type: ignore[attr-defined]
     elif fault == "structures":
         plain = struct.unpack
         # As if a field had come before the others.
-        monkeypatch.setattr(loops.struct, "unpack", lambda form, raw: plain(form, raw[8:] + b"\0" * 8))  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            loops.struct, "unpack", lambda form, raw: plain(form, raw[8:] + b"\0" * 8)
+        )  # type: ignore[attr-defined]
     else:
         monkeypatch.setattr(loops, "COMPILED", tmp_path / "text.so")
         loops.COMPILED.write_text("no code")
@@ -300,7 +322,9 @@ def test_load_loops_falls_back_to_python(
 
 def run_with(native: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, env={**os.environ, "UNDERSTUDY_NATIVE": native}, capture_output=True, text=True)
+    return subprocess.run(
+        command, env={**os.environ, "UNDERSTUDY_NATIVE": native}, capture_output=True, text=True
+    )
 
 
 _BATCH = """
@@ -310,12 +334,15 @@ warnings.simplefilter("error")
 from understudy_data.video.native import ffmpeg, loops
 from understudy_data.video.reader import open_video
 images = open_video(sys.argv[1]).read(np.arange(20))
-print(loops.load_loops() is not None, ffmpeg.load_swscale() is not None, zlib.crc32(np.ascontiguousarray(images)))
+found = loops.load_loops() is not None, ffmpeg.load_swscale() is not None
+print(*found, zlib.crc32(np.ascontiguousarray(images)))
 """
 
 
 @needs_c
-def test_native_mode_turns_loops_off_or_requires_them(clips: dict[str, tuple[Path, np.ndarray]]) -> None:
+def test_native_mode_turns_loops_off_or_requires_them(
+    clips: dict[str, tuple[Path, np.ndarray]],
+) -> None:
     path, images = clips["h264-bframes"]
     sum_ = zlib.crc32(np.ascontiguousarray(images[:20]))
     for native, used in (("0", False), ("", True), ("1", True), ("require", True)):
@@ -345,7 +372,12 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Build hook over a copy of the C file."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
-    for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+    for name in (
+        "hatchling",
+        "hatchling.builders",
+        "hatchling.builders.hooks",
+        "hatchling.builders.hooks.plugin",
+    ):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     made = runpy.run_path(str(ROOT / "hatch_build.py"))["Loops"]()
@@ -367,11 +399,15 @@ def test_build_hook_compiles(hook: Any) -> None:
     assert build["tag"].startswith("py3-none-")
     assert not build["pure_python"]
     assert library.name == loops.COMPILED.name
-    assert ctypes.CDLL(str(library)).loops_source() & 0xFFFFFFFF == zlib.crc32(loops.SOURCE.read_bytes())
+    assert ctypes.CDLL(str(library)).loops_source() & 0xFFFFFFFF == zlib.crc32(
+        loops.SOURCE.read_bytes()
+    )
 
 
 @needs_c
-def test_build_hook_tags_wheels_for_old_systems_or_for_all(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_hook_tags_wheels_for_old_systems_or_for_all(
+    hook: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build: dict[str, Any] = {"artifacts": []}
     hook.initialize("standard", build)
     if hook.app.warning:
@@ -388,18 +424,23 @@ def test_build_hook_tags_wheels_for_old_systems_or_for_all(hook: Any, monkeypatc
         other = content[:18] + number.to_bytes(2, "little") + content[20:]
         assert platform(other) == f"manylinux2014_{machine}.manylinux_2_17_{machine}"
         assert platform(other + b"\0libssl.so.3\0").endswith(f"linux_{machine}")
-    assert "manylinux" not in platform(content[:5] + b"\x02" + content[6:])  # big-endian: a machine without a release
+    # big-endian: a machine without a release
+    assert "manylinux" not in platform(content[:5] + b"\x02" + content[6:])
     monkeypatch.setenv("UNDERSTUDY_NATIVE", "0")
     build = {"artifacts": []}
     hook.initialize("standard", build)
     assert build == {"artifacts": []}
 
 
-WRITES_MACH_O = """sh -c 'while [ "$1" != -o ]; do shift; done; printf "\\317\\372\\355\\376" > "$2"' sh"""
+WRITES_MACH_O = (
+    """sh -c 'while [ "$1" != -o ]; do shift; done; printf "\\317\\372\\355\\376" > "$2"' sh"""
+)
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'", WRITES_MACH_O])
+@pytest.mark.parametrize(
+    "compiler", ["no-such-compiler", "false", "sh -c 'echo broken >&2; exit 1'", WRITES_MACH_O]
+)
 def test_build_hook_works_without_a_compiler(
     hook: Any, compiler: str, is_writable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +480,9 @@ def test_recycling_leaves_frames_in_use_alone(clips: dict[str, tuple[Path, np.nd
         converter.write_all(frames, range(8), out)
         frames.clear()
         assert np.array_equal(out.transpose(0, 2, 3, 1), images[begin : begin + 8])
-        assert not {id(frame) for _, frame in mine} & {id(one) for one in loops.spare_frames.by_format["yuv420p"]}
+        assert not {id(frame) for _, frame in mine} & {
+            id(one) for one in loops.spare_frames.by_format["yuv420p"]
+        }
     assert reused > 8
     for position, frame in mine:
         assert np.array_equal(rgb(frame), images[position])

@@ -14,7 +14,13 @@ from understudy_kit.cli.commands import Command
 from understudy_kit.cli.help_texts import EXAMPLES, LAUNCH, MOST_USED, POSITIONAL, general
 from understudy_kit.config import help
 from understudy_kit.config.files import SUFFIXES, read_file
-from understudy_kit.config.flags import chosen_type, list_settings, name_by_hand, read_flags, type_flag
+from understudy_kit.config.flags import (
+    chosen_type,
+    list_settings,
+    name_by_hand,
+    read_flags,
+    type_flag,
+)
 from understudy_kit.config.hooks import union_of
 from understudy_kit.config.schema import complete, plain
 
@@ -44,7 +50,10 @@ def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -
     if command.stored is not None and words and not words[0].startswith("-"):
         program += f" {words[0]}"
         content = plain(command.stored(words.pop(0)))
-        about = "Continue the run with its own settings, which are the defaults below, and these changes."
+        about = (
+            "Continue the run with its own settings, which are the defaults below, and these "
+            "changes."
+        )
     elif not new and not helped:
         raise ConfigError(f"{argument.lower()}: required: understudy {name} {argument}")
     elif "FILE" in argument and words and Path(words[0]).suffix in SUFFIXES:
@@ -52,7 +61,10 @@ def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -
     elif argument:
         program += f" {argument}"
         if not new:
-            about = "Continue the run with its own settings and these changes. The defaults below are those of a new "
+            about = (
+                "Continue the run with its own settings and these changes. The defaults below "
+                "are those of a new "
+            )
             about += f"run: `understudy {name} {argument} --help` shows the run's own."
     if not helped:
         return complete(read_flags(cls, words, content, file, new=new))
@@ -79,12 +91,18 @@ def _help(
     *,
     paged: bool,
 ) -> str:
-    """Return the help of a command: argument, settings in groups, those of lists in a file, examples last.
+    """Return the help of a command: argument, settings in groups, those of lists in a file,
+    examples last.
 
-    A pager shows the beginning first, and a terminal without one the end: there the most used settings are.
+    A pager shows the beginning first, and a terminal without one the end: there the most used
+    settings are.
     """
     groups = list(help.groups(cls, default))
-    rows = {setting.path: (setting.flag(), setting.meaning()) for group in groups for setting in group.settings}
+    rows = {
+        setting.path: (setting.flag(), setting.meaning())
+        for group in groups
+        for setting in group.settings
+    }
     meaning = next((setting.meaning() for setting in groups[0].settings if setting.positional), "")
     parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
     if summarized := len(rows) > 2 * len(MOST_USED):

@@ -32,7 +32,9 @@ class Command:
     summary: str = ""
     """The command in a few words, for the list of commands."""
     argument: str = ""
-    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH ...]."""
+    """Positional argument: [FILE] (settings in YAML, TOML or JSON, optional), RUN, PATH or [PATH
+    ...].
+    """
     launchable: bool = False
     """Whether several processes may run it together: `--launch N`, or torchrun."""
     extra: str = ""
@@ -43,15 +45,19 @@ class Command:
     loads_images: bool = False
     """Whether it loads images in a separate process. Freed memory is then kept (`malloc.py`)."""
     own_signals: bool = False
-    """Whether it ends at SIGTERM in a way of its own. All others end as at Ctrl-C, and remove what is
-    unfinished."""
+    """Whether it ends at SIGTERM in a way of its own. All others end as at Ctrl-C, and remove what
+    is unfinished.
+    """
     ends_with: int | None = None
-    """Exit code for a signal before it has begun, that of a later one; None: the code of the signal."""
+    """Exit code for a signal before it has begun, that of a later one; None: the code of the
+    signal.
+    """
     less_memory: str = "use a device with more free memory"
     """What reduces its memory on the device."""
     stored: Callable[[str], Any] | None = None
-    """For a command that continues something, as `resume`: returns the settings from which it starts,
-    which its first word names."""
+    """For a command that continues something, as `resume`: returns the settings from which it
+    starts, which its first word names.
+    """
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,9 @@ def find_commands() -> dict[str, Found]:
         if name in points:
             point = points[name]._replace(rivals=(*points[name].rivals, point.distribution))
         points[name] = point
-    return {name: Found(name, COMMANDS.get(name), points.get(name)) for name in [*COMMANDS, *points]}
+    return {
+        name: Found(name, COMMANDS.get(name), points.get(name)) for name in [*COMMANDS, *points]
+    }
 
 
 def find_command(words: Sequence[str]) -> Found | None:
@@ -127,8 +135,8 @@ def find_command(words: Sequence[str]) -> Found | None:
 
 
 _LESS = (
-    "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), --activation-checkpoint full "
-    "(recompute activations) or --precision bf16"
+    "reduce it with --micro-batch-size N (fewer samples at a time, the same batch), "
+    "--activation-checkpoint full (recompute activations) or --precision bf16"
 )
 COMMANDS = {
     "demo": Command(
@@ -195,7 +203,9 @@ COMMANDS = {
         "RUN",
         wheel="robot",
     ),
-    "contract": Command("a contract, or the contradictions between two", "PATH [PATH]", wheel="robot"),
+    "contract": Command(
+        "a contract, or the contradictions between two", "PATH [PATH]", wheel="robot"
+    ),
     "why": Command("why a policy does not grasp, of a trace", "[POLICY] TRACE", wheel="robot"),
     "report": Command(
         "a run's report.html again, or which of several runs is better",
@@ -212,10 +222,14 @@ COMMANDS = {
     "check": Command("contents and faults of a dataset", "PATH", wheel="tools"),
     "view": Command("look through episodes in a browser", "PATH", wheel="tools"),
     "edit": Command("select, merge, change or transcode datasets", "[PATH ...]", wheel="tools"),
-    "publish": Command("append the recordings of several writers", "PATH [PATH ...]", wheel="tools"),
+    "publish": Command(
+        "append the recordings of several writers", "PATH [PATH ...]", wheel="tools"
+    ),
     "segment": Command("cut episodes into segments", "[PATH ...]", wheel="tools"),
     "ranges": Command("find the frames in which a robot moves", "PATH", wheel="tools"),
-    "select": Command("save a selection of a dataset as a view, or list its views", "PATH [NAME]", wheel="tools"),
+    "select": Command(
+        "save a selection of a dataset as a view, or list its views", "PATH [NAME]", wheel="tools"
+    ),
     "bench": Command(
         "loading speed of a dataset, beside decoding in a row",
         "PATH",
@@ -223,22 +237,54 @@ COMMANDS = {
         wheel="understudy",
         loads_images=True,
     ),
-    "statistics": Command("the statistics of a run's data, before it starts", "[FILE]", wheel="understudy"),
+    "statistics": Command(
+        "the statistics of a run's data, before it starts", "[FILE]", wheel="understudy"
+    ),
     "fast fit": Command("fit action tokens (FAST) to a dataset", "[FILE]", wheel="understudy"),
-    "tokenizer fit": Command("fit a small text tokenizer to a dataset", "[FILE]", wheel="understudy"),
-    "order explain": Command("the order of samples, and how well it mixes", "[PATH ...]", wheel="tools"),
-    "order export": Command("the samples of a run or an order, as parquet", "PATH [PATH ...]", wheel="understudy"),
-    "audit": Command("how often each frame was trained on, and by which step", "RUN", wheel="understudy"),
+    "tokenizer fit": Command(
+        "fit a small text tokenizer to a dataset", "[FILE]", wheel="understudy"
+    ),
+    "order explain": Command(
+        "the order of samples, and how well it mixes", "[PATH ...]", wheel="tools"
+    ),
+    "order export": Command(
+        "the samples of a run or an order, as parquet", "PATH [PATH ...]", wheel="understudy"
+    ),
+    "audit": Command(
+        "how often each frame was trained on, and by which step", "RUN", wheel="understudy"
+    ),
 }
 """The commands of understudy, in the order in which they are looked for."""
 
 GROUPS = {
     "data": (
-        *("record", "import", "check", "view", "edit", "segment", "ranges", "select", "publish", "score", "statistics"),
+        *(
+            "record",
+            "import",
+            "check",
+            "view",
+            "edit",
+            "segment",
+            "ranges",
+            "select",
+            "publish",
+            "score",
+            "statistics",
+        ),
         *("fast fit", "tokenizer fit", "bench"),
     ),
     "train": (
-        *("demo", "train", "resume", "validate", "plan", "profile", "rollout", "order explain", "order export"),
+        *(
+            "demo",
+            "train",
+            "resume",
+            "validate",
+            "plan",
+            "profile",
+            "rollout",
+            "order explain",
+            "order export",
+        ),
         "audit",
     ),
     "robot": ("export", "serve", "replay", "contract", "why"),
@@ -253,16 +299,30 @@ _REPORT = "understudy report RUN"
 _VIEW = "understudy view PATH"
 _SERVE = "understudy serve POLICY"
 GUESSES = {
-    **dict.fromkeys(("merge", "concat", "combine", "join", "cat", "aggregate"), f"{_EDIT} with several SRC"),
+    **dict.fromkeys(
+        ("merge", "concat", "combine", "join", "cat", "aggregate"), f"{_EDIT} with several SRC"
+    ),
     **dict.fromkeys(("delete", "remove", "rm", "drop"), f"{_EDIT} --exclude-episodes 0-2"),
     "split": f"{_EDIT} --split train=0.9 val=0.1",
     "filter": f"{_EDIT} --where CONDITION, or understudy select PATH NAME --where CONDITION",
-    **dict.fromkeys(("trim", "crop"), f"{_EDIT} --drop-n-first-frames 10, or understudy segment SRC OUT"),
-    **dict.fromkeys(("resize", "transcode", "reencode", "encode", "compress"), f"{_EDIT} --size 224 --codec libx264"),
-    **dict.fromkeys(("rename", "cp", "copy", "annotate", "relabel"), f"{_EDIT}, whose --help lists all changes"),
-    "convert": f"{_EDIT} for LeRobot datasets, understudy import SOURCE OUT for bags, HDF5 and Zarr",
-    **dict.fromkeys(("compare", "diff"), "understudy report RUN RUN for runs, understudy contract PATH PATH"),
-    **dict.fromkeys(("eval", "evaluate", "test", "simulate", "sim"), f"{_ROLLOUT}, or understudy validate RUN"),
+    **dict.fromkeys(
+        ("trim", "crop"), f"{_EDIT} --drop-n-first-frames 10, or understudy segment SRC OUT"
+    ),
+    **dict.fromkeys(
+        ("resize", "transcode", "reencode", "encode", "compress"),
+        f"{_EDIT} --size 224 --codec libx264",
+    ),
+    **dict.fromkeys(
+        ("rename", "cp", "copy", "annotate", "relabel"), f"{_EDIT}, whose --help lists all changes"
+    ),
+    "convert": f"{_EDIT} for LeRobot datasets, understudy import SOURCE OUT for bags, HDF5 and "
+    "Zarr",
+    **dict.fromkeys(
+        ("compare", "diff"), "understudy report RUN RUN for runs, understudy contract PATH PATH"
+    ),
+    **dict.fromkeys(
+        ("eval", "evaluate", "test", "simulate", "sim"), f"{_ROLLOUT}, or understudy validate RUN"
+    ),
     "play": f"{_ROLLOUT} for a policy, {_VIEW} for recorded episodes",
     **dict.fromkeys(("info", "inspect", "describe", "summary", "lint", "verify", "doctor"), _CHECK),
     "stats": f"{_CHECK}, or understudy statistics [FILE]",
@@ -271,10 +331,14 @@ GUESSES = {
     **dict.fromkeys(("show", "list", "ls"), f"{_CHECK} for a dataset, {_REPORT} for a run"),
     **dict.fromkeys(("upload", "share"), "understudy push PATH"),
     **dict.fromkeys(("download", "fetch", "get", "clone"), "understudy pull PATH"),
-    **dict.fromkeys(("finetune", "fine-tune", "fit", "run"), "understudy train [FILE], with --init-from POLICY"),
+    **dict.fromkeys(
+        ("finetune", "fine-tune", "fit", "run"), "understudy train [FILE], with --init-from POLICY"
+    ),
     "continue": "understudy resume RUN",
     **dict.fromkeys(("infer", "inference", "predict", "deploy", "act", "server"), _SERVE),
-    **dict.fromkeys(("teleop", "teleoperate", "collect"), "a tool of your robot; simulated, understudy record"),
+    **dict.fromkeys(
+        ("teleop", "teleoperate", "collect"), "a tool of your robot; simulated, understudy record"
+    ),
     **dict.fromkeys(("explain", "diagnose", "debug"), "understudy why TRACE"),
     **dict.fromkeys(("benchmark", "perf", "speed"), "understudy bench PATH"),
 }

@@ -1,15 +1,21 @@
-"""Texts of others on any console, file or pipe: tasks, joints and names of files may hold letters that it lacks."""
+"""Texts of others on any console, file or pipe: tasks, joints and names of files may hold letters
+that it lacks.
+"""
 
 import codecs
 import os
 import sys
 
 ESCAPE = "understudy.escape"
-"""Name of the handler that writes a letter as JSON does: \\u5939, and two of them beyond the first 65,536."""
+"""Name of the handler that writes a letter as JSON does: \\u5939, and two of them beyond the first
+65,536.
+"""
 
 
 def escape(error: UnicodeError) -> tuple[str, int]:
-    """Replace the letters that an encoding lacks by their escapes in JSON, so that JSON stays JSON."""
+    """Replace the letters that an encoding lacks by their escapes in JSON, so that JSON stays
+    JSON.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
@@ -18,7 +24,9 @@ def escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def write_any_text() -> None:
-    """Let standard output and errors escape letters that their encoding lacks, instead of ending the command."""
+    """Let standard output and errors escape letters that their encoding lacks, instead of ending
+    the command.
+    """
     codecs.register_error(ESCAPE, escape)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -26,7 +34,8 @@ def write_any_text() -> None:
 
 
 def start_again_as_utf8() -> None:
-    """Start this program again with Python's UTF-8 mode where the locale makes names of files ASCII.
+    """Start this program again with Python's UTF-8 mode where the locale makes names of files
+    ASCII.
 
     Names of arguments and folders would hold surrogates there, which no file of ours can store.
     """

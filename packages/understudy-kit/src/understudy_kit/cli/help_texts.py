@@ -18,7 +18,8 @@ OPTIONS = {
 """Flags of every command that other distributions bring, by their entry point."""
 LAUNCH = (
     "--launch N",
-    "Start N processes on this host, one per GPU, as `torchrun --nproc-per-node N -m understudy ...` would.",
+    "Start N processes on this host, one per GPU, as `torchrun --nproc-per-node N -m understudy "
+    "...` would.",
 )
 POSITIONAL = {
     "[FILE]": "Settings file in YAML, TOML or JSON; flags take precedence. The default is no file.",
@@ -49,7 +50,10 @@ MOST_USED = (
 )
 """Settings of a run that its help repeats at the end, with the first sentence of each."""
 EXAMPLES = {
-    "demo": ("understudy demo", "understudy demo --output-dir runs/short --episodes 50 --steps 500"),
+    "demo": (
+        "understudy demo",
+        "understudy demo --output-dir runs/short --episodes 50 --steps 500",
+    ),
     "record": (
         "understudy record --output-dir data/table --episodes 200",
         "understudy record --output-dir data/push --env metaworld --tasks push-v3 --image-size 128",
@@ -85,7 +89,8 @@ EXAMPLES = {
     ),
     "plan": (
         "understudy plan settings.yaml --gpu-memory 24GB 48GB 80GB",
-        "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split --gpu-memory 80GB",
+        "understudy plan --data.root data/table --policy.type pi05 --precision bf16-split "
+        "--gpu-memory 80GB",
     ),
     "statistics": (
         "understudy statistics settings.yaml --workers 16",
@@ -93,7 +98,8 @@ EXAMPLES = {
     ),
     "fast fit": (
         "understudy fast fit settings.yaml --output-dir fast",
-        "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 --output-dir fast",
+        "understudy fast fit --policy.type pi05 --data.root data/table --data.chunk-size 50 "
+        "--output-dir fast",
     ),
     "tokenizer fit": (
         "understudy tokenizer fit --policy.size tiny --data.root data/table --output-dir tokenizer",
@@ -105,7 +111,8 @@ EXAMPLES = {
     ),
     "rollout": (
         "understudy rollout runs/table --episodes 30",
-        "understudy rollout runs/mt10 --env metaworld --tasks push-v3 door-open-v3 --action-steps 8",
+        "understudy rollout runs/mt10 --env metaworld --tasks push-v3 door-open-v3 "
+        "--action-steps 8",
     ),
     "export": (
         "understudy export runs/table",
@@ -119,12 +126,14 @@ EXAMPLES = {
     ),
     "score": (
         "understudy score runs/value data/table data/scored",
-        "understudy score runs/value data/table data/scored --num-steps 20 --positive 0.4 --interventions helped",
+        "understudy score runs/value data/table data/scored --num-steps 20 --positive 0.4 "
+        "--interventions helped",
     ),
     "check": (
         "understudy check data/table",
         "understudy check data/table --page table.html --skip-bad bad.json",
-        "understudy check hf://datasets/OWNER/NAME --depth metadata --keep-ranges keep.json --chunk-size 16",
+        "understudy check hf://datasets/OWNER/NAME --depth metadata --keep-ranges keep.json "
+        "--chunk-size 16",
     ),
     "view": (
         "understudy view data/table",
@@ -135,12 +144,19 @@ EXAMPLES = {
     ),
     "serve": (
         "understudy serve runs/table",
-        "understudy serve runs/table/policy --contract strict --host 0.0.0.0 --token-file token.txt",
+        "understudy serve runs/table/policy --contract strict --host 0.0.0.0 "
+        "--token-file token.txt",
         "understudy serve runs/table --lerobot-port 8080",
     ),
-    "contract": ("understudy contract runs/table data/other", "understudy contract policies/act robot.json --json"),
+    "contract": (
+        "understudy contract runs/table data/other",
+        "understudy contract policies/act robot.json --json",
+    ),
     "why": ("understudy why runs/table", "understudy why policies/act trace.jsonl"),
-    "replay": ("understudy replay runs/table", "understudy replay runs/table --episode 12 --contract strict --json"),
+    "replay": (
+        "understudy replay runs/table",
+        "understudy replay runs/table --episode 12 --contract strict --json",
+    ),
     "edit": (
         "understudy edit data/table data/red --where '\"red\" in task'",
         "understudy edit data/table data/rated --metadata ratings.csv",
@@ -168,7 +184,8 @@ EXAMPLES = {
     ),
     "order export": (
         "understudy order export runs/table samples.parquet",
-        "understudy order export data/table order.parquet --batch-size 256 --steps 10000 --world-size 8",
+        "understudy order export data/table order.parquet --batch-size 256 --steps 10000 "
+        "--world-size 8",
     ),
     "audit": (
         "understudy audit runs/table --out account",

@@ -6,7 +6,8 @@
     75   a run stopped by a signal: `understudy resume` continues (schedulers may requeue)
     130  ended by Ctrl-C, 143 by SIGTERM; `serve` and `view`, which end in no other way, exit with 0
 
-Before a command has begun, Python itself may end by SIGTERM or SIGINT; a shell gives these codes, too.
+Before a command has begun, Python itself may end by SIGTERM or SIGINT; a shell gives these codes,
+too.
 
 The commands are in `commands.py`. Other parts of the program are entry points as well:
 
@@ -27,7 +28,14 @@ from typing import Any
 
 from understudy_base.entry_points import EntryPointError, find_entry_points
 from understudy_base.errors import ConfigError, UnderstudyError, summarize
-from understudy_kit.cli.commands import COMMANDS, GROUPS, GUESSES, Found, find_command, find_commands
+from understudy_kit.cli.commands import (
+    COMMANDS,
+    GROUPS,
+    GUESSES,
+    Found,
+    find_command,
+    find_commands,
+)
 from understudy_kit.cli.console import start_again_as_utf8, write_any_text
 
 OPTIONS = "understudy.options"
@@ -54,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
             return code
-        except BrokenPipeError:  # the reader of our output is gone, and Python writes the rest of it at the exit
+        # the reader of our output is gone, and Python writes the rest of it at the exit
+        except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
 
@@ -123,7 +132,8 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
     with ending:
         code = _run(found, arguments[len(found.name.split()) :], debug)
     if code and not is_called and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        # Threads of torch's process group that still start up would abort the interpreter's exit, and hide the code.
+        # Threads of torch's process group that still start up would abort the interpreter's exit,
+        # and hide the code.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -140,7 +150,11 @@ def _print_versions(debug: bool) -> int:
             lines = str(point.load()())
         except Exception as error:  # the versions of the others are wanted all the more
             code = WRONG_INPUT
-            said = str(error) if isinstance(error, UnderstudyError) else f"{point} failed: {summarize(error)}"
+            said = (
+                str(error)
+                if isinstance(error, UnderstudyError)
+                else f"{point} failed: {summarize(error)}"
+            )
             lines = redact(f"{name:<10} {said}")
             if debug:
                 print(redact(traceback.format_exc()), end="", file=sys.stderr)
@@ -149,7 +163,11 @@ def _print_versions(debug: bool) -> int:
 
 
 def _one_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
     from understudy_base.credentials import redact
@@ -172,7 +190,9 @@ def overview() -> str:
     if others := [command for command in found.values() if command.row is None]:
         lines.append("other packages:")
         for command in others:
-            lines.append(f"  {command.name:<{width}}{command.point.distribution if command.point else ''}")
+            lines.append(
+                f"  {command.name:<{width}}{command.point.distribution if command.point else ''}"
+            )
         lines.append("")
     return "\n".join(
         [
@@ -181,8 +201,10 @@ def overview() -> str:
             "Train robot policies from demonstrations.",
             "",
             *lines,
-            "`understudy COMMAND --help` lists the settings of a command. With `--print-config` a command only prints",
-            "its complete settings. `--debug` shows the traceback of an error. `understudy --version -v` lists the",
+            "`understudy COMMAND --help` lists the settings of a command. With `--print-config` a "
+            "command only prints",
+            "its complete settings. `--debug` shows the traceback of an error. `understudy "
+            "--version -v` lists the",
             "installed versions.",
         ]
     )
@@ -201,7 +223,9 @@ def _unknown(word: str) -> str:
 
 
 def _run(found: Found, arguments: list[str], debug: bool) -> int:
-    """Parse and run a command. Errors that the user can correct become one line; ours keep their traceback."""
+    """Parse and run a command. Errors that the user can correct become one line; ours keep their
+    traceback.
+    """
     from understudy_base.credentials import redact
     from understudy_base.errors import DatasetError, is_wrong_input
     from understudy_base.optional_packages import describe_missing, describe_old_numpy, require
@@ -225,14 +249,20 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
         count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
-        settings = read_settings(name, arguments)  # checked once here, before every rank reads them too
+        # checked once here, before every rank reads them too
+        settings = read_settings(name, arguments)
         if print_only:
             print(dump_yaml(settings), end="")
             return 0
         if count is not None:
             from understudy_kit.launch import launch, module_command
 
-            words = [*module_command("understudy"), *name.split(), *arguments, *(["--debug"] if debug else [])]
+            words = [
+                *module_command("understudy"),
+                *name.split(),
+                *arguments,
+                *(["--debug"] if debug else []),
+            ]
             return launch(words, count, f"understudy {name}")
         if command.loads_images:
             from understudy_base.malloc import keep_freed_memory
@@ -245,20 +275,34 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or "not enough memory"
+        message = (
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else str(error) or "not enough memory"
+        )
         if isinstance(error, FileExistsError) and error.filename is not None:
-            message = f"{error.filename}: {error.strerror} (name another output, or wait for the other process)"
+            message = (
+                f"{error.filename}: {error.strerror} (name another output, or wait for the "
+                "other process)"
+            )
         print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             from understudy_kit.signals import Interrupted
 
-            return INTERRUPTED + (error.args[0] if isinstance(error, Interrupted) else signal.SIGINT)
-        return WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
+            return INTERRUPTED + (
+                error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
+            )
+        return (
+            WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
+        )
     except UnicodeEncodeError as error:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         fix = "rename the file, or the text, with letters of UTF-8"
-        print(f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}", file=sys.stderr)
+        print(
+            f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}",
+            file=sys.stderr,
+        )
         return WRONG_INPUT
     except Exception as error:
         missing: ImportError | None = None
@@ -281,12 +325,16 @@ def _rank() -> str:
 
 
 def _describe_out_of_memory(error: Exception, found: Found) -> str | None:
-    """Return the message for an error of torch's allocators, with settings that need less; None for other errors."""
+    """Return the message for an error of torch's allocators, with settings that need less; None for
+    other errors.
+    """
     from understudy_base.errors import is_out_of_memory
 
     if not is_out_of_memory(error):
         return None
-    reason = re.split(r" GPU \d+ has ", next(iter(str(error).strip().splitlines()), "out of memory"))[0]
+    reason = re.split(
+        r" GPU \d+ has ", next(iter(str(error).strip().splitlines()), "out of memory")
+    )[0]
     return f"the device is out of memory; {found.facts.less_memory} ({reason})"
 
 
@@ -303,7 +351,8 @@ def read_settings(name: str, arguments: Sequence[str]) -> Any:
 
 
 def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
-    """Remove `--launch N`, which is not a setting of a run; returns N (or None) and the other arguments.
+    """Remove `--launch N`, which is not a setting of a run; returns N (or None) and the other
+    arguments.
 
     Raises:
         ConfigError: N is not a number.
@@ -317,7 +366,9 @@ def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Remove an option that is no setting; returns its value, None without it, and the other arguments."""
+    """Remove an option that is no setting; returns its value, None without it, and the other
+    arguments.
+    """
     for index, argument in enumerate(arguments):
         if argument == name or argument.startswith(f"{name}="):
             _, equals, text = argument.partition("=")

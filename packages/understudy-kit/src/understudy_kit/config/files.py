@@ -39,7 +39,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
     try:
         content = yaml.load(text, _unique_loader())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a number of 5,000 digits; thousands of brackets
+    # a number of 5,000 digits; thousands of brackets
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return _as_mapping(path, content)
 
@@ -52,7 +53,9 @@ def _parse_json(path: Path, text: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError: it is none, repeats a key, or is nested too deeply."""
+    """Return the value of a JSON text. Raises ValueError: it is none, repeats a key, or is nested
+    too deeply.
+    """
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -60,7 +63,9 @@ def parse_json(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a mapping. Raises ValueError: a key is there twice, as in a file that two editors merged."""
+    """Return a mapping. Raises ValueError: a key is there twice, as in a file that two editors
+    merged.
+    """
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
@@ -71,15 +76,22 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 @cache
 def _unique_loader() -> Any:
-    """Return yaml's safe loader, which also refuses a repeated key; a key beside a merge (`<<`) is none."""
+    """Return yaml's safe loader, which also refuses a repeated key; a key beside a merge (`<<`) is
+    none.
+    """
     import yaml
 
-    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml where it is there: six times as fast
+    # of libyaml where it is there: six times as fast
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(parser):  # type: ignore[misc, valid-type]
         def flatten_mapping(self, node: Any) -> None:
-            """Refuse a repeated key; take the pairs of merges (`<<`) once, so that merges of merges do not multiply."""
-            _unique([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            """Refuse a repeated key; take the pairs of merges (`<<`) once, so that merges of merges
+            do not multiply.
+            """
+            _unique(
+                [(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            )
             super().flatten_mapping(node)
             pairs = {
                 (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, value)
@@ -106,8 +118,8 @@ def check_size(content: Any) -> None:
     """Visit each list and mapping once, however many aliases name it.
 
     Raises:
-        ValueError: one holds itself, is nested too deeply, or aliases stand for too many values. Every later walk takes
-            an alias for the values that it stands for.
+        ValueError: one holds itself, is nested too deeply, or aliases stand for too many values.
+            Every later walk takes an alias for the values that it stands for.
     """
     sizes = dict[int, int]()  # values that a list or mapping stands for, by its identity
     entered = dict[int, Any]()
@@ -115,20 +127,30 @@ def check_size(content: Any) -> None:
     entered[id(content)] = content
     while stack:
         value, items = stack[-1]
-        item = next((item for item in items if isinstance(item, dict | list) and id(item) not in sizes), None)
+        item = next(
+            (item for item in items if isinstance(item, dict | list) and id(item) not in sizes),
+            None,
+        )
         if item is None:
             sizes[id(value)] = 1 + sum(sizes.get(id(inner), 1) for inner in _items(value))
             del entered[id(value)]
             stack.pop()
         elif id(item) in entered:
-            raise ValueError("a list or mapping holds itself, through an alias of YAML: write its values out")
+            raise ValueError(
+                "a list or mapping holds itself, through an alias of YAML: write its values out"
+            )
         elif len(stack) >= _DEPTH:
-            raise ValueError(f"lists and mappings are nested more than {_DEPTH} levels deep; settings have a few")
+            raise ValueError(
+                f"lists and mappings are nested more than {_DEPTH} levels deep; settings have a few"
+            )
         else:
             entered[id(item)] = item
             stack.append((item, iter(_items(item))))
     if sizes[id(content)] > max(_VALUES, 2 * _count(content, sizes)):
-        raise ValueError(f"its aliases stand for {sizes[id(content)]:,} values: write out those that a setting needs")
+        raise ValueError(
+            f"its aliases stand for {sizes[id(content)]:,} values: write out those that a setting "
+            "needs"
+        )
 
 
 def _items(value: Any) -> list[Any]:

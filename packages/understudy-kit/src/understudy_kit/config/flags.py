@@ -1,7 +1,8 @@
 """Flags of the command line: a second settings file over the first one.
 
-`--optim.lr 3e-4` is `optim: {lr: 3e-4}` in a file. By the type of its setting, the words of a flag become one text, a
-list, or the pairs of a mapping. `schema.validate` converts and checks them together with the file.
+`--optim.lr 3e-4` is `optim: {lr: 3e-4}` in a file. By the type of its setting, the words of a flag
+become one text, a list, or the pairs of a mapping. `schema.validate` converts and checks them
+together with the file.
 """
 
 import copy
@@ -69,7 +70,9 @@ def list_settings(cls: type, chosen: type | None = None, prefix: str = "") -> It
             yield Setting(path, kind, POSITIONAL in marks, item_class(kind), by_hand)
 
 
-def read_flags(cls: type, words: Sequence[str], content: Record, where: object = None, *, new: bool = True) -> Any:
+def read_flags(
+    cls: type, words: Sequence[str], content: Record, where: object = None, *, new: bool = True
+) -> Any:
     """Return the settings of a file with flags over them.
 
     Args:
@@ -119,7 +122,9 @@ def type_flag(group: str) -> str:
 
 
 def name_by_hand(cls: type, words: Sequence[str]) -> None:
-    """Tell the `Union` of a class what flags name, before a stored type is read that may need it."""
+    """Tell the `Union` of a class what flags name, before a stored type is read that may need
+    it.
+    """
     if (union := union_of(cls)) is not None:
         with suppress(ValueError):  # `read_flags` describes it
             union[1].by_hand(chosen_type(cls, words))
@@ -142,13 +147,21 @@ class _Line:
     """Whether the type that a flag names is known."""
 
     def read(self, words: deque[str]) -> None:
-        """Put the value of each flag into the content, and describe those that are unknown or have none."""
+        """Put the value of each flag into the content, and describe those that are unknown or have
+        none.
+        """
         self._choose_class(chosen_type(self.cls, list(words)))
         refused: Mapping[str, str] = getattr(self.cls, "REFUSED_FLAGS", {})
         further: str = getattr(self.cls, "FURTHER_ARGUMENT", "")
         free = [setting for setting in self.settings.values() if setting.positional]
-        flags = {flag_of(path): setting for path, setting in self.settings.items() if not setting.positional}
-        off = {negation_of(setting.path): setting for setting in flags.values() if setting.kind is bool}
+        flags = {
+            flag_of(path): setting
+            for path, setting in self.settings.items()
+            if not setting.positional
+        }
+        off = {
+            negation_of(setting.path): setting for setting in flags.values() if setting.kind is bool
+        }
         bare = list[str]()
         flag = ""
         while words:
@@ -164,7 +177,12 @@ class _Line:
             name = flag.replace("_", "-")
             setting = flags.get(name)
             values = [text] if equals else []
-            while not equals and words and not _is_flag(words[0]) and _wants(setting, values, words[0]):
+            while (
+                not equals
+                and words
+                and not _is_flag(words[0])
+                and _wants(setting, values, words[0])
+            ):
                 values.append(words.popleft())
             if setting is None and name in off and not equals:
                 self._put(off[name], False)
@@ -190,7 +208,9 @@ class _Line:
         chosen = None
         if (union := union_of(self.cls)) is not None:
             self.group, base = union
-            make: Any = next(entry for entry in fields(self.cls) if entry.name == self.group).default_factory
+            make: Any = next(
+                entry for entry in fields(self.cls) if entry.name == self.group
+            ).default_factory
             values = self.content.setdefault(self.group, {"type": make().type})
             chosen = base.select(values)
             try:
@@ -205,7 +225,8 @@ class _Line:
         self.settings = {setting.path: setting for setting in list_settings(self.cls, chosen)}
 
     def _value(self, setting: Setting, words: list[str]) -> Any:
-        """Return the words of a flag as a file would hold them, joined with those that were given before.
+        """Return the words of a flag as a file would hold them, joined with those that were given
+        before.
 
         Raises:
             ValueError: they are no value of this setting.
@@ -228,16 +249,23 @@ class _Line:
         self.paths.add(setting.path)
 
     def _unknown(self, flag: str, flags: list[str]) -> str:
-        """Describe an unknown flag: its equivalent here, the policy that has it, or the nearest name."""
+        """Describe an unknown flag: its equivalent here, the policy that has it, or the nearest
+        name.
+        """
         name = flag.lstrip("-").replace("_", "-")
         others = other_names(self.cls)
         if others and (ours := others.equivalent(name.removeprefix("no-"))):
             return f"{flag}: unknown setting; here it is {ours}"
         if whole := self._mapping_of(name):
             key = flag.lstrip("-")[len(whole.path) + 1 :]
-            return f"{flag}: unknown setting; a value of this mapping is given as {flag_of(whole.path)} {key} VALUE"
+            return (
+                f"{flag}: unknown setting; a value of this mapping is given as "
+                f"{flag_of(whole.path)} {key} VALUE"
+            )
         if types := self._types_with(name):
-            wanted = f"{self.group} types {', '.join(types)}: add {type_flag(self.group)} {types[0]}"
+            wanted = (
+                f"{self.group} types {', '.join(types)}: add {type_flag(self.group)} {types[0]}"
+            )
             return f"{flag}: a setting of the {wanted}"
         foreign = [f"--{other}" for other in others.names()] if others else []
         close = difflib.get_close_matches(f"--{name}", [*foreign, *flags], n=1, cutoff=0.85)
@@ -245,8 +273,12 @@ class _Line:
             ours = others.equivalent(close[0][2:])
             return f"{flag}: unknown setting; {close[0]} of another trainer is here {ours}"
         close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
-        close = close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
-        return f"{flag}: unknown setting; " + (f"did you mean {close[0]}?" if close else "--help lists all")
+        close = (
+            close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
+        )
+        return f"{flag}: unknown setting; " + (
+            f"did you mean {close[0]}?" if close else "--help lists all"
+        )
 
     def _is_known_group(self, name: str) -> bool:
         """Return whether an unknown flag deserves a message: not one of a group of unknown type."""
@@ -274,7 +306,9 @@ class _Line:
         return f"{word}: unexpected argument; settings are --name value"
 
     def _mapping_of(self, name: str) -> Setting | None:
-        """Return the setting with names and values in which the unknown `name` would be one; None without."""
+        """Return the setting with names and values in which the unknown `name` would be one; None
+        without.
+        """
         for setting in self.settings.values():
             is_mapping = any(get_origin(member) is dict for member in members(setting.kind))
             if is_mapping and name.startswith(setting.path.replace("_", "-") + "."):
@@ -288,7 +322,9 @@ def _is_flag(word: str) -> bool:
 
 
 def _wants(setting: Setting | None, values: list[str], word: str) -> bool:
-    """Return whether a flag with some values takes the next word as another one; an unknown flag takes all."""
+    """Return whether a flag with some values takes the next word as another one; an unknown flag
+    takes all.
+    """
     kind = None if setting is None else setting.kind
     if kind is bool:
         return not values and word.lower() in ("true", "false")
@@ -309,7 +345,8 @@ def shape(kind: Any, words: list[str]) -> Any:
         if text not in ("true", "false"):
             raise ValueError(f"takes no value but true or false, not {words[0]}")
         return text == "true"
-    if takes_many(kind) and not (words and words[0].strip()):  # an unset variable of a shell must not select everything
+    # an unset variable of a shell must not select everything
+    if takes_many(kind) and not (words and words[0].strip()):
         raise ValueError("no value follows it; leave it out for none")
     if not words:
         raise ValueError("its value is missing")
@@ -328,7 +365,8 @@ def shape(kind: Any, words: list[str]) -> Any:
 
 
 def _joined(setting: Setting, value: Any, content: dict[str, Any]) -> Any:
-    """Return the value of a flag that is given again: the last one, or a mapping with the names of both.
+    """Return the value of a flag that is given again: the last one, or a mapping with the names of
+    both.
 
     Raises:
         ValueError: it is a list, whose earlier values would be lost.

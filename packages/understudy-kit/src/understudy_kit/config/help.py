@@ -1,7 +1,7 @@
 """Help text of a settings class: each setting with its flag, meaning and default, in groups.
 
-The meaning of a setting is the docstring below its field, read from the source. The same types give the placeholder of
-a value in the help (`placeholder`) and the rule in an error (`expected`).
+The meaning of a setting is the docstring below its field, read from the source. The same types give
+the placeholder of a value in the help (`placeholder`) and the rule in an error (`expected`).
 """
 
 import ast
@@ -26,8 +26,25 @@ COLUMN = 30
 VALUES = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Placeholder of a value by its type."""
 OTHER_TYPE = {
-    *("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing", "bool_type", "bool_parsing"),
-    *("string_type", "literal_error", "dict_type", "tuple_type", "list_type", "too_short", "too_long", "missing"),
+    *(
+        "int_type",
+        "int_parsing",
+        "int_from_float",
+        "float_type",
+        "float_parsing",
+        "bool_type",
+        "bool_parsing",
+    ),
+    *(
+        "string_type",
+        "literal_error",
+        "dict_type",
+        "tuple_type",
+        "list_type",
+        "too_short",
+        "too_long",
+        "missing",
+    ),
 }
 """Pydantic's errors about a value of another type than its setting; the message is `expected`."""
 
@@ -54,10 +71,15 @@ class Setting:
         """Return the flag with a placeholder of its value: `--optim.lr FLOAT`."""
         if self.kind is bool:
             return f"{flag_of(self.path)}, {negation_of(self.path)}"
-        return f"{flag_of(self.path)} {placeholder(self.kind, self.path.rpartition('.')[2].replace('_', '-'))}"
+        return (
+            f"{flag_of(self.path)} "
+            f"{placeholder(self.kind, self.path.rpartition('.')[2].replace('_', '-'))}"
+        )
 
     def meaning(self) -> str:
-        """Return the meaning with the default, unless the text or an empty value already gives it."""
+        """Return the meaning with the default, unless the text or an empty value already gives
+        it.
+        """
         if self.default in (None, "", (), {}):
             says_default = "default" in self.text or "equired" in self.text or self.positional
             return self.text if says_default else f"{self.text} (default: none)".strip()
@@ -110,16 +132,27 @@ def format_groups(shown_groups: Sequence[Group]) -> str:
     """Format groups of flags for a terminal, one paragraph each."""
     parts = []
     for group in shown_groups:
-        rows = [(setting.flag(), setting.meaning()) for setting in group.settings if not setting.positional]
+        rows = [
+            (setting.flag(), setting.meaning())
+            for setting in group.settings
+            if not setting.positional
+        ]
         if rows:
-            head = [wrap(f"{group.name}: {group.text}" if group.text else group.name)] if group.name else ["settings:"]
+            head = (
+                [wrap(f"{group.name}: {group.text}" if group.text else group.name)]
+                if group.name
+                else ["settings:"]
+            )
             parts.append("\n".join([*head, format_rows(rows)]))
     return "\n\n".join(parts)
 
 
 def format_items(cls: type) -> str:
     """Format the settings of a class with names as in a file."""
-    rows = [(f"{item.path} {placeholder(item.kind)}".strip(), item.meaning()) for item in next(groups(cls)).settings]
+    rows = [
+        (f"{item.path} {placeholder(item.kind)}".strip(), item.meaning())
+        for item in next(groups(cls)).settings
+    ]
     return format_rows(rows)
 
 
@@ -165,19 +198,27 @@ def members(kind: Any) -> list[Any]:
 
 def takes_many(kind: Any) -> bool:
     """Return whether any number of words may follow the flag of a setting of this type."""
-    return any(get_origin(member) is dict or Ellipsis in get_args(member) for member in members(kind))
+    return any(
+        get_origin(member) is dict or Ellipsis in get_args(member) for member in members(kind)
+    )
 
 
 def item_class(kind: Any) -> type | None:
-    """Return the class of the items of a list of dataclasses, which flags cannot set; None for other types."""
-    return next((item for item in get_args(kind) if isinstance(item, type) and is_dataclass(item)), None)
+    """Return the class of the items of a list of dataclasses, which flags cannot set; None for
+    other types.
+    """
+    return next(
+        (item for item in get_args(kind) if isinstance(item, type) and is_dataclass(item)), None
+    )
 
 
 def choices(kind: Any) -> tuple[str, ...]:
     """Return the values to choose from, also of those inside a union, a list or a mapping."""
     if get_origin(kind) is Literal:
         return tuple(str(choice) for choice in get_args(kind) if choice not in ("", None))
-    inside = [choice for inner in get_args(kind) if inner is not Ellipsis for choice in choices(inner)]
+    inside = [
+        choice for inner in get_args(kind) if inner is not Ellipsis for choice in choices(inner)
+    ]
     return tuple(dict.fromkeys(inside))
 
 
@@ -186,7 +227,8 @@ def expected(kind: Any, name: str = "") -> str:
 
     Args:
         kind: the type.
-        name: its setting or flag, for an example; a flag takes words, and a file lists and mappings.
+        name: its setting or flag, for an example; a flag takes words, and a file lists and
+            mappings.
     """
     rules = []
     flag = name.startswith("--")
@@ -203,17 +245,30 @@ def expected(kind: Any, name: str = "") -> str:
             kinds, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
             example = (choices(inside[1]) or (example,))[-1]
             pairs = f"{kinds} as in `{name} {first} {example} {last} {example}`"
-            rules.append(pairs if flag else f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`")
+            rules.append(
+                pairs if flag else f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`"
+            )
         elif origin is Literal:
-            rules.append(("one of " if len(choices(member)) > 1 else "") + ", ".join(map(repr, choices(member))))
+            rules.append(
+                ("one of " if len(choices(member)) > 1 else "")
+                + ", ".join(map(repr, choices(member)))
+            )
         else:
-            rules.append({int: "a whole number", float: "a number", bool: "true or false"}.get(member, "a text"))
+            rules.append(
+                {int: "a whole number", float: "a number", bool: "true or false"}.get(
+                    member, "a text"
+                )
+            )
     return ", or ".join(rules)
 
 
 def nearest_choice(kind: Any, value: Any) -> str:
     """Return the choice that a misspelt word is near to, or ""."""
-    return next(iter(difflib.get_close_matches(value, choices(kind), n=1)), "") if isinstance(value, str) else ""
+    return (
+        next(iter(difflib.get_close_matches(value, choices(kind), n=1)), "")
+        if isinstance(value, str)
+        else ""
+    )
 
 
 def placeholder(kind: Any, name: str = "name") -> str:
@@ -221,7 +276,8 @@ def placeholder(kind: Any, name: str = "name") -> str:
 
     Args:
         kind: Type of the value.
-        name: Name of the setting. A choice, or weights of choices, is `NAME | NAME WEIGHT ...` by it.
+        name: Name of the setting. A choice, or weights of choices, is `NAME | NAME WEIGHT ...` by
+            it.
     """
     origin = get_origin(kind)
     inside = get_args(kind)
@@ -233,7 +289,9 @@ def placeholder(kind: Any, name: str = "name") -> str:
         kinds = [placeholder(member) for member in inside if member is not Ellipsis]
         return " ".join(kinds) + (" ..." if Ellipsis in inside else "")
     if origin is dict:
-        return " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
+        return (
+            " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
+        )
     if {Literal, dict} <= set(map(get_origin, inside)):  # a choice, or weights of choices
         pairs = next(get_args(member) for member in inside if get_origin(member) is dict)
         if not choices(pairs[0]):  # names of the data's own
@@ -260,24 +318,38 @@ def _shown(value: Any) -> str:
 
 @functools.cache
 def _texts(cls: type) -> dict[str, str]:
-    """Docstrings of the fields of a class, each as one line; those of a class override its bases'."""
+    """Docstrings of the fields of a class, each as one line; those of a class override its
+    bases'.
+    """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+            source = textwrap.dedent(inspect.getsource(base))
+            body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
         except (OSError, TypeError, SyntaxError):  # a class without source
             continue
         for node, doc in pairwise(body):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(doc, ast.Expr):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and isinstance(doc, ast.Expr)
+            ):
                 text = getattr(doc.value, "value", None)
-                texts |= {node.target.id: with_addresses(" ".join(text.split()))} if isinstance(text, str) else {}
+                texts |= (
+                    {node.target.id: with_addresses(" ".join(text.split()))}
+                    if isinstance(text, str)
+                    else {}
+                )
     return texts
 
 
 def wrap(text: str) -> str:
     """Break the lines of each paragraph at the width of the terminal."""
     parts = text.strip().split("\n\n")
-    lines = [textwrap.wrap(part, _width(), break_on_hyphens=False, break_long_words=False) for part in parts]
+    lines = [
+        textwrap.wrap(part, _width(), break_on_hyphens=False, break_long_words=False)
+        for part in parts
+    ]
     return "\n\n".join(map("\n".join, lines))
 
 

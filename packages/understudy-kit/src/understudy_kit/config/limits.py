@@ -1,4 +1,6 @@
-"""Largest values that one machine may be asked for. A larger number is a typing mistake that could stop the host."""
+"""Largest values that one machine may be asked for. A larger number is a typing mistake that could
+stop the host.
+"""
 
 import os
 from pathlib import Path
@@ -19,11 +21,16 @@ def too_many(name: str, value: int | str | None, bound: tuple[int, int]) -> list
     """Return one line if `value` is a number beyond the bound, else none."""
     if not isinstance(value, int) or value <= largest(bound):
         return []
-    return [f"{name}: {value}: at most {largest(bound)} on this machine, which has {os.cpu_count()} processors"]
+    return [
+        f"{name}: {value}: at most {largest(bound)} on this machine, which has {os.cpu_count()} "
+        "processors"
+    ]
 
 
 def available_memory() -> int:
-    """Return the bytes of memory for all processes here: the machine's, or less where a container has less."""
+    """Return the bytes of memory for all processes here: the machine's, or less where a container
+    has less.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

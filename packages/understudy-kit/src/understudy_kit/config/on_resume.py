@@ -1,7 +1,7 @@
 """Consequence of changing a setting when a run is resumed, declared next to the setting.
 
-A setting without a marker takes the marker of the group around it. `train/resume_check.py` reads the
-markers and prints each consequence before training starts.
+A setting without a marker takes the marker of the group around it. `train/resume_check.py` reads
+the markers and prints each consequence before training starts.
 """
 
 from dataclasses import dataclass, is_dataclass
@@ -10,7 +10,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True)
 class OnResume:
-    """The setting may change on resume. An empty `consequence` is computed by `train/resume_check.py`."""
+    """The setting may change on resume. An empty `consequence` is computed by
+    `train/resume_check.py`.
+    """
 
     consequence: str = ""
 
@@ -24,7 +26,9 @@ class Fixed:
 
 NO_EFFECT = OnResume("does not affect training")
 FROM_HERE = OnResume("applies from here on; earlier steps used the old value")
-ROUNDING = OnResume("same samples, noise and times; sums round differently, so losses agree up to rounding")
+ROUNDING = OnResume(
+    "same samples, noise and times; sums round differently, so losses agree up to rounding"
+)
 SAMPLES = OnResume("the same samples; they are augmented differently from here on")
 SAME_DATA = OnResume("the fingerprint shows that the dataset is the same")
 SAME_FRAMES = OnResume("the fingerprint shows that the selected frames are the same")
@@ -33,15 +37,19 @@ SKIPPED = OnResume("the skipped episodes were chosen when the run started")
 COMPUTED = OnResume()
 DATA = Fixed("every position would hold a different sample")
 NORMALIZATION = Fixed("the normalization was fixed when the run started")
-NORM_HEAD = Fixed("it decides which sources share a normalization, which was fixed when the run started")
+NORM_HEAD = Fixed(
+    "it decides which sources share a normalization, which was fixed when the run started"
+)
 
 
 def marker(config: Any, path: str) -> OnResume | Fixed | None:
     """Return the marker of the setting at a dotted path, or of the nearest group around it.
 
     Args:
-        config: the settings. They decide the class of each group, which the type alone may leave open.
-        path: as in `schema.differences`; a list item is its number, the rest of a mapping's path is its key.
+        config: the settings. They decide the class of each group, which the type alone may leave
+            open.
+        path: as in `schema.differences`; a list item is its number, the rest of a mapping's path is
+            its key.
     """
     nearest: OnResume | Fixed | None = None
     value = config
@@ -54,7 +62,9 @@ def marker(config: Any, path: str) -> OnResume | Fixed | None:
                 nearest = FROM_HERE
             hint = get_type_hints(type(value), include_extras=True)[name]
             metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-            nearest = next((entry for entry in metadata if isinstance(entry, OnResume | Fixed)), nearest)
+            nearest = next(
+                (entry for entry in metadata if isinstance(entry, OnResume | Fixed)), nearest
+            )
             value = getattr(value, name)
         elif isinstance(value, tuple) and name.isdigit() and int(name) < len(value):
             value = value[int(name)]

@@ -1,7 +1,9 @@
-"""Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written back, compared.
+"""Settings as frozen dataclasses: read from a YAML, TOML or JSON file, checked as a whole, written
+back, compared.
 
-A dataclass is the only schema: pydantic checks a file and the flags over it (`flags.py`), and all errors are reported
-at once, by dotted path or flag. The settings themselves are next to each command.
+A dataclass is the only schema: pydantic checks a file and the flags over it (`flags.py`), and all
+errors are reported at once, by dotted path or flag. The settings themselves are next to each
+command.
 """
 
 import difflib
@@ -16,7 +18,14 @@ from understudy_base.credentials import remember_credentials
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 from understudy_kit.config.files import read_file
-from understudy_kit.config.help import OTHER_TYPE, expected, flag_of, item_class, members, nearest_choice
+from understudy_kit.config.help import (
+    OTHER_TYPE,
+    expected,
+    flag_of,
+    item_class,
+    members,
+    nearest_choice,
+)
 from understudy_kit.config.hooks import OtherNames, expanded, other_names
 from understudy_kit.config.values import Misfit, find_misfits, selected, type_hints, with_ids
 
@@ -33,7 +42,8 @@ def validate(
     brought: Record | None = None,
     flags: Collection[str] = (),
 ) -> T:
-    """Make an instance of the dataclass `cls` from a nested mapping; missing names take the defaults.
+    """Make an instance of the dataclass `cls` from a nested mapping; missing names take the
+    defaults.
 
     Credentials in addresses are removed (`without_credentials`).
 
@@ -43,16 +53,20 @@ def validate(
         where: the file, for messages.
         fresh: see `without_credentials`.
         brought: defaults that precede those of the classes, nested like `content`.
-        flags: dotted paths that the command line gives: a message about them has the flag, and all are in one line.
+        flags: dotted paths that the command line gives: a message about them has the flag, and all
+            are in one line.
 
     Raises:
-        ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes with the nearest known
-            one.
+        ConfigError: lists *all* errors, one `dotted.path: reason` a line; an unknown name comes
+            with the nearest known one.
     """
     from pydantic import ValidationError
 
     content = _joined(cls, brought or {}, content)
-    content = {**content, **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"}}
+    content = {
+        **content,
+        **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"},
+    }
     content, misfits = with_ids(cls, content)
     misfits += find_misfits(cls, content)
     lines = [*_unknown_names(cls, content, other_names(cls)), *_unwritable(content)]
@@ -79,7 +93,11 @@ def _adapter(cls: Any) -> Any:
 
 
 def validate_new(
-    cls: type[T], content: Record, where: object = None, fresh: bool = True, flags: Collection[str] = ()
+    cls: type[T],
+    content: Record,
+    where: object = None,
+    fresh: bool = True,
+    flags: Collection[str] = (),
 ) -> T:
     """`validate` the settings of a new run: missing names take the defaults of its `run_defaults`.
 
@@ -98,12 +116,16 @@ def validate_new(
 
 
 def run_defaults(config: Any) -> dict[str, Any]:
-    """Return the defaults that follow from other settings of `config`; empty for a class without such."""
+    """Return the defaults that follow from other settings of `config`; empty for a class without
+    such.
+    """
     return config.run_defaults() if hasattr(config, "run_defaults") else {}
 
 
 def _joined(cls: type, brought: Record, content: Record) -> dict[str, Any]:
-    """Return `content` with the values of `brought` under the names that it lacks, group by group."""
+    """Return `content` with the values of `brought` under the names that it lacks, group by
+    group.
+    """
     hints = type_hints(cls)
     joined = {**brought, **content}
     for name in brought.keys() & content.keys():
@@ -149,7 +171,8 @@ def without_credentials(config: T, fresh: bool = True) -> T:
 def complete(config: T, where: object = None) -> T:
     """Return `config` if its `problems()`, the rules between fields, are empty.
 
-    This is separate from `validate`, because a file may leave required settings to the command line.
+    This is separate from `validate`, because a file may leave required settings to the command
+    line.
 
     Raises:
         ConfigError: lists all problems.
@@ -166,7 +189,9 @@ def load(cls: type[T], path: str | Path, fresh: bool = True) -> T:
 
 
 def override(config: T, **changes: Any) -> T:
-    """Return `config` with changed settings; a mapping changes a group: `override(config, val={"every": 0})`."""
+    """Return `config` with changed settings; a mapping changes a group:
+    `override(config, val={"every": 0})`.
+    """
     for name, value in changes.items():
         group = getattr(config, name)
         if is_dataclass(group) and isinstance(value, Mapping):
@@ -179,14 +204,17 @@ def dump_yaml(config: Any) -> str:
     """Write all settings, defaults included, as YAML that `load` reads back to an equal value."""
     import yaml
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # of libyaml, where PyYAML was built with it
+    # of libyaml, where PyYAML was built with it
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     # ASCII: PyYAML would write U+0085 as a line break.
     text: str = yaml.dump(plain(config), Dumper=dumper, sort_keys=False)
     return text
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Convert settings to nested dicts and lists of plain values (tuples become lists, paths become strings)."""
+    """Convert settings to nested dicts and lists of plain values (tuples become lists, paths become
+    strings).
+    """
 
     def simple(value: Any) -> Any:
         if type(value) in _LEAVES:
@@ -206,7 +234,9 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Return dotted path -> (old, new) for every leaf in which two settings of the same class differ."""
+    """Return dotted path -> (old, new) for every leaf in which two settings of the same class
+    differ.
+    """
     before = flat(plain(old))
     after = flat(plain(new))
     paths = [*before, *(path for path in after if path not in before)]
@@ -228,20 +258,31 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
     head = f"{where}: " if where is not None else ""
     if len(lines) == 1:
         return ConfigError(head + lines[0])
-    return ConfigError(f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines))
+    return ConfigError(
+        f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines)
+    )
 
 
 def _label(path: Sequence[str], flags: Collection[str]) -> str:
     """Return the flag of a setting, or of the list that it is in, and else its dotted path."""
     whole = ".".join(path)
-    flag = next((dotted for end in (len(path), len(path) - 1) if (dotted := ".".join(path[:end])) in flags), None)
+    flag = next(
+        (dotted for end in (len(path), len(path) - 1) if (dotted := ".".join(path[:end])) in flags),
+        None,
+    )
     return whole if flag is None else flag_of(flag)
 
 
 def _describe_errors(
-    cls: type, content: Record, errors: Iterable[Any], flags: Collection[str], named: Iterable[Misfit]
+    cls: type,
+    content: Record,
+    errors: Iterable[Any],
+    flags: Collection[str],
+    named: Iterable[Misfit],
 ) -> list[str]:
-    """One line for each wrong setting that is not `named`: path or flag, rule, and the value if it is a plain one."""
+    """One line for each wrong setting that is not `named`: path or flag, rule, and the value if it
+    is a plain one.
+    """
     reports: dict[tuple[str, ...], list[Any]] = {}
     kinds: dict[tuple[str, ...], Any] = {}
     for error in errors:
@@ -276,7 +317,11 @@ def _other_type(kind: Any, label: str, value: Any) -> str:
 
 def _as_list(kind: Any, error: Any, shown: Any) -> str:
     """Return the remedy for a value alone where a list of such is needed, else ""."""
-    alone = error["type"] == "tuple_type" and shown is not None and any(Ellipsis in get_args(k) for k in members(kind))
+    alone = (
+        error["type"] == "tuple_type"
+        and shown is not None
+        and any(Ellipsis in get_args(k) for k in members(kind))
+    )
     return f"; give [{json.dumps(shown)}]" if alone else ""
 
 
@@ -312,7 +357,9 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
 
 
 def _of_other_tools(path: str, value: Any, others: OtherNames | None) -> list[str]:
-    """One line for a name that `others` know, or for each such name in a group that is unknown here."""
+    """One line for a name that `others` know, or for each such name in a group that is unknown
+    here.
+    """
     if others is None:
         return []
     if ours := others.equivalent(path):
@@ -329,7 +376,9 @@ def _unknown_names(
     others: OtherNames | None,
     prefix: str = "",
 ) -> Iterator[str]:
-    """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently be its default."""
+    """One line for each unknown name: pydantic ignores them, and a misspelt setting would silently
+    be its default.
+    """
     hints = type_hints(cls)
     field_names = [field.name for field in fields(cls)]
     for name, value in content.items():
@@ -338,7 +387,9 @@ def _unknown_names(
                 yield from ours
                 continue
             close = difflib.get_close_matches(str(name), field_names, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
+            hint = (
+                f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
+            )
             yield f"{prefix}{name}: unknown name; {hint}"
         else:
             yield from _unknown_inside(hints[name], value, f"{prefix}{name}", others)
@@ -350,7 +401,9 @@ def _unknown_inside(
     path: str,
     others: OtherNames | None,
 ) -> Iterator[str]:
-    """One line for each unknown name in a value of the type `kind`: a dataclass, or a union or collection of some."""
+    """One line for each unknown name in a value of the type `kind`: a dataclass, or a union or
+    collection of some.
+    """
     if isinstance(kind, type) and is_dataclass(kind):
         if isinstance(value, Mapping):
             cls = selected(kind, value)
@@ -364,7 +417,12 @@ def _unknown_inside(
         inner = get_args(member)
         if is_dataclass(member):
             yield from _unknown_inside(member, value, path, others)
-        elif isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping) and inner:
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(origin, type)
+            and issubclass(origin, Mapping)
+            and inner
+        ):
             for name, item in value.items():
                 yield from _unknown_inside(inner[1], item, f"{path}.{name}", others)
         elif isinstance(value, list) and origin is tuple:

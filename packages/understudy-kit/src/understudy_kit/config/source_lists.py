@@ -1,11 +1,12 @@
-"""`data.sources` as globs and list files, expanded into one entry per dataset before the settings are checked.
+"""`data.sources` as globs and list files, expanded into one entry per dataset before the settings
+are checked.
 
-A run stores the entries. So a folder that is added later is no source of it. A stored entry has all settings, `name`
-among them: an entry with a name is one dataset, whatever characters its path has.
+A run stores the entries. So a folder that is added later is no source of it. A stored entry has all
+settings, `name` among them: an entry with a name is one dataset, whatever characters its path has.
 
-A list file is CSV in UTF-8 with a header. The column `path` is required. Other columns are settings of a source
-(`SourceConfig`), written as on the command line: `name=key` pairs for a mapping, words for a list. An empty cell is the
-default.
+A list file is CSV in UTF-8 with a header. The column `path` is required. Other columns are settings
+of a source (`SourceConfig`), written as on the command line: `name=key` pairs for a mapping, words
+for a list. An empty cell is the default.
 """
 
 import csv
@@ -37,19 +38,20 @@ _HUB = "a dataset of the hub is hf://datasets/OWNER/NAME"
 
 
 def expand_settings(content: Record, where: object = None) -> Record:
-    """Return settings of a run, nested as in a file, in which `data.sources` has an entry for each dataset.
+    """Return settings of a run, nested as in a file, in which `data.sources` has an entry for each
+    dataset.
 
-    Where `data.sources` is a text or has texts, the settings of a single dataset beside it (`control_mode`, `action`)
-    become those of all entries that do not have their own.
+    Where `data.sources` is a text or has texts, the settings of a single dataset beside it
+    (`control_mode`, `action`) become those of all entries that do not have their own.
 
     Args:
         content: the settings, unchecked.
         where: the file, for messages.
 
     Raises:
-        ConfigError: a glob without a match; a list file that cannot be read, or with an unknown column or a missing
-            weight; a path that is no dataset, or that another source has, too, unless both are entries with a single
-            path. Lists all of them.
+        ConfigError: a glob without a match; a list file that cannot be read, or with an unknown
+            column or a missing weight; a path that is no dataset, or that another source has, too,
+            unless both are entries with a single path. Lists all of them.
     """
     data = content.get("data")
     given = data.get("sources") if isinstance(data, Mapping) else None
@@ -67,7 +69,11 @@ def expand_settings(content: Record, where: object = None) -> Record:
             entries.append(item)
             found.append(False)
             continue
-        own = {} if isinstance(item, str) else {name: value for name, value in item.items() if name != _ROOT}
+        own = (
+            {}
+            if isinstance(item, str)
+            else {name: value for name, value in item.items() if name != _ROOT}
+        )
         several = _expand(item if isinstance(item, str) else _root_of(item), errors)
         for where_found, entry in several:
             _check_dataset(entry[_ROOT], where_found, errors)
@@ -76,7 +82,9 @@ def expand_settings(content: Record, where: object = None) -> Record:
         of_texts += len(several) if isinstance(item, str) else 0
     errors += _repeated(zip(map(_root_of, entries), found))
     if errors:
-        raise _as_error(errors, f"{where}: data.sources: " if where is not None else "data.sources: ")
+        raise _as_error(
+            errors, f"{where}: data.sources: " if where is not None else "data.sources: "
+        )
     if of_texts == len(entries):  # in the sequence of a shell it would depend on the locale
         entries.sort(key=_root_of)
     shared = {name: data[name] for name in _of_dataset() if of_texts and name in data}
@@ -89,8 +97,8 @@ def list_sources(address: str) -> list[dict[str, Any]]:
     """Return the settings of each dataset that a glob or a list file stands for, sorted by `root`.
 
     Raises:
-        ConfigError: a glob without a match; a list file that cannot be read; a path that is there twice. A path that is
-            no dataset is an entry.
+        ConfigError: a glob without a match; a list file that cannot be read; a path that is there
+            twice. A path that is no dataset is an entry.
     """
     errors: list[str] = []
     entries = [entry for _, entry in _expand(address, errors)]
@@ -111,7 +119,9 @@ def _root_of(item: Any) -> str:
 
 
 def _is_glob(item: Any) -> bool:
-    """Whether an entry stands for several datasets; one with a name, as a run stores all of them, does not."""
+    """Whether an entry stands for several datasets; one with a name, as a run stores all of them,
+    does not.
+    """
     return isinstance(item, Mapping) and "name" not in item and is_several(_root_of(item))
 
 
@@ -120,7 +130,9 @@ def _of_dataset() -> list[str]:
 
 
 def _expand(address: str, errors: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Entries of one address, sorted, each with its place for messages; problems go into `errors`."""
+    """Entries of one address, sorted, each with its place for messages; problems go into
+    `errors`.
+    """
     try:
         if "\0" in address:
             raise ValueError(f"{address!r} contains the character NUL: leave it out")
@@ -140,11 +152,21 @@ def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:
     """Folders that a glob matches, sorted, with the place for messages."""
     path, view = split_view(pattern)
     if "**" in path.split("/"):
-        raise ValueError(f"{pattern} has `**`, for any depth: write a `*` for each level, as in d/*/*/, or a list file")
-    found = (folder.rstrip("/") for folder in glob.iglob(os.path.expanduser(path)) if os.path.isdir(folder))
+        raise ValueError(
+            f"{pattern} has `**`, for any depth: write a `*` for each level, as in d/*/*/, or a "
+            "list file"
+        )
+    found = (
+        folder.rstrip("/")
+        for folder in glob.iglob(os.path.expanduser(path))
+        if os.path.isdir(folder)
+    )
     folders = sorted(set(found))
     if not folders:
-        raise ValueError(f"{pattern} matches no folder in {os.getcwd()}: correct it, or give the path of a list file")
+        raise ValueError(
+            f"{pattern} matches no folder in {os.getcwd()}: correct it, or give the path of a list "
+            "file"
+        )
     return [(f"{pattern} matches ", {_ROOT: folder + view}) for folder in folders]
 
 
@@ -153,7 +175,9 @@ def _check_dataset(address: str, where: str, errors: list[str]) -> None:
     path = os.path.expanduser(split_view(address)[0])
     if "://" in path or "@" in os.path.basename(path) or os.path.isfile(os.path.join(path, _INFO)):
         return
-    what = f"which is no dataset (no {_INFO})" if os.path.isdir(path) else "where there is no folder"
+    what = (
+        f"which is no dataset (no {_INFO})" if os.path.isdir(path) else "where there is no folder"
+    )
     if os.path.isdir(path):
         fix = "leave it out" if where else f"correct the path; {_HUB}"
     elif "$" in path:
@@ -166,7 +190,9 @@ def _check_dataset(address: str, where: str, errors: list[str]) -> None:
 
 
 def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Entries of a list file, sorted, each with its place. Relative paths are relative to the folder of the file."""
+    """Entries of a list file, sorted, each with its place. Relative paths are relative to the
+    folder of the file.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.reader(file, strict=True))
@@ -175,7 +201,9 @@ def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} cannot be read: {reason}; give a CSV file in UTF-8") from error
     names = [name.strip() for name in rows[0]] if rows else []
     if rows and not any(names):
-        raise ValueError(f"{path} begins with an empty line: its first line names the columns, as in path,weight")
+        raise ValueError(
+            f"{path} begins with an empty line: its first line names the columns, as in path,weight"
+        )
     _check_header(path, names)
     found = list(_rows(path, rows, names, get_type_hints(SourceConfig)))
     if not found:
@@ -190,12 +218,18 @@ def _check_header(path: Path, names: list[str]) -> None:
     if len(names) == 1 and any(mark in first for mark in ";\t"):
         raise ValueError(f"{path} has the header {first!r}: separate its columns by commas")
     if first.startswith("#"):
-        raise ValueError(f"{path} begins with {first!r}: its first line names the columns, as in path,weight")
+        raise ValueError(
+            f"{path} begins with {first!r}: its first line names the columns, as in path,weight"
+        )
     for name in names:
         if name not in known and name.lower() in known:
-            raise ValueError(f"{path}: the column {name!r} is unknown: columns are lower case, {name.lower()!r}")
+            raise ValueError(
+                f"{path}: the column {name!r} is unknown: columns are lower case, {name.lower()!r}"
+            )
     if _PATH not in names:
-        raise ValueError(f"{path} has the columns {', '.join(names) or 'none'}: name one of them `{_PATH}`")
+        raise ValueError(
+            f"{path} has the columns {', '.join(names) or 'none'}: name one of them `{_PATH}`"
+        )
     for name in names:
         if name not in known or names.count(name) > 1:
             near = get_close_matches(name, known, n=1)
@@ -212,18 +246,26 @@ def _rows(
         if not any(cell.strip() for cell in row):
             continue
         if row[0].lstrip().startswith("#"):
-            raise ValueError(f"{where}{_shown(row[0])}: a list has no comments; delete it (a folder #x is ./#x)")
+            raise ValueError(
+                f"{where}{_shown(row[0])}: a list has no comments; delete it (a folder #x is ./#x)"
+            )
         if len(row) != len(names):
-            raise ValueError(f"{where}{len(row)} cells for {len(names)} columns: quote a cell that has a comma")
+            raise ValueError(
+                f"{where}{len(row)} cells for {len(names)} columns: quote a cell that has a comma"
+            )
         cells = {name: cell.strip() for name, cell in zip(names, row)}
         for name, cell in cells.items():
             if "\0" in cell:
-                raise ValueError(f"{where}{name} is {_shown(cell)}, with the character NUL: leave it out")
+                raise ValueError(
+                    f"{where}{name} is {_shown(cell)}, with the character NUL: leave it out"
+                )
         if not (address := cells.pop(_PATH)):
             raise ValueError(f"{where}the path is empty: give the folder or URL of a dataset")
         address = _beside(path, address)
         if not cells.get("weight", "1"):
-            raise ValueError(f"{where}{address} has no weight: give each source one, or leave out the column")
+            raise ValueError(
+                f"{where}{address} has no weight: give each source one, or leave out the column"
+            )
         try:
             entry = {name: _value(name, kinds[name], cell) for name, cell in cells.items() if cell}
         except ValueError as error:
@@ -235,7 +277,9 @@ def _rows(
 
 
 def _beside(path: Path, cell: str) -> str:
-    """Return the path in a cell of the list file `path`: from its folder, with each `..` as written; no URL."""
+    """Return the path in a cell of the list file `path`: from its folder, with each `..` as
+    written; no URL.
+    """
     return cell if "://" in cell else str(path.parent / os.path.expanduser(cell))
 
 
@@ -276,7 +320,9 @@ def _shown(cell: str) -> str:
 
 
 def _repeated(roots: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """One line for each dataset that is there twice, of (address, whether it may be there once only)."""
+    """One line for each dataset that is there twice, of (address, whether it may be there once
+    only).
+    """
     places: dict[str, tuple[str, bool]] = {}
     for root, once in roots:
         if not root or "\0" in root:  # of an entry, and refused with its other settings

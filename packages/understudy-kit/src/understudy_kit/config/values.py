@@ -1,6 +1,8 @@
-"""Values of settings that another reader would take for something else: found before pydantic converts them.
+"""Values of settings that another reader would take for something else: found before pydantic
+converts them.
 
-A boolean is no number, a mask no list of indices, and `0-2` no number -2. Ranges of episodes become their ids here.
+A boolean is no number, a mask no list of indices, and `0-2` no number -2. Ranges of episodes become
+their ids here.
 """
 
 import re
@@ -14,7 +16,9 @@ from understudy_kit.config.declare import IDS
 from understudy_kit.config.help import members
 
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]*(\.0*)?")
-NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(e[+-]?[0-9]+)?|[+-]?\.?(inf|infinity|nan)", re.I)
+NUMBER = re.compile(
+    r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(e[+-]?[0-9]+)?|[+-]?\.?(inf|infinity|nan)", re.I
+)
 """Texts that are numbers: words of flags, and `1e-3`, which YAML reads as a text."""
 _SHOWN = 12
 
@@ -43,7 +47,8 @@ class Misfit:
 
 
 def with_ids(cls: type, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[Misfit]]:
-    """Return settings with ranges of episodes as their ids, and the lists of ids that cannot be read.
+    """Return settings with ranges of episodes as their ids, and the lists of ids that cannot be
+    read.
 
     Args:
         cls: the settings class.
@@ -53,7 +58,9 @@ def with_ids(cls: type, content: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     return _with_ids(cls, content, (), misfits), misfits
 
 
-def _with_ids(cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfits: list[Misfit]) -> dict[str, Any]:
+def _with_ids(
+    cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfits: list[Misfit]
+) -> dict[str, Any]:
     hints = type_hints(cls, include_extras=True)
     read = dict(content)
     for name in hints.keys() & content.keys():
@@ -63,10 +70,16 @@ def _with_ids(cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfi
         marks = getattr(hints[name], "__metadata__", ())
         if is_dataclass(kind) and isinstance(value, Mapping):
             read[name] = _with_ids(kind, value, below, misfits)
-        elif isinstance(value, list | tuple) and get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
+        elif (
+            isinstance(value, list | tuple)
+            and get_origin(kind) is tuple
+            and is_dataclass(get_args(kind)[0])
+        ):
             item = get_args(kind)[0]
             read[name] = [
-                _with_ids(item, entry, (*below, str(number)), misfits) if isinstance(entry, Mapping) else entry
+                _with_ids(item, entry, (*below, str(number)), misfits)
+                if isinstance(entry, Mapping)
+                else entry
                 for number, entry in enumerate(value)
             ]
         elif isinstance(value, list | tuple) and IDS in marks:
@@ -79,11 +92,15 @@ def _with_ids(cls: Any, content: Mapping[str, Any], path: tuple[str, ...], misfi
 
 
 def _numbers(values: list[Any] | tuple[Any, ...]) -> list[Any]:
-    """Return a list of ids or indices, ranges spelt out. Raises ValueError: it is a mask, or a number is repeated."""
+    """Return a list of ids or indices, ranges spelt out. Raises ValueError: it is a mask, or a
+    number is repeated.
+    """
     masks = [value for value in values if isinstance(value, bool)]
     if masks and len(masks) == len(values):
         chosen = [number for number, value in enumerate(values) if value]
-        raise ValueError(f"a list of numbers is needed, not a mask of true and false: give {chosen}")
+        raise ValueError(
+            f"a list of numbers is needed, not a mask of true and false: give {chosen}"
+        )
     if masks:
         return list(values)
     numbers = list[Any]()
@@ -92,8 +109,14 @@ def _numbers(values: list[Any] | tuple[Any, ...]) -> list[Any]:
     whole = [number for number in map(_whole, numbers) if number is not None]
     if twice := repeated(whole):
         named = ", ".join(map(str, twice[:_SHOWN])) + ", …" * (len(twice) > _SHOWN)
-        mask = "; a mask of 0 and 1 is no list of numbers" if len(whole) > 2 and set(whole) <= {0, 1} else ""
-        raise ValueError(f"{named} {'is' if len(twice) == 1 else 'are'} repeated: give each once{mask}")
+        mask = (
+            "; a mask of 0 and 1 is no list of numbers"
+            if len(whole) > 2 and set(whole) <= {0, 1}
+            else ""
+        )
+        raise ValueError(
+            f"{named} {'is' if len(twice) == 1 else 'are'} repeated: give each once{mask}"
+        )
     return numbers
 
 
@@ -137,7 +160,9 @@ def _inside(kind: Any, value: Any, path: tuple[str, ...]) -> Iterator[Misfit]:
             inner = [item for item in get_args(member) if item is not Ellipsis]
             if get_origin(member) is tuple:
                 for number, item in enumerate(value):
-                    yield from _inside(inner[min(number, len(inner) - 1)], item, (*path, str(number)))
+                    yield from _inside(
+                        inner[min(number, len(inner) - 1)], item, (*path, str(number))
+                    )
     elif not _fits(kinds, value):
         yield Misfit(path, "", kind, value)
 
@@ -158,7 +183,9 @@ def _fits(kinds: list[Any], value: Any) -> bool:
 
 
 def selected(cls: Any, content: Any) -> Any:
-    """Return the class that `content` selects, if `cls` is a tagged union, else `cls`; None: there is no such class."""
+    """Return the class that `content` selects, if `cls` is a tagged union, else `cls`; None: there
+    is no such class.
+    """
     try:
         return getattr(cls, "select", lambda _: cls)(content)
     except (ValueError, AttributeError):

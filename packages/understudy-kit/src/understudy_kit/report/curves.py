@@ -1,7 +1,9 @@
-"""Charts as plain data: curves over steps, time or another quantity, which `static/curves.js` draws.
+"""Charts as plain data: curves over steps, time or another quantity, which `static/curves.js`
+draws.
 
-A curve of more than `POINTS` values is divided into as many stretches of equal numbers of values. Each keeps the
-smoothed value at its end, and its least and greatest value, so that no peak is lost after a million steps.
+A curve of more than `POINTS` values is divided into as many stretches of equal numbers of values.
+Each keeps the smoothed value at its end, and its least and greatest value, so that no peak is lost
+after a million steps.
 """
 
 import math
@@ -42,14 +44,19 @@ def chart(
         lines: Results of `line`.
         log: Whether the vertical axis begins as logarithmic; None offers no logarithmic axis.
         zero: Whether a linear axis includes 0.
-        cut: Whether a linear axis ends where a few large values would flatten the rest; the chart notes it.
+        cut: Whether a linear axis ends where a few large values would flatten the rest; the chart
+            notes it.
         bare: Whether the legend, which has the values under the pointer, is left out.
         height: CSS pixels.
     """
     drawn = [line for line in lines if any(value is not None for value in line["value"])]
     names = [axes] if isinstance(axes, str) else list(axes)
     options = {"log": log, "zero": zero, "cut": cut, "bare": bare, "height": height}
-    return {"kind": "chart", "label": label, "axes": names, "unit": unit, "lines": drawn, **options} if drawn else None
+    return (
+        {"kind": "chart", "label": label, "axes": names, "unit": unit, "lines": drawn, **options}
+        if drawn
+        else None
+    )
 
 
 def line(
@@ -73,24 +80,41 @@ def line(
         low: (N,), lower end of a band or of whiskers; None for none.
         high: (N,), upper end.
         starts: Positions at which a new piece begins.
-        style: `points`, `dashed`, `faint`: True to draw points with whiskers, dashes, or a pale line.
+        style: `points`, `dashed`, `faint`: True to draw points with whiskers, dashes, or a pale
+            line.
     """
-    shown = {"name": name, "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color, **style}
+    shown = {
+        "name": name,
+        "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color,
+        **style,
+    }
     shown |= {"x": [numbers(positions, 12)], "value": numbers(values)}
     if low is not None:
         shown |= {"low": numbers(low), "high": numbers(high)}
     return shown | ({"starts": numbers(starts, 12)} if len(starts) else {})
 
 
-def step_line(name: str, edges: Sequence[float], values: Sequence[float], color: int = 0, **style: Any) -> Block:
-    """Make a line that is constant between each two of its N + 1 edges; `filled=True` makes it a histogram."""
+def step_line(
+    name: str, edges: Sequence[float], values: Sequence[float], color: int = 0, **style: Any
+) -> Block:
+    """Make a line that is constant between each two of its N + 1 edges; `filled=True` makes it a
+    histogram.
+    """
     heights = np.repeat(np.asarray(values, np.float64), 2)
-    band: dict[str, Any] = {"low": np.zeros(len(heights)), "high": heights} if style.pop("filled", False) else {}
-    return line(name, np.repeat(np.asarray(edges, np.float64), 2)[1:-1], heights, color, **band, **style)
+    band: dict[str, Any] = (
+        {"low": np.zeros(len(heights)), "high": heights} if style.pop("filled", False) else {}
+    )
+    return line(
+        name, np.repeat(np.asarray(edges, np.float64), 2)[1:-1], heights, color, **band, **style
+    )
 
 
-def histogram(label: str, values: np.ndarray, unit: str, counted: str, bins: int = 24, height: int = 130) -> Block:
-    """Make a histogram of values (N,) in equal intervals of their range; a text where they have none."""
+def histogram(
+    label: str, values: np.ndarray, unit: str, counted: str, bins: int = 24, height: int = 130
+) -> Block:
+    """Make a histogram of values (N,) in equal intervals of their range; a text where they have
+    none.
+    """
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size or finite.min() == finite.max():
         return text(f"always {finite.min():.3g}" if finite.size else "no finite value")
@@ -112,7 +136,13 @@ def record_line(
 
 
 def thinned_line(
-    name: str, steps: np.ndarray, values: np.ndarray, color: int | str = 0, *, smooth: bool = True, **style: Any
+    name: str,
+    steps: np.ndarray,
+    values: np.ndarray,
+    color: int | str = 0,
+    *,
+    smooth: bool = True,
+    **style: Any,
 ) -> Block:
     """Make a line of `thin`, with the extremes of its stretches as a band where it has any."""
     curve = thin(steps, values, smooth=smooth)
@@ -121,8 +151,12 @@ def thinned_line(
     return line(name, curve["step"], curve["value"], color, **band, **style)
 
 
-def bucketed_line(name: str, values: np.ndarray, fps: float, color: int | str, **style: Any) -> Block:
-    """Make a line of values (frames,) over the time in s; above `FRAMES`, it has the range of each bucket of frames."""
+def bucketed_line(
+    name: str, values: np.ndarray, fps: float, color: int | str, **style: Any
+) -> Block:
+    """Make a line of values (frames,) over the time in s; above `FRAMES`, it has the range of each
+    bucket of frames.
+    """
     bucket = -(-max(1, len(values)) // FRAMES)
     low, high = ranges(values[:, None], bucket)
     frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
@@ -131,7 +165,8 @@ def bucketed_line(name: str, values: np.ndarray, fps: float, color: int | str, *
 
 
 def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the largest finite value of each bucket of rows: float64 (points, D); NaN without any.
+    """Return the least and the largest finite value of each bucket of rows: float64 (points, D);
+    NaN without any.
 
     Args:
         values: Array (frames, D).
@@ -145,7 +180,8 @@ def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def thin(steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> dict[str, list[Any]]:
-    """Thin a curve to at most `POINTS`: `step`, smoothed `value`, and the extremes `low` and `high` of each stretch.
+    """Thin a curve to at most `POINTS`: `step`, smoothed `value`, and the extremes `low` and `high`
+    of each stretch.
 
     Args:
         steps: int (N,).
@@ -179,8 +215,13 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def numbers(values: Any, digits: int = DIGITS) -> list[Any]:
-    """Convert numbers to nested lists of JSON with `digits` digits; None for None and numbers that are not finite."""
+    """Convert numbers to nested lists of JSON with `digits` digits; None for None and numbers that
+    are not finite.
+    """
     array = np.asarray(values, np.float64)
     if array.ndim > 1:
         return [numbers(row, digits) for row in array]
-    return [float(f"{number:.{digits}g}") if math.isfinite(number) else None for number in array.tolist()]
+    return [
+        float(f"{number:.{digits}g}") if math.isfinite(number) else None
+        for number in array.tolist()
+    ]

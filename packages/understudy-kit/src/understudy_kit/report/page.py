@@ -1,8 +1,10 @@
-"""Self-contained HTML pages from plain data. They open offline, follow a light or dark setting, and can be printed.
+"""Self-contained HTML pages from plain data. They open offline, follow a light or dark setting, and
+can be printed.
 
-A page is a list of sections, a section a list of blocks: cards, tables, films, charts. A block is a dictionary of JSON
-values. `static/page.html` (Jinja2) renders all of them and escapes every text; `static/curves.js` draws the charts.
-Images are data URIs. Without JavaScript, a page has everything but its curves.
+A page is a list of sections, a section a list of blocks: cards, tables, films, charts. A block is a
+dictionary of JSON values. `static/page.html` (Jinja2) renders all of them and escapes every text;
+`static/curves.js` draws the charts. Images are data URIs. Without JavaScript, a page has everything
+but its curves.
 """
 
 import base64
@@ -30,7 +32,9 @@ STATIC = Path(__file__).with_name("static")
 _MARK = Markup('<meta name="generator" content="understudy page">')
 """Element of the head by which `refuse_foreign` recognizes a page."""
 
-_NUMBER = re.compile(r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?")
+_NUMBER = re.compile(
+    r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?"
+)
 
 
 def render_page(
@@ -74,14 +78,17 @@ def refuse_foreign(path: Path) -> None:
     from understudy_base.errors import ConfigError
 
     if path.exists() and not (path.is_file() and _MARK.encode() in path.read_bytes()[:2048]):
-        raise ConfigError(f"{path}: exists and is not a page of understudy; name another file, or move this one")
+        raise ConfigError(
+            f"{path}: exists and is not a page of understudy; name another file, or move this one"
+        )
 
 
 def write_page(path: Path, text: str, is_new: bool = False) -> None:
     """Write a page, replacing an earlier one unless it `is_new`.
 
     Raises:
-        ConfigError: Another file exists there. FileExistsError: a new page appeared there meanwhile.
+        ConfigError: Another file exists there. FileExistsError: a new page appeared there
+            meanwhile.
     """
     from understudy_base.atomic import write_text
 
@@ -89,7 +96,7 @@ def write_page(path: Path, text: str, is_new: bool = False) -> None:
     write_text(path, text, is_new=is_new)
 
 
-# -- blocks -----------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 def section(title: str, *blocks: Block | None, note: str = "") -> Block:
@@ -146,7 +153,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") ->
         unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
     """
     columns = [_alignment([row[column] for row in rows]) for column in range(len(head))]
-    block = {"kind": "table", "head": list(head), "rows": [list(row) for row in rows], "columns": columns}
+    block = {
+        "kind": "table",
+        "head": list(head),
+        "rows": [list(row) for row in rows],
+        "columns": columns,
+    }
     return fold(f"{len(rows)} {unit}", block) if unit and len(rows) > FOLDED else block
 
 
@@ -159,11 +171,16 @@ def table_card(
 
 def interval_bar(low: float, middle: float | None, high: float) -> Block:
     """Make a cell with a bar from `low` to `high`, shares in [0, 1], and a mark at `middle`."""
-    return {"bar": [f"{100 * share:.1f}" for share in (low, high - low, middle or 0.0)], "mark": middle is not None}
+    return {
+        "bar": [f"{100 * share:.1f}" for share in (low, high - low, middle or 0.0)],
+        "mark": middle is not None,
+    }
 
 
 def styled(content: str, style: str, **extra: Any) -> Block:
-    """Make a cell of a class of the style sheet; `extra` has `hint`, and `depth` in [0, 1] for a colored ground."""
+    """Make a cell of a class of the style sheet; `extra` has `hint`, and `depth` in [0, 1] for a
+    colored ground.
+    """
     return {"text": content, "style": style, **extra}
 
 
@@ -172,28 +189,43 @@ def swatch(content: str, color: str) -> Block:
     return {"text": content, "color": color}
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 def image(pixels: np.ndarray, alt: str, width: int = 0) -> Block:
-    """Make an image of uint8 [H, W, 3], `width` CSS pixels wide (0: its own); small ones are magnified without blur."""
+    """Make an image of uint8 [H, W, 3], `width` CSS pixels wide (0: its own); small ones are
+    magnified without blur.
+    """
     from PIL import Image
 
     is_small = pixels.shape[1] <= 128
     buffer = io.BytesIO()
     options: dict[str, Any] = {"optimize": True} if is_small else {"quality": 85}
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG" if is_small else "JPEG", **options)
-    return encoded_image(buffer.getvalue(), "png" if is_small else "jpeg", alt, width or pixels.shape[1], is_small)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(
+        buffer, "PNG" if is_small else "JPEG", **options
+    )
+    return encoded_image(
+        buffer.getvalue(), "png" if is_small else "jpeg", alt, width or pixels.shape[1], is_small
+    )
 
 
 def encoded_image(content: bytes, media: str, alt: str, width: int, is_small: bool) -> Block:
     """Make an image of an encoded file of type `image/<media>`."""
     source = f"data:image/{media};base64,{base64.b64encode(content).decode()}"
-    return {"kind": "image", "source": source, "alt": alt, "width": width, "small": is_small, "caption": ""}
+    return {
+        "kind": "image",
+        "source": source,
+        "alt": alt,
+        "width": width,
+        "small": is_small,
+        "caption": "",
+    }
 
 
 def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> Block:
-    """Place images uint8 [H, W, 3] next to each other with captions; they wrap on narrow screens."""
+    """Place images uint8 [H, W, 3] next to each other with captions; they wrap on narrow
+    screens.
+    """
     frames = [
         image(pixels, f"{alt}, {caption}") | {"caption": caption}
         for pixels, caption in zip(images, captions, strict=True)
@@ -210,7 +242,8 @@ def as_gray(depth: np.ndarray) -> np.ndarray:
 
 
 def as_rgb(images: np.ndarray) -> np.ndarray:
-    """Convert images (n, C, H, W) to uint8 (n, H, W, 3): one or two channels are grey, a fourth one is dropped.
+    """Convert images (n, C, H, W) to uint8 (n, H, W, 3): one or two channels are grey, a fourth one
+    is dropped.
 
     Depth is drawn from its nearest to its farthest value in these images.
     """
@@ -219,7 +252,7 @@ def as_rgb(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(channels.transpose(0, 2, 3, 1))
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
+# -- inside ----------------------------------------------------------------------------------------
 
 
 @cache
@@ -231,9 +264,15 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    environment.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False,
+        "allow_nan": False,
+        "separators": (",", ":"),
+    }
     for name in ("page.css", "curves.js"):
-        environment.globals[name.replace(".", "_")] = Markup((STATIC / name).read_text(encoding="utf-8"))
+        environment.globals[name.replace(".", "_")] = Markup(
+            (STATIC / name).read_text(encoding="utf-8")
+        )
     return environment
 
 

@@ -1,6 +1,8 @@
-"""A headless browser that audits a page: texts too small, too pale, cut off or wider than the screen.
+"""A headless browser that audits a page: texts too small, too pale, cut off or wider than the
+screen.
 
-Needs playwright (in the dev extra) and a Chromium or Chrome on PATH; tests are skipped where either is missing.
+Needs playwright (in the dev extra) and a Chromium or Chrome on PATH; tests are skipped where either
+is missing.
 """
 
 import os
@@ -52,17 +54,24 @@ def faults(browser: Any, page: Path, width: int, scheme: str, ready: str = "") -
         tab.on("console", lambda message: found.append(f"console: {message.text}"))
         tab.on("pageerror", lambda error: found.append(f"error: {error}"))
         outside = ("file:", "data:")
-        tab.on("request", lambda r: None if r.url.startswith(outside) else found.append(f"request: {r.url}"))
+        tab.on(
+            "request",
+            lambda r: None if r.url.startswith(outside) else found.append(f"request: {r.url}"),
+        )
         tab.goto(page.as_uri())
         if ready:
             tab.wait_for_selector(ready, state="attached")
         folder = os.environ.get("UNDERSTUDY_SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            tab.screenshot(path=str(Path(folder) / f"{page.stem}-{width}-{scheme}.png"), full_page=True)
+            tab.screenshot(
+                path=str(Path(folder) / f"{page.stem}-{width}-{scheme}.png"), full_page=True
+            )
         found += tab.evaluate(AUDIT)
         tab.keyboard.press("Tab")  # the first element that the keyboard reaches must show its focus
-        if not tab.evaluate("['none', ''].indexOf(getComputedStyle(document.activeElement).outlineStyle) < 0"):
+        if not tab.evaluate(
+            "['none', ''].indexOf(getComputedStyle(document.activeElement).outlineStyle) < 0"
+        ):
             found.append("focus: the first element that the keyboard reaches is not outlined")
         return found
     finally:

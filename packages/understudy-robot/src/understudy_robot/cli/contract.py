@@ -1,4 +1,6 @@
-"""`understudy contract A [B]`: the contract of a policy, dataset, robot, environment or server; two compared."""
+"""`understudy contract A [B]`: the contract of a policy, dataset, robot, environment or server; two
+compared.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +23,14 @@ FOUND = 1
 
 @dataclass(frozen=True)
 class ContractConfig:
-    """Read a contract and list the facts that it leaves open, or list each contradiction between two contracts."""
+    """Read a contract and list the facts that it leaves open, or list each contradiction between
+    two contracts.
+    """
 
     paths: Positional[tuple[str, ...]] = ()
-    """One or two of: a policy folder of ours, LeRobot, openpi or GR00T; a run; a dataset; an environment; a server
-    (`ws://HOST:PORT`); a file with a contract, as that of a robot."""
+    """One or two of: a policy folder of ours, LeRobot, openpi or GR00T; a run; a dataset; an
+    environment; a server (`ws://HOST:PORT`); a file with a contract, as that of a robot.
+    """
     head: str = ""
     """Norm head of the policy, where it has several."""
     images: Annotated[int, Ge(0)] = 8
@@ -44,7 +49,8 @@ class ContractConfig:
         if 1 <= len(self.paths) <= 2:
             return []
         return [
-            "paths: required, one or two of a policy, dataset, robot, environment or server: understudy contract A B"
+            "paths: required, one or two of a policy, dataset, robot, environment or server: "
+            "understudy contract A B"
         ]
 
 
@@ -65,7 +71,15 @@ def contract(config: ContractConfig) -> int:
         faults = list(first.faults)
         open_facts = first.unknowns()
         if config.json:
-            print(json.dumps({"contract": first.to_json(), "faults": list(map(_plain, faults)), "open": open_facts}))
+            print(
+                json.dumps(
+                    {
+                        "contract": first.to_json(),
+                        "faults": list(map(_plain, faults)),
+                        "open": open_facts,
+                    }
+                )
+            )
         else:
             _print([*_describe(first), *_list(faults), *_open(open_facts)])
         return FOUND if faults else 0
@@ -76,9 +90,17 @@ def contract(config: ContractConfig) -> int:
     if second.kind == "policy" and first.kind != "policy":
         first, second = second, first
     pairs = pair_robots(first, second, config.head)
-    undecided = [fact for trained, robot in pairs if trained is not None for fact in list_undecided(trained, robot)]
+    undecided = [
+        fact
+        for trained, robot in pairs
+        if trained is not None
+        for fact in list_undecided(trained, robot)
+    ]
     if config.json:
-        motion = [{**asdict(fact), "power": None if isnan(fact.power) else fact.power} for fact in undecided]
+        motion = [
+            {**asdict(fact), "power": None if isnan(fact.power) else fact.power}
+            for fact in undecided
+        ]
         print(json.dumps({"mismatches": list(map(_plain, faults)), "in_motion": motion}))
     else:
         _print([*(_list(faults) or ["no contradiction"]), *map(str, undecided)])
@@ -115,7 +137,9 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
         raise
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    raise ConfigError(f"{path}: no policy, dataset, environment, server or file with a contract; name one of them")
+    raise ConfigError(
+        f"{path}: no policy, dataset, environment, server or file with a contract; name one of them"
+    )
 
 
 def _is_env(name: str) -> bool:
@@ -133,7 +157,8 @@ def _of_server(url: str) -> "Contract":
         stored = server.metadata.get("contract")
     if not isinstance(stored, Mapping):
         raise ValueError(
-            "the server sends no contract: its policy has none, or it is another one than `understudy serve`"
+            "the server sends no contract: its policy has none, or it is another one than "
+            "`understudy serve`"
         )
     return Contract.from_json(stored)
 
@@ -149,11 +174,19 @@ def _plain(fault: "Mismatch") -> dict[str, str]:
 
 
 def _describe(contract: "Contract") -> list[str]:
-    lines = [f"{contract.kind}: {', '.join(map(str, contract.provenance.get('datasets', ()))) or 'no known data'}"]
+    lines = [
+        f"{contract.kind}: "
+        f"{', '.join(map(str, contract.provenance.get('datasets', ()))) or 'no known data'}"
+    ]
     for head, robot in contract.robots.items():
         state = robot.state.width if robot.state is not None else 0
-        shape = f"state {state}, action {robot.action.width}, {robot.chunk or 'unknown'} actions at once"
-        lines.append(f"{head or 'robot'}: {shape}; cameras {', '.join(robot.cameras) or 'none known'}")
+        shape = (
+            f"state {state}, action {robot.action.width}, {robot.chunk or 'unknown'} actions "
+            "at once"
+        )
+        lines.append(
+            f"{head or 'robot'}: {shape}; cameras {', '.join(robot.cameras) or 'none known'}"
+        )
     return lines
 
 
@@ -162,9 +195,14 @@ def _list(faults: "Sequence[Mismatch]") -> list[str]:
     for fault in faults:
         where = f"{fault.key}: " if fault.key else ""
         remedy = "" if fault.fix.startswith(fault.remedy) else f"{fault.remedy}: "
-        lines += [f"{where}{fault.kind}: {fault.trained} | {fault.came}", f"    {remedy}{fault.fix}"]
+        lines += [
+            f"{where}{fault.kind}: {fault.trained} | {fault.came}",
+            f"    {remedy}{fault.fix}",
+        ]
     return lines
 
 
 def _open(places: Sequence[str]) -> list[str]:
-    return [f"{len(places)} facts are unknown:", *(f"  {place}" for place in places)] if places else []
+    return (
+        [f"{len(places)} facts are unknown:", *(f"  {place}" for place in places)] if places else []
+    )

@@ -1,8 +1,10 @@
-"""`understudy demo`: the whole job in minutes: record, train, kill, resume, validate, roll out, report.
+"""`understudy demo`: the whole job in minutes: record, train, kill, resume, validate, roll out,
+report.
 
-Two processes run the same training side by side. One is never stopped, but ends early. The other is killed with SIGKILL
-before it reaches the end of the first one, resumed, and trained to its own end. Up to the end of the first one, the two
-loss series must be equal bit for bit, and there every tensor of their checkpoints. Each part is an ordinary command.
+Two processes run the same training side by side. One is never stopped, but ends early. The other is
+killed with SIGKILL before it reaches the end of the first one, resumed, and trained to its own end.
+Up to the end of the first one, the two loss series must be equal bit for bit, and there every
+tensor of their checkpoints. Each part is an ordinary command.
 """
 
 import json
@@ -28,7 +30,9 @@ MARK = ".understudy-demo"
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Record, train, kill, resume, validate and roll out on a simulated table, in about five minutes."""
+    """Record, train, kill, resume, validate and roll out on a simulated table, in about five
+    minutes.
+    """
 
     output_dir: str = "runs/demo"
     """Folder for the recording and the run. An earlier demonstration there is replaced."""
@@ -59,7 +63,9 @@ def training(config: DemoConfig) -> TrainConfig:
 
 
 def shortened(plan: TrainConfig, out: Path, steps: int) -> TrainConfig:
-    """The same training in another folder, up to a step; its learning rate decays as that of `plan`."""
+    """The same training in another folder, up to a step; its learning rate decays as that of
+    `plan`.
+    """
     schedule = {"decay_steps": plan.schedule.decay_steps or plan.steps}
     ends = {"steps": steps, "checkpoint": {"every": steps}, "val": {"every": 0}}
     return override(plan, output_dir=str(out), schedule=schedule, **ends)
@@ -78,11 +84,15 @@ def demo(config: DemoConfig) -> int:
     dataset = plan.data.root
     beside = out / "never-stopped"
     _print_title(f"record {config.episodes} episodes of a scripted expert")
-    _run_command("record", "--output-dir", dataset, "--episodes", config.episodes, "--seed", config.seed)
+    _run_command(
+        "record", "--output-dir", dataset, "--episodes", config.episodes, "--seed", config.seed
+    )
 
     kill_at = plan.checkpoint.every * 26 // 5
     end = plan.checkpoint.every * 6
-    _print_title(f"train {config.steps} steps; beside it {end} steps in a process that is never stopped")
+    _print_title(
+        f"train {config.steps} steps; beside it {end} steps in a process that is never stopped"
+    )
     short = shortened(plan, beside, end)
     started: list[subprocess.Popen[bytes]] = []
     with (out / "never-stopped.log").open("w") as log:
@@ -103,13 +113,17 @@ def demo(config: DemoConfig) -> int:
     _print_title(f"roll out in {config.rollouts} scenes that were never recorded")
     _run_command("rollout", run, "--episodes", config.rollouts, "--seed", config.seed)
     _print_title(f"roll out in {config.rollouts} scenes with swapped text: it names another block")
-    _run_command("rollout", run, "--episodes", config.rollouts, "--seed", config.seed, "--swap-text")
+    _run_command(
+        "rollout", run, "--episodes", config.rollouts, "--seed", config.seed, "--swap-text"
+    )
     _print_title("write the report")
     _run_command("report", run)
 
     print()
     for name, line in (("", "success"), ("-swapped", "swapped-text success")):
-        rate = json.loads((run / f"rollouts/tabletop-seed{config.seed}{name}.json").read_text())["success"]
+        rate = json.loads((run / f"rollouts/tabletop-seed{config.seed}{name}.json").read_text())[
+            "success"
+        ]
         print(f"{line} {rate['successes']}/{rate['episodes']}")
     print(f"resume identical: {'yes' if identical else 'no'}")
     print(f"report: {run / 'report.html'}", flush=True)
@@ -124,7 +138,8 @@ def clear_folder(out: Path) -> None:
     """Remove the files of an earlier demonstration from `out`, and no others.
 
     Raises:
-        ConfigError: A file with one of our names is not of a demonstration, or the run was trained further since.
+        ConfigError: A file with one of our names is not of a demonstration, or the run was trained
+            further since.
     """
     from understudy.train.checkpoint.run_dir import RunDir
 
@@ -135,9 +150,12 @@ def clear_folder(out: Path) -> None:
     if existing and not mark.exists():
         raise ConfigError(f"{existing[0]}: is not of a demonstration; choose another --output-dir")
     run = RunDir(out / "run")
-    if run.config.exists() and (not files[0].exists() or files[0].read_text() != run.config.read_text()):
+    if run.config.exists() and (
+        not files[0].exists() or files[0].read_text() != run.config.read_text()
+    ):
         raise ConfigError(
-            f"{run.root}: was trained with other settings since; choose another --output-dir, or remove it"
+            f"{run.root}: was trained with other settings since; choose another --output-dir, or "
+            "remove it"
         )
     for part in (part for part in parts if part.exists()):
         shutil.rmtree(part)
@@ -156,15 +174,20 @@ def _run_command(*arguments: object) -> None:
 def _start(*arguments: object, stderr: IO[str] | None = None) -> "subprocess.Popen[bytes]":
     """Start a command in a separate process."""
     command = [*module_command("understudy"), *map(str, arguments)]
-    # glibc returns every large array to the system at once, and torch requests the next: keeping them saves 10 %.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    # glibc returns every large array to the system at once, and torch requests the next: keeping
+    # them saves 10 %.
+    environment = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    }
     return subprocess.Popen(command, stderr=stderr, env=environment)
 
 
 def _finish(process: "subprocess.Popen[bytes]") -> None:
     """Wait for a command's process; its failure ends the demonstration."""
     if (code := process.wait()) != 0:
-        print(f"demo: {' '.join(map(str, process.args))} ended with {code}", file=sys.stderr)  # type: ignore[arg-type]
+        command = " ".join(map(str, process.args))  # type: ignore[arg-type]
+        print(f"demo: {command} ended with {code}", file=sys.stderr)
         raise SystemExit(code)
 
 
@@ -187,24 +210,40 @@ def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int, end: 
             process.wait()
             saved = (checkpoint.list_steps(run / "checkpoints") or [0])[-1]
             if saved >= end:
-                raise RuntimeError(f"killed too late to compare: step {saved} is saved; use more steps")
-            print(f"\nkilled with SIGKILL after step {logged[-1]['step']}, resuming from step {saved}", flush=True)
+                raise RuntimeError(
+                    f"killed too late to compare: step {saved} is saved; use more steps"
+                )
+            last = logged[-1]["step"]
+            print(
+                f"\nkilled with SIGKILL after step {last}, resuming from step {saved}", flush=True
+            )
             return
         time.sleep(0.05)
-    raise RuntimeError(f"the training ended with {process.returncode} before it could be killed; use more steps")
+    raise RuntimeError(
+        f"the training ended with {process.returncode} before it could be killed; use more steps"
+    )
 
 
 def compare_runs(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool:
-    """Compare two runs bit for bit: the losses up to step `end`, and the tensors there. Prints the differences."""
+    """Compare two runs bit for bit: the losses up to step `end`, and the tensors there. Prints the
+    differences.
+    """
     from understudy.train.checkpoint.checkpoint import read_tensors
     from understudy.train.track import metrics_file
 
-    resumed, whole = (metrics_file.read(path / "metrics.jsonl", "train")[:end] for path in (run, never_stopped))
+    resumed, whole = (
+        metrics_file.read(path / "metrics.jsonl", "train")[:end] for path in (run, never_stopped)
+    )
     print("  step  killed and resumed     never stopped")
     for a, b in list(zip(resumed, whole))[kill_at - 3 : kill_at + 4]:
         print(f"{a['step']:6d}  {a['loss']:<20.17g}  {b['loss']:<20.17g}")
-    first, second = (read_tensors(path / f"checkpoints/step-{end:08d}") for path in (run, never_stopped))
+    first, second = (
+        read_tensors(path / f"checkpoints/step-{end:08d}") for path in (run, never_stopped)
+    )
     differ = [name for name in first if not first[name].equal(second[name])]
-    print(f"of {end} steps {sum(a != b for a, b in zip(resumed, whole))} differ (loss, gradient norm, learning rate)")
+    print(
+        f"of {end} steps {sum(a != b for a, b in zip(resumed, whole))} differ (loss, gradient "
+        "norm, learning rate)"
+    )
     print(f"of {len(first)} tensors at step {end} {len(differ)} differ (weights and moments)")
     return len(resumed) == end and resumed == whole and not differ and first.keys() == second.keys()

@@ -1,7 +1,9 @@
-"""`understudy replay RUN`: a recorded episode through the server, beside the open-loop validation of the same frames.
+"""`understudy replay RUN`: a recorded episode through the server, beside the open-loop validation
+of the same frames.
 
-The open-loop side reads frames, normalizes and computes as a validation does. The other side sends the recorded images
-and states to a server on loopback, as a robot would. Equal actions show that both see the same inputs.
+The open-loop side reads frames, normalizes and computes as a validation does. The other side sends
+the recorded images and states to a server on loopback, as a robot would. Equal actions show that
+both see the same inputs.
 """
 
 import json
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Send a validation episode through the policy server, and compare the actions with open-loop validation."""
+    """Send a validation episode through the policy server, and compare the actions with open-loop
+    validation.
+    """
 
     run: Positional[str] = ""
     """Run directory; its policy/ is served."""
@@ -60,7 +64,8 @@ class Replay:
         chunks: number of compared chunks.
         equal: whether all are equal to the bit.
         parts_at: first control step whose actions differ; None where none does.
-        difference: largest difference of an action in the robot's units, and its dimension; of all steps.
+        difference: largest difference of an action in the robot's units, and its dimension; of all
+            steps.
         mismatches: differences from training that the server found, a line each.
     """
 
@@ -81,7 +86,10 @@ def replay(config: ReplayConfig) -> int:
 
     logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
     folder = RunDir(Path(config.run)).require_policy()
-    with open_checkpoint(Path(config.run), config.checkpoint or _exported_step(folder)) as (state, validation):
+    with open_checkpoint(Path(config.run), config.checkpoint or _exported_step(folder)) as (
+        state,
+        validation,
+    ):
         number = _choose_source(config, validation)
         head = validation.heads[int(validation.head_of[number])]
         try:
@@ -94,7 +102,11 @@ def replay(config: ReplayConfig) -> int:
 
 
 def replay_episode(
-    state: "TrainState", validation: "ValidationData", robot: "RobotPolicy", source: int, config: ReplayConfig
+    state: "TrainState",
+    validation: "ValidationData",
+    robot: "RobotPolicy",
+    source: int,
+    config: ReplayConfig,
 ) -> Replay:
     """Send an episode through a server, and compare its actions.
 
@@ -106,8 +118,8 @@ def replay_episode(
         config: settings.
 
     Raises:
-        ConfigError: no such validation episode. DatasetError: a frame cannot be read. RemoteError: the server refuses
-            an observation, or a chunk of it is not finite.
+        ConfigError: no such validation episode. DatasetError: a frame cannot be read. RemoteError:
+            the server refuses an observation, or a chunk of it is not finite.
     """
     import numpy as np
 
@@ -126,7 +138,9 @@ def replay_episode(
     task = next(task for _, _, task in expected.values())
     # A robot also sees the frames that a selection leaves out.
     keys = [key for key in dataset.keys if key not in dataset.missing_cameras]
-    recorded = EpisodeDataset(dataset.catalog, episodes=[episode], keys=keys, prompt_metadata=dataset.prompts.names)
+    recorded = EpisodeDataset(
+        dataset.catalog, episodes=[episode], keys=keys, prompt_metadata=dataset.prompts.names
+    )
     actions_of = EpisodeDataset(dataset.catalog, episodes=[episode], keys=[ACTION])
     executed = actions_of.batch(np.full(length, episode), np.arange(length))[ACTION].numpy()
     trace = open_trace(config.trace, robot)
@@ -136,11 +150,17 @@ def replay_episode(
     parts_at = None
     chunks = 0
     options = ServeConfig(policy=config.run, port=0, contract=config.contract, warm_up=0)
-    with warnings.catch_warnings(), running_server(robot, options) as server, RemotePolicy(server.address) as policy:
+    with (
+        warnings.catch_warnings(),
+        running_server(robot, options) as server,
+        RemotePolicy(server.address) as policy,
+    ):
         warnings.simplefilter("ignore", ContractWarning)  # they are in the result
         policy.reset()
         for frame in range(length):
-            observation = _observation(recorded.batch(np.array([episode]), np.array([frame])), robot)
+            observation = _observation(
+                recorded.batch(np.array([episode]), np.array([frame])), robot
+            )
             if frame not in expected:
                 policy.observe(observation | {TASK: task})
                 continue
@@ -150,7 +170,9 @@ def replay_episode(
             try:
                 served = policy.act(observation, steps=STEPS, noise=noise)
             except ValueError as error:
-                text = f"episode {episode}, step {frame}: the server refuses the observation: {error}"
+                text = (
+                    f"episode {episode}, step {frame}: the server refuses the observation: {error}"
+                )
                 raise RemoteError(text, "refused") from error
             chunks += 1
             if trace is not None:
@@ -164,7 +186,10 @@ def replay_episode(
                 )
             steps = min(len(actions), length - frame)
             apart = np.abs(served[:steps].astype(np.float64) - actions[:steps, : served.shape[1]])
-            if not np.array_equal(served[:steps], actions[:steps, : served.shape[1]]) and parts_at is None:
+            if (
+                not np.array_equal(served[:steps], actions[:steps, : served.shape[1]])
+                and parts_at is None
+            ):
                 parts_at = frame + int(np.flatnonzero(apart.any(1))[0])
             if apart.max() > largest:
                 largest = float(apart.max())
@@ -172,13 +197,16 @@ def replay_episode(
         mismatches = tuple(map(str, policy.mismatches))
     if trace is not None:
         trace.close()
-    return Replay(episode, length, chunks, parts_at is None, parts_at, (largest, dimension), mismatches)
+    return Replay(
+        episode, length, chunks, parts_at is None, parts_at, (largest, dimension), mismatches
+    )
 
 
 def _open_loop(
     state: "TrainState", validation: "ValidationData", source: int, episode: int
 ) -> "Iterator[tuple[int, tuple[int, np.ndarray, str]]]":
-    """Yield (frame, (identity of its noise, actions [T, A], instruction)) of the chunks of an open-loop validation.
+    """Yield (frame, (identity of its noise, actions [T, A], instruction)) of the chunks of an
+    open-loop validation.
 
     Each is computed alone: the rounding of a batch may depend on its size.
     """
@@ -192,7 +220,9 @@ def _open_loop(
 
     mode = state.config.val_mode()
     if mode != POLICY:
-        raise ConfigError(f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}")
+        raise ConfigError(
+            f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}"
+        )
     policy = state.eval_policy.eval()
     rows = np.flatnonzero((validation.source == source) & (validation.episode == episode))
     chosen = rows[choose_starts(validation.frame[rows], policy.config.chunk)]
@@ -200,7 +230,9 @@ def _open_loop(
         part = slice(number, number + 1)
         batch = validation.read(part)
         if error := batch.pop(UNREADABLE):
-            raise ConfigError(f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}")
+            raise ConfigError(
+                f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}"
+            )
         identity = validation.identity(part)
         task = batch[TASK][0]
         device_batch = batch_to_device(policy.preprocess(batch), state.mesh.device)
@@ -210,7 +242,9 @@ def _open_loop(
 
 
 def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
-    """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state, prompt metadata."""
+    """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state,
+    prompt metadata.
+    """
     from understudy_data.prompt_metadata import label
 
     config = robot.config
@@ -227,7 +261,9 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     if lines := batch.get(PROMPT_METADATA, [""])[0]:
         metadata = dict(line.split(": ", 1) for line in lines.splitlines())
         names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())
-        values[PROMPT_METADATA] = {name: metadata[label(name)] for name in names if label(name) in metadata}
+        values[PROMPT_METADATA] = {
+            name: metadata[label(name)] for name in names if label(name) in metadata
+        }
     return values
 
 
@@ -243,7 +279,9 @@ def _choose_source(config: ReplayConfig, validation: "ValidationData") -> int:
     if not config.source and len(names) == 1:
         return 0
     if config.source not in names:
-        raise ConfigError(f"source: {config.source!r}: name one with validation episodes: {', '.join(names)}")
+        raise ConfigError(
+            f"source: {config.source!r}: name one with validation episodes: {', '.join(names)}"
+        )
     return names.index(config.source)
 
 
@@ -256,16 +294,23 @@ def _choose_episode(episode: int, source: int, validation: "ValidationData") -> 
     if episode not in episodes:
         some = ", ".join(map(str, episodes[:8].tolist()))
         raise ConfigError(
-            f"episode: {episode} is no validation episode of {validation.names[source]}; there are {some}"
+            f"episode: {episode} is no validation episode of {validation.names[source]}; there are "
+            f"{some}"
         )
     return episode
 
 
 def _format(outcome: Replay) -> str:
-    lines = [f"episode {outcome.episode}: {outcome.frames} frames, {outcome.chunks} chunks through the server"]
+    lines = [
+        f"episode {outcome.episode}: {outcome.frames} frames, {outcome.chunks} chunks through the "
+        "server"
+    ]
     if outcome.equal:
         lines.append("all actions are those of open-loop validation to the bit")
     else:
         size, dimension = outcome.difference
-        lines.append(f"the actions part at step {outcome.parts_at}; the largest difference is {size:.6g} ({dimension})")
+        lines.append(
+            f"the actions part at step {outcome.parts_at}; the largest difference is {size:.6g} "
+            f"({dimension})"
+        )
     return "\n".join([*lines, *outcome.mismatches])

@@ -10,14 +10,17 @@ from understudy_base.temporary import temporary_folder
 
 
 def rollout(config: RolloutConfig) -> int:
-    """Run a policy in an environment; print success per task, write results, images and a trace to rollouts/."""
+    """Run a policy in an environment; print success per task, write results, images and a trace to
+    rollouts/.
+    """
     import torch
 
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy_robot.rollout.files import write_result
     from understudy_robot.rollout.play import rollout_saved_policy
 
-    torch.set_num_threads(1)  # for small matrices a second thread gains little, and costs much on a busy machine
+    # for small matrices a second thread gains little, and costs much on a busy machine
+    torch.set_num_threads(1)
     run = RunDir(Path(config.run))
     run.require_policy()
     # A folder with only policy/ suffices if the environment has the policy's own names.
@@ -26,12 +29,16 @@ def rollout(config: RolloutConfig) -> int:
     if run.config.is_file():
         settings = run.settings()
         if not settings.mode_weights()["policy"]:
-            raise ConfigError(f"{run.root}: the run trained no policy to act: its mode is {settings.mode}")
+            raise ConfigError(
+                f"{run.root}: the run trained no policy to act: its mode is {settings.mode}"
+            )
         data = settings.data
         sources = run.read_record().get("sources")
     with temporary_folder() as folder:
         trace = folder / "trace.jsonl"
-        result = rollout_saved_policy(run.policy, data, sources, config, config.swap_text, config.films, trace)
+        result = rollout_saved_policy(
+            run.policy, data, sources, config, config.swap_text, config.films, trace
+        )
         where = write_result(result, run.root / "rollouts")
         if trace.exists():
             shutil.move(trace, where.with_suffix(".jsonl"))

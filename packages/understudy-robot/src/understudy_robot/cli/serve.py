@@ -1,4 +1,6 @@
-"""`understudy serve POLICY`: a policy for robots, over a websocket, and over gRPC for LeRobot's client."""
+"""`understudy serve POLICY`: a policy for robots, over a websocket, and over gRPC for LeRobot's
+client.
+"""
 
 import asyncio
 import errno
@@ -22,13 +24,24 @@ def serve(config: ServeConfig) -> int:
 
     with ended_by_signals("understudy serve"):  # nothing is there to be closed
         server = _load(config)
-        choice = describe_policy(Path(config.policy)) if (Path(config.policy) / "config.yaml").is_file() else None
+        choice = (
+            describe_policy(Path(config.policy))
+            if (Path(config.policy) / "config.yaml").is_file()
+            else None
+        )
 
     def announce() -> None:
-        others = " and every other address of this machine" if config.host in ("0.0.0.0", "::", "") else ""
+        others = (
+            " and every other address of this machine"
+            if config.host in ("0.0.0.0", "::", "")
+            else ""
+        )
         print(f"serving {config.policy} at {server.address}{others}", flush=True)
         if server.lerobot_address is not None:
-            print(f"serving LeRobot's robot_client: --server_address={server.lerobot_address}", flush=True)
+            print(
+                f"serving LeRobot's robot_client: --server_address={server.lerobot_address}",
+                flush=True,
+            )
         if choice is not None:
             print(f"the policy is of {choice}", flush=True)
 
@@ -79,5 +92,8 @@ def _load(config: ServeConfig) -> "PolicyServer":
     if line := warn_if_open(config, read_token(config.token_file)):
         warnings.warn(line, stacklevel=1)
     if config.lerobot_port >= 0 and read_token(config.token_file) is not None:
-        warnings.warn("LeRobot's robot_client sends no token, so it is refused; serve it without one", stacklevel=1)
+        warnings.warn(
+            "LeRobot's robot_client sends no token, so it is refused; serve it without one",
+            stacklevel=1,
+        )
     return server

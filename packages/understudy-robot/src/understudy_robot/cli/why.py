@@ -1,4 +1,6 @@
-"""`understudy why [POLICY] TRACE`: why a policy does not grasp, of the trace of a rollout, a server or a replay."""
+"""`understudy why [POLICY] TRACE`: why a policy does not grasp, of the trace of a rollout, a server
+or a replay.
+"""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,20 +12,29 @@ from understudy_kit.config.declare import Positional
 
 @dataclass(frozen=True)
 class WhyConfig:
-    """Contradictions, errors per phase and joint, transitions of the gripper, likelihood of states and images, ages."""
+    """Contradictions, errors per phase and joint, transitions of the gripper, likelihood of states
+    and images, ages.
+    """
 
     paths: Positional[tuple[str, ...]] = ()
-    """A trace: the file of `serve --trace` or `replay --trace`, a result in a run's rollouts/, or a run, whose latest
-    rollout it is. Before it a policy of any tool, with whose contract the states are compared in place of that of the
-    trace."""
+    """A trace: the file of `serve --trace` or `replay --trace`, a result in a run's rollouts/, or a
+    run, whose latest rollout it is. Before it a policy of any tool, with whose contract the states
+    are compared in place of that of the trace.
+    """
     head: str = ""
     """Norm head of that policy, where it has several."""
     page: str = ""
-    """HTML page to write; the default is the file with the suffix .html, and the policy in its name."""
+    """HTML page to write; the default is the file with the suffix .html, and the policy in its
+    name.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if 1 <= len(self.paths) <= 2 else ["paths: required, a trace: understudy why [POLICY] TRACE"]
+        return (
+            []
+            if 1 <= len(self.paths) <= 2
+            else ["paths: required, a trace: understudy why [POLICY] TRACE"]
+        )
 
 
 def find_trace(path: Path) -> Path:
@@ -50,7 +61,9 @@ def why(config: WhyConfig) -> None:
     from understudy_robot.report.why import findings, why_page
 
     trace = find_trace(Path(config.paths[-1]))
-    stem = "-".join([trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")])
+    stem = "-".join(
+        [trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")]
+    )
     page = Path(config.page or trace.with_name(f"{stem}.html"))
     refuse_foreign(page)
     policy = None
@@ -58,7 +71,9 @@ def why(config: WhyConfig) -> None:
         policy = read_any(config.paths[0], ContractConfig(paths=config.paths[:1]))
         robots = {name: robot for name, robot in policy.robots.items() if config.head in ("", name)}
         if len(robots) != 1:
-            raise ConfigError(f"head: {config.head!r}: {config.paths[0]} has {', '.join(policy.robots)}; name one")
+            raise ConfigError(
+                f"head: {config.head!r}: {config.paths[0]} has {', '.join(policy.robots)}; name one"
+            )
         policy = replace(policy, robots=robots)
     try:
         diagnosis = diagnose(trace, policy)

@@ -34,16 +34,22 @@ def read_groot_contract(folder: Path) -> Contract:
             faults.append(unfit("weights", "no model.safetensors"))
     except ValueError as error:
         faults.append(unfit("whole weights", str(error)))
-    entries = read_object(folder / METADATA) if (folder / METADATA).is_file() else _read_processor(folder)
+    entries = (
+        read_object(folder / METADATA) if (folder / METADATA).is_file() else _read_processor(folder)
+    )
     for tag, entry in entries.items():
         modalities = entry["modalities"]
         statistics = entry["statistics"]
         vectors = {}
         for key in ("state", "action"):
-            vectors[key], lacking = _vector(modalities.get(key) or {}, statistics.get(key) or {}, entry.get("mode", ""))
+            vectors[key], lacking = _vector(
+                modalities.get(key) or {}, statistics.get(key) or {}, entry.get("mode", "")
+            )
             fix = "compute the statistics of the training data again"
             groups = [f"{key}.{name}" for name in lacking]
-            faults += [Mismatch("statistics missing", group, "statistics", "none", fix) for group in groups]
+            faults += [
+                Mismatch("statistics missing", group, "statistics", "none", fix) for group in groups
+            ]
         robots[tag] = RobotFacts(
             fps=_fps(entry["modalities"].get("video") or {}),
             chunk=int(entry.get("chunk") or stored.get("action_horizon") or 0),
@@ -51,32 +57,50 @@ def read_groot_contract(folder: Path) -> Contract:
             control_mode="",
             state=vectors["state"] if vectors["state"].width else None,
             action=vectors["action"],
-            cameras={name: _camera(name, video) for name, video in (entry["modalities"].get("video") or {}).items()},
+            cameras={
+                name: _camera(name, video)
+                for name, video in (entry["modalities"].get("video") or {}).items()
+            },
         )
     return Contract(robots, {"tool": "gr00t"}, "policy", weights_digest(folder), tuple(faults))
 
 
 def _read_processor(folder: Path) -> dict[str, Any]:
-    """Read the files of N1.6 and N1.7 as entries of N1.5's metadata: embodiment tag -> modalities and statistics."""
+    """Read the files of N1.6 and N1.7 as entries of N1.5's metadata: embodiment tag -> modalities
+    and statistics.
+    """
     settings = read_object(folder / PROCESSOR)["processor_kwargs"]
     entries = {}
     for tag, statistics in read_object(folder / STATISTICS).items():
         configs = settings["modality_configs"][tag]
-        modalities: dict[str, Any] = {"video": {name: {} for name in configs["video"]["modality_keys"]}}
+        modalities: dict[str, Any] = {
+            "video": {name: {} for name in configs["video"]["modality_keys"]}
+        }
         used: dict[str, dict[str, Any]] = {}
         for key in ("state", "action"):
-            names, used[key], modalities[key] = configs[key]["modality_keys"], dict(statistics[key]), {}
-            kinds = [kind["rep"].lower() for kind in configs[key].get("action_configs") or ()] or [""] * len(names)
+            names, used[key], modalities[key] = (
+                configs[key]["modality_keys"],
+                dict(statistics[key]),
+                {},
+            )
+            kinds = [kind["rep"].lower() for kind in configs[key].get("action_configs") or ()] or [
+                ""
+            ] * len(names)
             for name, kind in zip(names, kinds, strict=True):
                 is_relative = kind == "relative" and bool(settings.get("use_relative_action"))
                 learned = "state" if is_relative else kind if kind == "absolute" else ""
-                zero = "absolute" if learned else ""  # relative actions are added to the state before they leave
+                # relative actions are added to the state before they leave
+                zero = "absolute" if learned else ""
                 width = len(used[key].get(name, {}).get("mean", ()))
                 modalities[key][name] = {"shape": [width], "zero": zero, "learned": learned}
                 if is_relative and name not in (statistics.get("relative_action") or {}):
                     del used[key][name]  # the figures that normalize it are missing
         others = [config.get("mean_std_embedding_keys") for config in configs.values()]
-        plain = "use_percentiles" in settings and not any(others) and not settings.get("apply_sincos_state_encoding")
+        plain = (
+            "use_percentiles" in settings
+            and not any(others)
+            and not settings.get("apply_sincos_state_encoding")
+        )
         mode = ("quantile" if settings["use_percentiles"] else "min_max") if plain else ""
         chunk = len(configs["action"]["delta_indices"])
         entries[tag] = {"modalities": modalities, "statistics": used, "chunk": chunk, "mode": mode}
@@ -102,12 +126,17 @@ def _vector(modality: Record, statistics: Record, mode: str) -> tuple[VectorFact
     for group, entry in modality.items():
         width = int(np.prod(entry["shape"]))
         roles += [group] * width
-        references += [entry["zero"] if "zero" in entry else "absolute" if entry["absolute"] else "state"] * width
+        references += [
+            entry["zero"] if "zero" in entry else "absolute" if entry["absolute"] else "state"
+        ] * width
         learned += [entry.get("learned", "")] * width
         figures = statistics.get(group) or {}
         for name, column in columns.items():
             values = list(map(float, figures.get(name) or ()))
             column += values if len(values) == width else [np.nan] * width
-    about = {name: tuple(texts) for name, texts in (("roles", roles), ("references", references), ("learned", learned))}
+    about = {
+        name: tuple(texts)
+        for name, texts in (("roles", roles), ("references", references), ("learned", learned))
+    }
     vector = VectorFacts.from_figures("", columns, len(roles), "external", mode, **about)
     return vector, [group for group in modality if not statistics.get(group)]

@@ -27,12 +27,20 @@ from understudy_robot.contracts.tensors import Shapes, tensor_shapes, unfit, wei
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
 _NEEDED = {"MEAN_STD": ("mean", "std"), **RANGES}
-_MODES = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile", "IDENTITY": "identity"}
+_MODES = {
+    "MEAN_STD": "mean_std",
+    "MIN_MAX": "min_max",
+    "QUANTILES": "quantile",
+    "IDENTITY": "identity",
+}
 _BAKED = ("normalize_inputs.buffer_", "unnormalize_outputs.buffer_")
 _EMPTY = "empty_camera"
 _RESIZES = {"resize_imgs_with_padding": "pad", "image_resolution": "pad", "resize_shape": "stretch"}
 _WIDTHS = {
-    "act": {"model.action_head.weight": (0, ACTION), "model.encoder_robot_state_input_proj.weight": (1, STATE)},
+    "act": {
+        "model.action_head.weight": (0, ACTION),
+        "model.encoder_robot_state_input_proj.weight": (1, STATE),
+    },
 }
 """Type -> tensor -> (axis, the feature whose width it has)."""
 
@@ -44,7 +52,9 @@ class Processor:
         """Read the file; a missing one has no steps. Raises ConfigError for a damaged one."""
         self.is_there = path.is_file()
         stored = read_object(path).get("steps", []) if self.is_there else []
-        self.steps: dict[str, Record] = {str(step.get("registry_name", "")): step for step in stored}
+        self.steps: dict[str, Record] = {
+            str(step.get("registry_name", "")): step for step in stored
+        }
         self.normalizer = self.config(normalizer)
         step = self.steps.get(normalizer, {})
         try:
@@ -64,7 +74,9 @@ def read_lerobot_contract(folder: Path) -> Contract:
         ConfigError, ValueError: a file is damaged.
     """
     stored = read_object(folder / "config.json")
-    inputs, outputs = (read_features(stored, name) for name in ("input_features", "output_features"))
+    inputs, outputs = (
+        read_features(stored, name) for name in ("input_features", "output_features")
+    )
     before = Processor(folder / LEROBOT, "normalizer_processor")
     behind = Processor(folder / LEROBOT_OUT, "unnormalizer_processor")
     faults: list[Mismatch] = []
@@ -80,10 +92,14 @@ def read_lerobot_contract(folder: Path) -> Contract:
         vectors[key] = None
         if key in features:
             faults += [] if baked else _statistics(key, features[key][1], stored, side)
-            vectors[key] = _vector(key, features[key][1][0], stored, before if key == STATE else behind, baked)
+            vectors[key] = _vector(
+                key, features[key][1][0], stored, before if key == STATE else behind, baked
+            )
     faults += _differences(before, behind)
     renamed = dict(before.config("rename_observations_processor").get("rename_map") or {})
-    cameras = {key: shape for key, (kind, shape) in inputs.items() if kind == VISUAL and _EMPTY not in key}
+    cameras = {
+        key: shape for key, (kind, shape) in inputs.items() if kind == VISUAL and _EMPTY not in key
+    }
     faults += _renames(renamed, cameras)
     action = _named(vectors[ACTION] or VectorFacts.unmeasured(ACTION, ()), before)
     facts = RobotFacts(
@@ -98,11 +114,15 @@ def read_lerobot_contract(folder: Path) -> Contract:
         prompt=_prompt(before),
         tokenizer=next((file_sha256(file) for file in sorted(folder.glob("tokenizer.*"))), ""),
     )
-    return Contract({"": facts}, _provenance(folder), "policy", weights_digest(folder), tuple(faults))
+    return Contract(
+        {"": facts}, _provenance(folder), "policy", weights_digest(folder), tuple(faults)
+    )
 
 
 def _chunk(stored: Record) -> int:
-    """Actions of a prediction; a diffusion policy's horizon begins with the first of its observations."""
+    """Actions of a prediction; a diffusion policy's horizon begins with the first of its
+    observations.
+    """
     if "chunk_size" in stored:
         return int(stored["chunk_size"] or 0)
     return max(0, int(stored.get("horizon") or 0) - int(stored.get("n_obs_steps") or 1) + 1)
@@ -111,7 +131,10 @@ def _chunk(stored: Record) -> int:
 def _provenance(folder: Path) -> dict[str, Any]:
     path = folder / "train_config.json"
     data = (read_object(path).get("dataset") if path.is_file() else None) or {}
-    return {"tool": "lerobot", "datasets": {str(name): str(name) for name in (data.get("repo_id"),) if name}}
+    return {
+        "tool": "lerobot",
+        "datasets": {str(name): str(name) for name in (data.get("repo_id"),) if name},
+    }
 
 
 def _prompt(before: Processor) -> str:
@@ -120,11 +143,19 @@ def _prompt(before: Processor) -> str:
     return "plain" if "tokenizer_processor" in before.steps else ""
 
 
-def _camera(key: str, shape: Sequence[int], renamed: Mapping[str, str], stored: Record) -> CameraFacts:
+def _camera(
+    key: str, shape: Sequence[int], renamed: Mapping[str, str], stored: Record
+) -> CameraFacts:
     source = next((name for name, target in renamed.items() if target == key), key)
     resize = next((name for name in _RESIZES if stored.get(name)), "")
     size = tuple(stored[resize]) if resize else (0, 0)
-    return CameraFacts(source, (shape[-2], shape[-1]), color="RGB", resize=_RESIZES.get(resize, ""), network_size=size)
+    return CameraFacts(
+        source,
+        (shape[-2], shape[-1]),
+        color="RGB",
+        resize=_RESIZES.get(resize, ""),
+        network_size=size,
+    )
 
 
 def _vector(key: str, width: int, stored: Record, side: Processor, baked: bool) -> VectorFacts:
@@ -135,7 +166,9 @@ def _vector(key: str, width: int, stored: Record, side: Processor, baked: bool) 
 
 
 def _named(action: VectorFacts, before: Processor) -> VectorFacts:
-    """Return the action with the names and differences of the step that makes it relative to the state, if any."""
+    """Return the action with the names and differences of the step that makes it relative to the
+    state, if any.
+    """
     config = before.config("relative_actions_processor")
     names = [str(name) for name in config.get("action_names") or ()]
     if len(names) == action.width:
@@ -143,15 +176,21 @@ def _named(action: VectorFacts, before: Processor) -> VectorFacts:
     if not config.get("enabled"):
         return action
     without = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
-    relative = np.array([not any(word in name.lower() for word in without) for name in action.names])
+    relative = np.array(
+        [not any(word in name.lower() for word in without) for name in action.names]
+    )
     figures = {name: np.where(relative, np.nan, values) for name, values in action.figures.items()}
-    return replace(action, figures=figures, learned=tuple(np.where(relative, "state", "absolute").tolist()))
+    return replace(
+        action, figures=figures, learned=tuple(np.where(relative, "state", "absolute").tolist())
+    )
 
 
 def _mode(key: str, stored: Record, side: Processor) -> str:
-    """Mode that the processor normalizes by; the one that the policy was configured with where it has none.
+    """Mode that the processor normalizes by; the one that the policy was configured with where it
+    has none.
 
-    LeRobot normalizes by the processor alone, and never reads the config's mode of a folder with processors.
+    LeRobot normalizes by the processor alone, and never reads the config's mode of a folder with
+    processors.
     """
     for modes in (side.normalizer.get("norm_map"), stored.get("normalization_mapping")):
         mode = str((modes or {}).get(KINDS[key], "IDENTITY"))
@@ -160,7 +199,9 @@ def _mode(key: str, stored: Record, side: Processor) -> str:
     return "IDENTITY"
 
 
-def _statistics(key: str, shape: Sequence[int], stored: Record, side: Processor) -> Iterator[Mismatch]:
+def _statistics(
+    key: str, shape: Sequence[int], stored: Record, side: Processor
+) -> Iterator[Mismatch]:
     """Faults of the statistics of one vector."""
     mode = _mode(key, stored, side)
     figures = side.statistics.get(key)
@@ -171,17 +212,37 @@ def _statistics(key: str, shape: Sequence[int], stored: Record, side: Processor)
         fix = f"name them {key!r}; of several, take those of this robot"
         yield Mismatch("statistics ignored", key, f"statistics of {key}", ", ".join(prefixed), fix)
         return
-    if (side.normalizer.get("norm_map") or {}).get(KINDS[key], "IDENTITY") == "IDENTITY" or figures is None:
-        came = "no normalization: numbers stay as they are" if side.is_there else "no file of the processor"
-        yield Mismatch("statistics missing", key, mode, came, "add the statistics of the training data")
+    if (side.normalizer.get("norm_map") or {}).get(
+        KINDS[key], "IDENTITY"
+    ) == "IDENTITY" or figures is None:
+        came = (
+            "no normalization: numbers stay as they are"
+            if side.is_there
+            else "no file of the processor"
+        )
+        yield Mismatch(
+            "statistics missing", key, mode, came, "add the statistics of the training data"
+        )
         return
     if lacking := [name for name in _NEEDED.get(mode, ()) if name not in figures]:
         came = f"no {' and '.join(lacking)}"
-        yield Mismatch("statistics missing", key, mode, came, f"compute {' and '.join(lacking)} of the training data")
+        yield Mismatch(
+            "statistics missing",
+            key,
+            mode,
+            came,
+            f"compute {' and '.join(lacking)} of the training data",
+        )
     shapes = {name: figures[name].shape for name in _NEEDED.get(mode, ()) if name in figures}
     if cut := {name: form for name, form in shapes.items() if form != tuple(shape)}:
         came = ", ".join(f"{name} {form}" for name, form in cut.items())
-        yield Mismatch("statistics cut", key, f"figures of the shape {tuple(shape)}", came, "store them whole again")
+        yield Mismatch(
+            "statistics cut",
+            key,
+            f"figures of the shape {tuple(shape)}",
+            came,
+            "store them whole again",
+        )
 
 
 def _differences(before: Processor, behind: Processor) -> Iterator[Mismatch]:
@@ -191,7 +252,9 @@ def _differences(before: Processor, behind: Processor) -> Iterator[Mismatch]:
     if learns != adds:
         text = ("absolute actions", "differences to the state")
         fix = f"enable or remove it in {LEROBOT_OUT}, too"
-        yield Mismatch("delta", ACTION, text[not learns], text[learns], f"absolute_actions_processor: {fix}")
+        yield Mismatch(
+            "delta", ACTION, text[not learns], text[learns], f"absolute_actions_processor: {fix}"
+        )
 
 
 def _renames(renamed: Mapping[str, str], cameras: Record) -> Iterator[Mismatch]:
@@ -202,8 +265,12 @@ def _renames(renamed: Mapping[str, str], cameras: Record) -> Iterator[Mismatch]:
             yield Mismatch("camera map", target, ", ".join(cameras), came, fix)
 
 
-def _weights(stored: Record, features: Mapping[str, tuple[str, list[int]]], shapes: Shapes) -> Iterator[Mismatch]:
-    """Tensors that contradict the config: LeRobot may load such a policy with fresh weights, and only print a line."""
+def _weights(
+    stored: Record, features: Mapping[str, tuple[str, list[int]]], shapes: Shapes
+) -> Iterator[Mismatch]:
+    """Tensors that contradict the config: LeRobot may load such a policy with fresh weights, and
+    only print a line.
+    """
     kind = str(stored.get("type", ""))
     if not shapes and not stored.get("use_peft"):
         yield unfit(f"weights of {kind}", "no model.safetensors")

@@ -1,4 +1,6 @@
-"""The contract of openpi's checkpoint. Cameras, names, rate and transforms are in openpi's code, and stay unknown."""
+"""The contract of openpi's checkpoint. Cameras, names, rate and transforms are in openpi's code,
+and stay unknown.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +26,12 @@ def read_openpi_contract(folder: Path) -> Contract:
         ConfigError: a file is damaged.
     """
     stored: Record = next(
-        (read_object(folder / name) for name in ("config.json", "metadata.json") if (folder / name).is_file()), {}
+        (
+            read_object(folder / name)
+            for name in ("config.json", "metadata.json")
+            if (folder / name).is_file()
+        ),
+        {},
     )
     faults: list[Mismatch] = []
     is_pi05 = stored["pi05"] if isinstance(stored.get("pi05"), bool) else None
@@ -32,21 +39,33 @@ def read_openpi_contract(folder: Path) -> Contract:
         if shapes := tensor_shapes(folder):
             measured = is_adaptive(shapes)
             if is_pi05 not in (None, measured):
-                faults.append(unfit(f"pi05: {is_pi05}", "tensors of pi05" if measured else "tensors of pi0"))
+                faults.append(
+                    unfit(f"pi05: {is_pi05}", "tensors of pi05" if measured else "tensors of pi0")
+                )
             is_pi05 = measured
     except ValueError as error:
         faults.append(unfit("weights of pi0 or pi05", str(error)))
     files = openpi_files(folder)
     if not files:
         fix = "copy assets/ID/norm_stats.json of the training next to the weights"
-        faults.append(Mismatch("statistics missing", "", f"assets/ID/{OPENPI}", "no such file", fix))
+        faults.append(
+            Mismatch("statistics missing", "", f"assets/ID/{OPENPI}", "no such file", fix)
+        )
     mode = "" if is_pi05 is None else "quantile" if is_pi05 else "mean_std"
     robots = {}
     for asset in files or [""]:
         entries = read_object(files[asset]).get("norm_stats", {}) if files else {}
         where = str(files[asset] if files else folder)
-        vectors = {key: _vector(entries.get(name) or {}, mode, f"{where}: {name!r}") for name, key in _KEYS.items()}
-        faults += [fault for name, key in _KEYS.items() if files for fault in _lacking(key, entries.get(name), is_pi05)]
+        vectors = {
+            key: _vector(entries.get(name) or {}, mode, f"{where}: {name!r}")
+            for name, key in _KEYS.items()
+        }
+        faults += [
+            fault
+            for name, key in _KEYS.items()
+            if files
+            for fault in _lacking(key, entries.get(name), is_pi05)
+        ]
         robots[asset] = RobotFacts(
             fps=np.nan,
             chunk=int(stored.get("action_horizon") or 0),
@@ -55,14 +74,24 @@ def read_openpi_contract(folder: Path) -> Contract:
             state=vectors["observation.state"],
             action=vectors["action"],
             cameras={},
-            prompt="" if is_pi05 is None else "state" if stored.get("discrete_state_input", is_pi05) else "plain",
+            prompt=""
+            if is_pi05 is None
+            else "state"
+            if stored.get("discrete_state_input", is_pi05)
+            else "plain",
         )
     return Contract(robots, {"tool": "openpi"}, "policy", weights_digest(folder), tuple(faults))
 
 
 def _vector(entry: Record, mode: str, where: str) -> VectorFacts:
-    """Facts of a vector without the dimensions of padding at its end; `where` names its figures in errors."""
-    values = {name: np.asarray(entry[name], float).reshape(-1) for name in FIGURES if entry.get(name) is not None}
+    """Facts of a vector without the dimensions of padding at its end; `where` names its figures in
+    errors.
+    """
+    values = {
+        name: np.asarray(entry[name], float).reshape(-1)
+        for name in FIGURES
+        if entry.get(name) is not None
+    }
     real = [np.flatnonzero(~find_padding(entry, where))] if values else []
     width = max((int(dims[-1]) + 1 for dims in real if len(dims)), default=0)
     figures = {name: figure[:width] for name, figure in values.items()}
@@ -74,7 +103,11 @@ def _lacking(key: str, entry: Any, is_pi05: bool | None) -> list[Mismatch]:
     lacking = [name for name in needed if not isinstance(entry, Mapping) or entry.get(name) is None]
     fix = "compute the statistics of the training data again"
     return (
-        [Mismatch("statistics missing", key, " and ".join(needed), f"no {' and '.join(lacking)}", fix)]
+        [
+            Mismatch(
+                "statistics missing", key, " and ".join(needed), f"no {' and '.join(lacking)}", fix
+            )
+        ]
         if lacking
         else []
     )

@@ -18,9 +18,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of the weights, of several files that of their digests; "" without a file."""
+    """Return the SHA-256 of the weights, of several files that of their digests; "" without a
+    file.
+    """
     digests = [file_sha256(path) for path in weight_files(folder)]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
+    return (
+        digests[0]
+        if len(digests) == 1
+        else hashlib.sha256("".join(digests).encode()).hexdigest()
+        if digests
+        else ""
+    )
 
 
 def tensor_shapes(folder: Path) -> Shapes:
@@ -33,7 +41,8 @@ def tensor_shapes(folder: Path) -> Shapes:
     for path in weight_files(folder):
         try:
             with safe_open(path, "numpy") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+                names = file.keys()
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path.name}: {error}") from error
     return shapes

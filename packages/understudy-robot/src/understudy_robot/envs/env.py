@@ -26,7 +26,9 @@ class Outcome:
     """State of an episode after a step."""
 
     completed_task: str | None
-    """The completed task, requested or not; None while there is none. Completing a task ends the episode."""
+    """The completed task, requested or not; None while there is none. Completing a task ends the
+    episode.
+    """
     done: bool
     """Whether the episode is over: a task is completed, or the step limit is reached."""
 
@@ -41,18 +43,25 @@ class Env(Protocol):
     episodes: int
     """Episodes of a usual evaluation."""
     conditions: Mapping[str, str]
-    """Conditions of success besides rate, steps and image sizes: rules, and versions of the simulator's packages."""
+    """Conditions of success besides rate, steps and image sizes: rules, and versions of the
+    simulator's packages.
+    """
     tasks: tuple[str, ...]
     """The instructions, as sentences."""
     one_scene: bool
-    """Whether all tasks of a layout seed share one scene. Only then does a swapped instruction make sense."""
+    """Whether all tasks of a layout seed share one scene. Only then does a swapped instruction make
+    sense.
+    """
     noise: float
     """Standard deviation of the noise that suits the scripted expert (actions are in [-1, 1])."""
     features: dict[str, dict[str, Any]]
-    """Features of a recorded dataset, `action` included: dtype, shape, names as in LeRobot's `info.json`."""
+    """Features of a recorded dataset, `action` included: dtype, shape, names as in LeRobot's
+    `info.json`.
+    """
     meanings: Mapping[str, Record]
-    """Key -> facts for the contract: `units`, `roles`, `references`, `frame`, `gripper` of vectors, `role` and
-    `orientation` of cameras (`contract/facts.py`). An environment may leave them out."""
+    """Key -> facts for the contract: `units`, `roles`, `references`, `frame`, `gripper` of vectors,
+    `role` and `orientation` of cameras (`contract/facts.py`). An environment may leave them out.
+    """
 
     def reset(self, seed: int, task: str) -> dict[str, np.ndarray]:
         """Start the episode of a layout seed (see `layout_seed`).
@@ -94,13 +103,17 @@ def package_versions(*names: str) -> dict[str, str]:
 def layout_seed(seed: int, episode: int, *, attempt: int = 0, evaluation: bool = False) -> int:
     """Pack (seed, episode, attempt, evaluation) into one scene seed in [0, 2**63).
 
-    Each argument has its own bits, with `evaluation` in the highest. Training and evaluation layouts are therefore
-    disjoint for all seeds, by construction.
+    Each argument has its own bits, with `evaluation` in the highest. Training and evaluation
+    layouts are therefore disjoint for all seeds, by construction.
 
     Raises:
         ValueError: `seed`, `episode` or `attempt` exceeds its bits (32, 24, 6).
     """
-    for name, value, bits in (("seed", seed, 32), ("episode", episode, 24), ("attempt", attempt, 6)):
+    for name, value, bits in (
+        ("seed", seed, 32),
+        ("episode", episode, 24),
+        ("attempt", attempt, 6),
+    ):
         if not 0 <= value < 1 << bits:
             raise ValueError(f"{name}={value}: must be in [0, 2**{bits})")
     return int(evaluation) << 62 | seed << 30 | episode << 6 | attempt
@@ -116,12 +129,14 @@ def uniforms(seed: int, count: int) -> np.ndarray:
 
 
 def select_by_name(kind: str, names: Sequence[str], sentences: dict[str, str]) -> dict[str, str]:
-    """Select entries of `sentences` (short name -> sentence) by short name or sentence, in the order of `names`.
+    """Select entries of `sentences` (short name -> sentence) by short name or sentence, in the
+    order of `names`.
 
     Empty `names` select all entries.
 
     Raises:
-        ValueError: A name is not in `sentences`; the message calls it a `kind`, and the setting `kind` + "s".
+        ValueError: A name is not in `sentences`; the message calls it a `kind`, and the setting
+            `kind` + "s".
     """
     if not names:
         return dict(sentences)

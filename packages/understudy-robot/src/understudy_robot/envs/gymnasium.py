@@ -1,7 +1,9 @@
-"""Environments of Gymnasium (https://gymnasium.farama.org) as an `Env`: `gymnasium:ID`, `gymnasium:MODULE:ID`.
+"""Environments of Gymnasium (https://gymnasium.farama.org) as an `Env`: `gymnasium:ID`,
+`gymnasium:MODULE:ID`.
 
-The default keys are those of LeRobot's environments (`lerobot/envs/utils.py`, `preprocess_observation`): `pixels` is
-`observation.image`, `pixels.NAME` is `observation.images.NAME`, `agent_pos` is `observation.state`.
+The default keys are those of LeRobot's environments (`lerobot/envs/utils.py`,
+`preprocess_observation`): `pixels` is `observation.image`, `pixels.NAME` is
+`observation.images.NAME`, `agent_pos` is `observation.state`.
 """
 
 import json
@@ -18,7 +20,14 @@ import numpy as np
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy_base.optional_packages import optional_imports
 from understudy_base.records import Record
-from understudy_robot.envs.env import IMAGE, ActionError, Outcome, package_versions, uniforms, vector_feature
+from understudy_robot.envs.env import (
+    IMAGE,
+    ActionError,
+    Outcome,
+    package_versions,
+    uniforms,
+    vector_feature,
+)
 
 with optional_imports():
     import gymnasium
@@ -28,7 +37,8 @@ STATE = "observation.state"
 TASKS = {  # the texts of LeRobot's datasets
     "gym_pusht/PushT-v0": "Push the T-shaped block onto the T-shaped target.",
     "gym_aloha/AlohaInsertion-v0": "Insert the peg into the socket.",
-    "gym_aloha/AlohaTransferCube-v0": "Pick up the cube with the right arm and transfer it to the left arm.",
+    "gym_aloha/AlohaTransferCube-v0": "Pick up the cube with the right arm and transfer it to the "
+    "left arm.",
 }
 SUCCESS = ("is_success", "success")
 """Entries of `info` that are a success, in this sequence."""
@@ -41,9 +51,10 @@ ENGINES = ("mujoco", "dm_control", "pymunk", "pybullet", "sapien", "robosuite")
 class GymnasiumEnv:
     """A Gymnasium environment with a `Box` of actions, as an `Env` with one task.
 
-    The seed of a scene is 31 bits, a hash of the layout seed whose highest bit is `evaluation`: simulators take no more
-    bits, and layouts of recordings and evaluations stay disjoint. An episode ends when the environment terminates or
-    truncates it, or with a success (`GymnasiumOptions.success`).
+    The seed of a scene is 31 bits, a hash of the layout seed whose highest bit is `evaluation`:
+    simulators take no more bits, and layouts of recordings and evaluations stay disjoint. An
+    episode ends when the environment terminates or truncates it, or with a success
+    (`GymnasiumOptions.success`).
     """
 
     one_scene = False
@@ -74,19 +85,30 @@ class GymnasiumEnv:
             if value < 1:
                 raise ValueError(f"gymnasium.{setting}: {env_id} has none; give 1 or more")
         self._actions = self._env.action_space
-        if not isinstance(self._actions, Box) or not np.issubdtype(self._actions.dtype, np.floating):
-            raise ValueError(f"env: the actions of {env_id} are {self._actions}; policies predict a Box of floats")
+        if not isinstance(self._actions, Box) or not np.issubdtype(
+            self._actions.dtype, np.floating
+        ):
+            raise ValueError(
+                f"env: the actions of {env_id} are {self._actions}; policies predict a Box of "
+                "floats"
+            )
         spaces = _leaves(self._env.observation_space)
-        self._keys = _selected_keys(spaces, self._env.render_mode == "rgb_array", options.keys, cameras)
+        self._keys = _selected_keys(
+            spaces, self._env.render_mode == "rgb_array", options.keys, cameras
+        )
         with _named(env_id):
             observation = self._read(self._env.reset(seed=0)[0])
         self.features: dict[str, dict[str, Any]] = {
             key: {"dtype": "video", "shape": value.shape, "names": ["height", "width", "channels"]}
             if key.startswith(IMAGE)
-            else vector_feature([f"{'+'.join(self._keys[key])}_{index}" for index in range(len(value))])
+            else vector_feature(
+                [f"{'+'.join(self._keys[key])}_{index}" for index in range(len(value))]
+            )
             for key, value in observation.items()
         }
-        self.features["action"] = vector_feature([f"action_{index}" for index in range(self._actions.shape[0])])
+        self.features["action"] = vector_feature(
+            [f"action_{index}" for index in range(self._actions.shape[0])]
+        )
         module = type(self.unwrapped).__module__.partition(".")[0]
         self.conditions = {
             **package_versions("gymnasium", module, *_engines(module)),
@@ -99,14 +121,18 @@ class GymnasiumEnv:
         """Start an episode; see `Env.reset`."""
         if task not in self.tasks:
             raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
-        observation, _ = self._env.reset(seed=(seed >> 62) << 30 | int(uniforms(seed, 1)[0] * 2**30))
+        observation, _ = self._env.reset(
+            seed=(seed >> 62) << 30 | int(uniforms(seed, 1)[0] * 2**30)
+        )
         return self._read(observation)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], Outcome]:
         """Execute an action, with `GymnasiumOptions.action_bounds`; see `Env.step`."""
         raw, reward, terminated, truncated, info = self._env.step(self._bounded(np.asarray(action)))
         over = bool(terminated or truncated)
-        success = self._is_success(float(reward), info, over) and (over or self._options.success == "any")
+        success = self._is_success(float(reward), info, over) and (
+            over or self._options.success == "any"
+        )
         return self._read(raw), Outcome(self.tasks[0] if success else None, over or success)
 
     def expert(self) -> np.ndarray:
@@ -121,11 +147,15 @@ class GymnasiumEnv:
         """
         space = self._actions
         if action.shape != space.shape or not np.isfinite(action).all():
-            raise ValueError(f"an action of {self.name} has {space.shape[0]} finite numbers, got {action!r}")
+            raise ValueError(
+                f"an action of {self.name} has {space.shape[0]} finite numbers, got {action!r}"
+            )
         action = action.astype(space.dtype)
         if self._options.action_bounds == "clamp":
             action = np.clip(action, space.low, space.high)
-        elif self._options.action_bounds == "error" and len(outside := np.flatnonzero(~_inside(action, space))):
+        elif self._options.action_bounds == "error" and len(
+            outside := np.flatnonzero(~_inside(action, space))
+        ):
             index = outside[0]
             bounds = f"[{space.low[index]:g}, {space.high[index]:g}]"
             raise ActionError(f"action_{index} is {action[index]:g}, outside {bounds}")
@@ -139,15 +169,29 @@ class GymnasiumEnv:
             return bool(info[key])
         if self._options.success_key and not over:  # some environments have it at the end alone
             return False
-        fix = f"give gymnasium.success_key, one of {', '.join(map(str, info)) or 'none'}, or gymnasium.success_reward"
-        raise ValueError(f"gymnasium.success: info of {self.name} has no {' or '.join(choices)}; {fix}")
+        fix = (
+            f"give gymnasium.success_key, one of {', '.join(map(str, info)) or 'none'}, or "
+            "gymnasium.success_reward"
+        )
+        raise ValueError(
+            f"gymnasium.success: info of {self.name} has no {' or '.join(choices)}; {fix}"
+        )
 
     def _read(self, observation: Any) -> dict[str, np.ndarray]:
-        """Copy the selected values of an observation: images uint8 (H, W, 3), vectors float32 (N,)."""
+        """Copy the selected values of an observation: images uint8 (H, W, 3), vectors float32
+        (N,).
+        """
         values = {}
         for key, paths in self._keys.items():
-            parts = [self._env.render() if path == RENDER else _value(observation, path) for path in paths]
-            values[key] = np.array(parts[0]) if key.startswith(IMAGE) else np.concatenate(parts).astype(np.float32)
+            parts = [
+                self._env.render() if path == RENDER else _value(observation, path)
+                for path in paths
+            ]
+            values[key] = (
+                np.array(parts[0])
+                if key.startswith(IMAGE)
+                else np.concatenate(parts).astype(np.float32)
+            )
         return values
 
 
@@ -157,12 +201,19 @@ def _named(env_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        fix = "install its package, or correct the ID and gymnasium.args; without a display set MUJOCO_GL=egl or osmesa"
-        raise ValueError(f"env: {env_id!r} cannot be made: {type(error).__name__}: {error}; {fix}") from error
+        fix = (
+            "install its package, or correct the ID and gymnasium.args; without a display set "
+            "MUJOCO_GL=egl or osmesa"
+        )
+        raise ValueError(
+            f"env: {env_id!r} cannot be made: {type(error).__name__}: {error}; {fix}"
+        ) from error
 
 
 def _make(env_id: str, options: GymnasiumOptions) -> Any:
-    """Make the environment, after an import of its module, or of a package with the name of its namespace."""
+    """Make the environment, after an import of its module, or of a package with the name of its
+    namespace.
+    """
     module, _, name = env_id.rpartition(":")
     namespace, slash, _ = name.partition("/")
     if module or (slash and find_spec(namespace)):
@@ -181,7 +232,10 @@ def _make(env_id: str, options: GymnasiumOptions) -> Any:
 def _engines(package: str) -> list[str]:
     """Simulators that a package requires."""
     with suppress(PackageNotFoundError):
-        names = {re.split(r"[^\w.-]", line)[0].replace("-", "_").lower() for line in requires(package) or ()}
+        names = {
+            re.split(r"[^\w.-]", line)[0].replace("-", "_").lower()
+            for line in requires(package) or ()
+        }
         return [engine for engine in ENGINES if engine in names]
     return []
 
@@ -241,17 +295,26 @@ def _selected_keys(
     if renders:
         names[RENDER] = "" if any(map(_is_image, spaces.values())) else IMAGE
     if unknown := sorted(set(keys) - set(names)):
-        raise ValueError(f"gymnasium.keys: unknown observations {unknown}; known: {', '.join(names)}")
-    names = {**{path: keys[path] for path in keys}, **{path: key for path, key in names.items() if path not in keys}}
+        raise ValueError(
+            f"gymnasium.keys: unknown observations {unknown}; known: {', '.join(names)}"
+        )
+    names = {
+        **{path: keys[path] for path in keys},
+        **{path: key for path, key in names.items() if path not in keys},
+    }
     groups: dict[str, list[str]] = {}
     for path, key in names.items():
         is_image = path == RENDER or _is_image(spaces[path])
         if key and (not key.startswith("observation.") or key.startswith(IMAGE) != is_image):
-            rule = f"an image has a key {IMAGE} or {IMAGE}s.NAME, a vector another one that begins with observation."
+            rule = (
+                f"an image has a key {IMAGE} or {IMAGE}s.NAME, a vector another one that begins "
+                "with observation."
+            )
             raise ValueError(f"gymnasium.keys: {path}: {key!r}: {rule}")
         if key and not is_image and len(spaces[path].shape) != 1:
             raise ValueError(
-                f"gymnasium.keys: {path} has the shape {spaces[path].shape}; vectors and RGB images can be read"
+                f"gymnasium.keys: {path} has the shape {spaces[path].shape}; vectors and RGB "
+                "images can be read"
             )
         if key:
             groups.setdefault(key, []).append(path)
@@ -259,13 +322,23 @@ def _selected_keys(
         if len(paths) > 1 and (key.startswith(IMAGE) or not set(paths) <= set(keys)):
             rule = "vectors are joined where gymnasium.keys has all of them, images are not"
             raise ValueError(f"gymnasium.keys: {key} is the key of {' and '.join(paths)}; {rule}")
-    names_of = {key: (key, key.removeprefix(f"{IMAGE}s.")) for key in groups if key.startswith(IMAGE)}
+    names_of = {
+        key: (key, key.removeprefix(f"{IMAGE}s.")) for key in groups if key.startswith(IMAGE)
+    }
     if cameras is not None and (
         unknown := sorted(set(cameras) - {name for pair in names_of.values() for name in pair})
     ):
         raise ValueError(f"cameras: unknown {unknown}; known: {', '.join(names_of)}")
-    left_out = {key for key, pair in names_of.items() if cameras is not None and not set(cameras) & set(pair)}
-    return {key: groups[key] for key in sorted(groups, key=lambda key: key not in names_of) if key not in left_out}
+    left_out = {
+        key
+        for key, pair in names_of.items()
+        if cameras is not None and not set(cameras) & set(pair)
+    }
+    return {
+        key: groups[key]
+        for key in sorted(groups, key=lambda key: key not in names_of)
+        if key not in left_out
+    }
 
 
 def _value(observation: Any, path: str) -> np.ndarray:

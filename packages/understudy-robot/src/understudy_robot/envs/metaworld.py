@@ -1,11 +1,13 @@
-"""Meta-World's MT10 (Yu et al. 2019, "Meta-World") as an `Env`, rendered by ray casting without a GL library.
+"""Meta-World's MT10 (Yu et al. 2019, "Meta-World") as an `Env`, rendered by ray casting without a
+GL library.
 
-Observations follow LeRobot's convention for this benchmark. `observation.environment_state` holds the simulator's 39
-numbers, and `observation.state` the first four of them (hand x, y, z, grip opening). Camera `corner2` has LeRobot's
-position and is turned upright. Each task has LeRobot's sentence.
+Observations follow LeRobot's convention for this benchmark. `observation.environment_state` holds
+the simulator's 39 numbers, and `observation.state` the first four of them (hand x, y, z, grip
+opening). Camera `corner2` has LeRobot's position and is turned upright. Each task has LeRobot's
+sentence.
 
-The goal marks of reach, push and pick-place are not rendered: they are sites, which MuJoCo's rays do not hit. The 39
-numbers contain the goal.
+The goal marks of reach, push and pick-place are not rendered: they are sites, which MuJoCo's rays
+do not hit. The 39 numbers contain the goal.
 """
 
 import warnings
@@ -15,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from understudy_base.optional_packages import optional_imports
-from understudy_robot.envs.env import Outcome, image_feature, package_versions, select_by_name, vector_feature
+from understudy_robot.envs.env import (
+    Outcome,
+    image_feature,
+    package_versions,
+    select_by_name,
+    vector_feature,
+)
 from understudy_robot.envs.ray_camera import RayCamera
 
 with optional_imports():
@@ -43,7 +51,8 @@ _VISIBLE = (0, 1, 2)  # geom groups to render; the others hold collision shapes
 class MetaWorldEnv:
     """Meta-World as an `Env`; an episode ends with the task's first success flag.
 
-    Keys: `observation.images.<camera>`, `observation.state` (4,), `observation.environment_state` (39,), both float32.
+    Keys: `observation.images.<camera>`, `observation.state` (4,), `observation.environment_state`
+    (39,), both float32.
     """
 
     name = "metaworld"
@@ -55,7 +64,10 @@ class MetaWorldEnv:
     conditions = package_versions("metaworld", "mujoco", "gymnasium")
 
     def __init__(
-        self, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
+        self,
+        size: int | None = None,
+        cameras: Sequence[str] | None = None,
+        tasks: Sequence[str] = (),
     ) -> None:
         size = 64 if size is None else size
         self._cameras = ("corner2",) if cameras is None else tuple(cameras)
@@ -63,7 +75,9 @@ class MetaWorldEnv:
         if unknown:
             raise ValueError(f"unknown cameras {sorted(unknown)}; known: {', '.join(CAMERAS)}")
         self._size = size
-        self._env_of = {sentence: short for short, sentence in select_by_name("task", tasks, TASKS).items()}
+        self._env_of = {
+            sentence: short for short, sentence in select_by_name("task", tasks, TASKS).items()
+        }
         self.tasks = tuple(self._env_of)
         self.features: dict[str, dict[str, Any]] = {
             **{f"observation.images.{camera}": image_feature(size) for camera in self._cameras},
@@ -95,21 +109,25 @@ class MetaWorldEnv:
         self._raw, _, _, _, info = self._env.step(np.clip(action, -1, 1).astype(np.float32))
         self._steps += 1
         completed = self._task if info["success"] > 0 else None
-        return self._observation(), Outcome(completed, completed is not None or self._steps >= self.max_steps)
+        return self._observation(), Outcome(
+            completed, completed is not None or self._steps >= self.max_steps
+        )
 
     def expert(self) -> np.ndarray:
         """Compute the expert's action; see `Env.expert`."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the expert warns about actions beyond the limits, which we clip
+            # the expert warns about actions beyond the limits, which we clip
+            warnings.simplefilter("ignore")
             action = self._policy.get_action(self._raw)
         return np.clip(action, -1, 1).astype(np.float32)
 
     def _make(self, name: str) -> tuple[Any, list[RayCamera]]:
-        """Make a simulator that observes its goal and draws a fresh layout from its own seed at every reset.
+        """Make a simulator that observes its goal and draws a fresh layout from its own seed at
+        every reset.
 
-        Meta-World's public constructors freeze 50 layouts drawn from numpy's global generator. The attributes below are
-        those that its benchmark classes set. The cached observation space is dropped, since it would clip the goal to
-        zero.
+        Meta-World's public constructors freeze 50 layouts drawn from numpy's global generator. The
+        attributes below are those that its benchmark classes set. The cached observation space is
+        dropped, since it would clip the goal to zero.
         """
         env = ENV_CLS_MAP[name]()
         env._partially_observable = False
@@ -119,7 +137,9 @@ class MetaWorldEnv:
         vars(env).pop("sawyer_observation_space", None)
         camera = mujoco.mj_name2id(env.model, mujoco.mjtObj.mjOBJ_CAMERA, "corner2")
         env.model.cam_pos[camera] = _CORNER2
-        return env, [RayCamera(env.model, c, self._size, self._size, _VISIBLE) for c in self._cameras]
+        return env, [
+            RayCamera(env.model, c, self._size, self._size, _VISIBLE) for c in self._cameras
+        ]
 
     def _observation(self) -> dict[str, np.ndarray]:
         raw = self._raw.astype(np.float32)

@@ -1,11 +1,13 @@
 """A table that needs memory: move to the pad that was lit in the first second.
 
-Four equal pads lie around a hand, seen from above. One of them is lit for the first second. Then all are dark for 1 to
-1.5 seconds, until a lamp turns from red to green. Before that the hand is locked. The instruction is the same in every
-scene, and the first pad that the hand reaches ends the episode. From the end of the first second on, observations do
-not depend on the pad that was lit, until the hand moves: without memory, success is 1 in 4.
+Four equal pads lie around a hand, seen from above. One of them is lit for the first second. Then
+all are dark for 1 to 1.5 seconds, until a lamp turns from red to green. Before that the hand is
+locked. The instruction is the same in every scene, and the first pad that the hand reaches ends the
+episode. From the end of the first second on, observations do not depend on the pad that was lit,
+until the hand moves: without memory, success is 1 in 4.
 
-A chunk of up to `WAIT[0]` + 1 actions that was predicted while the pad was lit ends before the hand can move.
+A chunk of up to `WAIT[0]` + 1 actions that was predicted while the pad was lit ends before the hand
+can move.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from understudy_robot.envs.env import Outcome, image_feature, select_by_name, uniforms, vector_feature
+from understudy_robot.envs.env import (
+    Outcome,
+    image_feature,
+    select_by_name,
+    uniforms,
+    vector_feature,
+)
 
 CAMERA = "top"
 TASK = "move to the pad that was lit"
@@ -53,8 +61,8 @@ def layout(seed: int) -> tuple[int, int, np.ndarray]:
     """Draw a scene, a pure function of `seed` (0 <= seed < 2**128).
 
     Returns:
-        Number of the lit pad, the first step in which the hand may move, and the hand's position (2,) in metres; all
-        independent and uniform.
+        Number of the lit pad, the first step in which the hand may move, and the hand's position
+        (2,) in metres; all independent and uniform.
     """
     draws = uniforms(seed, 4)
     go = LIT + WAIT[0] + int(draws[1] * (WAIT[1] - WAIT[0] + 1))
@@ -62,7 +70,9 @@ def layout(seed: int) -> tuple[int, int, np.ndarray]:
 
 
 def move_to(hand: np.ndarray, pad: int) -> np.ndarray:
-    """Compute the action float32 (2,) from `hand` (2,) towards a pad, in a straight line at full speed."""
+    """Compute the action float32 (2,) from `hand` (2,) towards a pad, in a straight line at full
+    speed.
+    """
     move = (PADS[pad] - hand) / STEP
     return (move / max(1.0, float(np.abs(move).max()))).astype(np.float32)
 
@@ -70,8 +80,8 @@ def move_to(hand: np.ndarray, pad: int) -> np.ndarray:
 class RecallEnv:
     """The table as an `Env`.
 
-    Keys: `observation.images.top`, `observation.state` (hand x, y in metres). Actions are the hand's velocity along x
-    and y; 1 is 1.5 cm per step.
+    Keys: `observation.images.top`, `observation.state` (hand x, y in metres). Actions are the
+    hand's velocity along x and y; 1 is 1.5 cm per step.
 
     Attributes:
         lit: Number of the pad of this episode, in the sequence of `PADS`.
@@ -88,11 +98,16 @@ class RecallEnv:
     conditions: ClassVar[Mapping[str, str]] = {}  # no simulator but this file
 
     def __init__(
-        self, size: int | None = None, cameras: Sequence[str] | None = None, tasks: Sequence[str] = ()
+        self,
+        size: int | None = None,
+        cameras: Sequence[str] | None = None,
+        tasks: Sequence[str] = (),
     ) -> None:
         size = 64 if size is None else size
         if cameras is not None and tuple(cameras) != (CAMERA,):
-            raise ValueError(f"cameras={list(cameras)}: this table always has the one camera {CAMERA!r}")
+            raise ValueError(
+                f"cameras={list(cameras)}: this table always has the one camera {CAMERA!r}"
+            )
         if size < 8:
             raise ValueError(f"size={size}: must be at least 8 pixels")
         self.tasks = tuple(select_by_name("task", tasks, {"lit": TASK}).values())
@@ -103,7 +118,8 @@ class RecallEnv:
         }
         self._pixel = 2 * LIMIT / size  # metres
         across = (np.arange(size) + 0.5) * self._pixel - LIMIT
-        self._places = np.stack(np.meshgrid(across, -across), axis=-1)  # (H, W, 2), row 0 at the top
+        # (H, W, 2), row 0 at the top
+        self._places = np.stack(np.meshgrid(across, -across), axis=-1)
         self._table = np.empty((size, size, 3))
         self._table[:] = _TABLE
         for pad in PADS:
@@ -129,11 +145,19 @@ class RecallEnv:
         self._steps += 1
         reached = np.flatnonzero(np.linalg.norm(PADS - self.hand, axis=1) < RADIUS)
         completed = None if not len(reached) else TASK if reached[0] == self.lit else WRONG
-        return self.observation(), Outcome(completed, completed is not None or self._steps >= MAX_STEPS)
+        return self.observation(), Outcome(
+            completed, completed is not None or self._steps >= MAX_STEPS
+        )
 
     def expert(self) -> np.ndarray:
-        """Compute the expert's action, which knows the pad: 0 before the lamp is green; see `Env.expert`."""
-        return move_to(self.hand, self.lit) if self._steps >= self.go else np.zeros(2, dtype=np.float32)
+        """Compute the expert's action, which knows the pad: 0 before the lamp is green; see
+        `Env.expert`.
+        """
+        return (
+            move_to(self.hand, self.lit)
+            if self._steps >= self.go
+            else np.zeros(2, dtype=np.float32)
+        )
 
     def observation(self) -> dict[str, np.ndarray]:
         """Render the current observation."""
@@ -147,7 +171,9 @@ class RecallEnv:
             "observation.state": self.hand.astype(np.float32),
         }
 
-    def _draw(self, image: np.ndarray, center: np.ndarray, radius: float, color: tuple[int, int, int]) -> None:
+    def _draw(
+        self, image: np.ndarray, center: np.ndarray, radius: float, color: tuple[int, int, int]
+    ) -> None:
         """Draw a disc on `image` (H, W, 3) with smooth edges."""
         distance = np.linalg.norm(self._places - center, axis=-1)
         cover = np.clip((radius - distance) / self._pixel + 0.5, 0, 1)[..., None]

@@ -12,7 +12,17 @@ from understudy.report.run.tables import short
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.records import Record, Records
 from understudy_kit.report.curves import chart, line, record_line
-from understudy_kit.report.page import Block, Blocks, card, encoded_image, film, fold, interval_bar, table, text
+from understudy_kit.report.page import (
+    Block,
+    Blocks,
+    card,
+    encoded_image,
+    film,
+    fold,
+    interval_bar,
+    table,
+    text,
+)
 
 Rate = Mapping[str, Any]
 """Successes, episodes and the 95 % interval `low` to `high`."""
@@ -50,7 +60,10 @@ def _success_figures(rollouts: Records, results: Sequence[Record]) -> list[tuple
     for result in results:
         name = "success with swapped text" if result["swap_text"] else "success"
         rates.append((result["success"], f"{name}, {result['world']}"))
-    return [(f"{rate['successes']}/{rate['episodes']}", f"{name}; {interval_text(rate)}") for rate, name in rates]
+    return [
+        (f"{rate['successes']}/{rate['episodes']}", f"{name}; {interval_text(rate)}")
+        for rate, name in rates
+    ]
 
 
 def _during_training(records: Records) -> Blocks:
@@ -65,13 +78,19 @@ def _during_training(records: Records) -> Blocks:
         return f"{highest['successes']}/{highest['episodes']}"
 
     rows = [
-        [*_row(task, rate), best([record["tasks"][task] for record in by_step if task in record["tasks"]])]
+        [
+            *_row(task, rate),
+            best([record["tasks"][task] for record in by_step if task in record["tasks"]]),
+        ]
         for task, rate in last["tasks"].items()
     ]
     rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
     rates = table(["task", "success", "95 % interval", "", "best so far"], rows)
     title = f"{last['world']}, the weights of step {last['step']:,}"
-    return [card(title, rates, _protocol(last)), card("Success over the steps", _success_chart(by_step))]
+    return [
+        card(title, rates, _protocol(last)),
+        card("Success over the steps", _success_chart(by_step)),
+    ]
 
 
 def _success_chart(records: Records) -> Block | None:
@@ -79,7 +98,9 @@ def _success_chart(records: Records) -> Block | None:
     tasks = sorted({task for record in records for task in record["tasks"]})
     total = {key: [record["success"][key] for record in records] for key in ("rate", "low", "high")}
     steps = [record["step"] for record in records]
-    lines = [line("all", steps, total["rate"], 1, low=total["low"], high=total["high"], points=True)]
+    lines = [
+        line("all", steps, total["rate"], 1, low=total["low"], high=total["high"], points=True)
+    ]
     for index, task in enumerate(tasks if 1 < len(tasks) <= 10 else []):
         rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
         lines.append(record_line(short(task), rates, "rate", index + 2, faint=True))
@@ -98,8 +119,13 @@ def _result_card(result: Record, folder: Path) -> Block:
     if result["swap_text"]:
         rows.append(_row("completed the scene's own task instead", result["took_scene"]))
     rates = table(["task", "success", "95 % interval", ""], rows)
-    title = f"{result['world']}, seed {result['seed']}" + (", another object named" if result["swap_text"] else "")
-    pictured = [_episode(result, episode, name, folder) for episode, name in result.get("pictures", {}).items()]
+    title = f"{result['world']}, seed {result['seed']}" + (
+        ", another object named" if result["swap_text"] else ""
+    )
+    pictured = [
+        _episode(result, episode, name, folder)
+        for episode, name in result.get("pictures", {}).items()
+    ]
     films = [block for blocks in pictured for block in blocks]
     shown = sum(map(bool, pictured))
     images = fold(f"images of {shown} episodes", *films, is_open=True) if films else None
@@ -112,7 +138,9 @@ def _protocol(result: Record) -> Block | None:
 
 
 def _episode(result: Record, episode: str, name: str, folder: Path) -> Blocks:
-    """Render some images of an episode with their times, and the whole episode as a folded animation."""
+    """Render some images of an episode with their times, and the whole episode as a folded
+    animation.
+    """
     from PIL import Image
 
     from understudy_robot.rollout.files import STRIP

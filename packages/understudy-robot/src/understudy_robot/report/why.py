@@ -1,4 +1,6 @@
-"""The page "why it does not grasp", of a trace (`contract/trace.py`): errors, transitions, likelihood, ages."""
+"""The page "why it does not grasp", of a trace (`contract/trace.py`): errors, transitions,
+likelihood, ages.
+"""
 
 from collections.abc import Sequence
 
@@ -14,13 +16,16 @@ _OUTSIDE = 0.05  # share of the states
 
 
 def findings(diagnosis: Diagnosis, reasons: Sequence[Reason] = ()) -> list[str]:
-    """List the contradictions of a trace, facts about failed episodes, then its conspicuous figures, a line each."""
+    """List the contradictions of a trace, facts about failed episodes, then its conspicuous
+    figures, a line each.
+    """
     lines = [f"{place}{mismatch}" for place, mismatch in diagnosis.mismatches]
     lines += [reason.text for reason in reasons]
     for name, turns in diagnosis.transitions.items():
         if turns.matched < turns.recorded:
             lines.append(
-                f"{name}: {turns.recorded - turns.matched} of {turns.recorded} recorded transitions are missed"
+                f"{name}: {turns.recorded - turns.matched} of {turns.recorded} recorded "
+                "transitions are missed"
             )
         if not turns.predicted:
             lines.append(f"{name}: the policy never closes or opens it")
@@ -29,11 +34,16 @@ def findings(diagnosis: Diagnosis, reasons: Sequence[Reason] = ()) -> list[str]:
     lines += [f"{name}: {share:.0%} of the states are outside the range of training"
               for name, share in diagnosis.outside.items() if share > _OUTSIDE]  # fmt: skip
     if len(diagnosis.likelihood) and np.median(diagnosis.likelihood) < _UNLIKELY:
-        lines.append(f"states are unlike training: {np.median(diagnosis.likelihood):.1f} nats per number")
+        lines.append(
+            f"states are unlike training: {np.median(diagnosis.likelihood):.1f} nats per number"
+        )
     for camera, misfit in diagnosis.misfits.items():
         seen = misfit[~np.isnan(misfit)]
         if len(seen) and np.median(seen) > 1:
-            lines.append(f"{camera}: images are unlike training: {np.median(seen):.1f} times the usual misfit")
+            lines.append(
+                f"{camera}: images are unlike training: {np.median(seen):.1f} times the usual "
+                "misfit"
+            )
     fps = diagnosis.facts.fps
     if fps > 0 and np.median(diagnosis.ages_s) > 1 / fps:
         lines.append(f"observations are {np.median(diagnosis.ages_s) * fps:.1f} control steps old")
@@ -51,25 +61,41 @@ def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) ->
     lines = findings(diagnosis, reasons)
     action = diagnosis.facts.action
     rows = [
-        [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())] for i, joint in enumerate(action.names)
+        [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())]
+        for i, joint in enumerate(action.names)
     ]
-    errors = table_card("Mean absolute error", ["action", *diagnosis.errors], rows) if diagnosis.errors else None
+    errors = (
+        table_card("Mean absolute error", ["action", *diagnosis.errors], rows)
+        if diagnosis.errors
+        else None
+    )
     columns = ["predicted", "recorded", "matched"] if diagnosis.errors else ["predicted"]
-    turns = [[gripper, *(str(vars(of)[name]) for name in columns)] for gripper, of in diagnosis.transitions.items()]
+    turns = [
+        [gripper, *(str(vars(of)[name]) for name in columns)]
+        for gripper, of in diagnosis.transitions.items()
+    ]
     shares = [[joint, f"{share:.0%}"] for joint, share in diagnosis.outside.items()]
     numbers = np.arange(len(diagnosis.steps))
     likelihood = line("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
-    looks = [line(camera, numbers, misfit, color) for color, (camera, misfit) in enumerate(diagnosis.misfits.items())]
+    looks = [
+        line(camera, numbers, misfit, color)
+        for color, (camera, misfit) in enumerate(diagnosis.misfits.items())
+    ]
     heads = ["finding", "number", "successful", "first episode", "step"]
     sections: list[Block] = [
         section("Failed episodes", table_card("", heads, describe(reasons)) if reasons else None),
-        section("Error against the recording", errors, note="By phase of the gripper; the newest chunk of each step."),
+        section("Error against the recording", errors, note="By phase of the gripper; the newest "
+                                                            "chunk of each step."),
         section("Gripper transitions", table_card("", ["gripper", *columns], turns)),
-        section("States", chart("Likelihood of the states", "prediction", "nats per number, 0 is usual", [likelihood]),
+        section("States", chart("Likelihood of the states", "prediction", "nats per number, 0 is "
+                                                                          "usual", [likelihood]),
                 table_card("Outside the range of training", ["dimension", "share"], shares)),
-        section("Images", chart("Misfit of the images", "prediction", "misfit, 1 is the largest usual one", looks)),
+        section("Images", chart("Misfit of the images", "prediction", "misfit, 1 is the largest "
+                                                                      "usual one", looks)),
         section("Age of observations", histogram("Age", diagnosis.ages_s, "s", "predictions")),
     ]  # fmt: skip
     figures = [(f"{len(diagnosis.steps):,}", "predictions"), (f"{len(lines)}", "findings")]
     top = [tiles(figures), *(text(entry, "verdict") for entry in lines)]
-    return render_page(f"{name} · why it does not grasp", "Why it does not grasp", sections, top=top)
+    return render_page(
+        f"{name} · why it does not grasp", "Why it does not grasp", sections, top=top
+    )

@@ -11,13 +11,21 @@ def env_contract(env: Env, state: str = "observation.state", replan: int = 0) ->
     """Make the contract of an environment; all that it does not state is unknown.
 
     Args:
-        env: the environment. `meanings` has further facts by key, fields of `VectorFacts` and `CameraFacts`.
+        env: the environment. `meanings` has further facts by key, fields of `VectorFacts` and
+            `CameraFacts`.
         state: key of the state that the policy sees.
         replan: actions that are executed before the next prediction; 0: unknown.
     """
     meanings: Mapping[str, Record] = getattr(env, "meanings", {})
     cameras = {
-        key: CameraFacts(key, feature["shape"][:2], color="RGB", layout="HWC", dtype="uint8", **meanings.get(key, {}))
+        key: CameraFacts(
+            key,
+            feature["shape"][:2],
+            color="RGB",
+            layout="HWC",
+            dtype="uint8",
+            **meanings.get(key, {}),
+        )
         for key, feature in env.features.items()
         if key.startswith(IMAGE)
     }

@@ -12,10 +12,11 @@ from understudy_robot.rollout.result import RolloutResult
 
 
 def write_result(result: RolloutResult, folder: Path) -> Path:
-    """Write `<world>-seed<seed>[-swapped].json`, with a strip of images (PNG) and an animation (WebP) per film.
+    """Write `<world>-seed<seed>[-swapped].json`, with a strip of images (PNG) and an animation
+    (WebP) per film.
 
-    The JSON is `to_json`, with `pictures` and `films`: episode -> file name. Files of another evaluation with the same
-    name move to a folder `earlier-<number>` beside them.
+    The JSON is `to_json`, with `pictures` and `films`: episode -> file name. Files of another
+    evaluation with the same name move to a folder `earlier-<number>` beside them.
 
     Returns:
         Path of the JSON.
@@ -23,7 +24,9 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.world}-seed{result.seed}{'-swapped' if result.swap_text else ''}"
     path = folder / f"{name}.json"
-    pictures, films = ({str(n): f"{name}-episode{n}.{kind}" for n in result.films} for kind in ("png", "webp"))
+    pictures, films = (
+        {str(n): f"{name}-episode{n}.{kind}" for n in result.films} for kind in ("png", "webp")
+    )
     text = json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n"
     if path.exists() and path.read_bytes() != text.encode():
         _put_aside(folder, name)
@@ -35,8 +38,12 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
 
 
 def _put_aside(folder: Path, name: str) -> None:
-    """Move the files of an evaluation to the first folder `earlier-<number>` that does not exist."""
-    aside = next(path for path in (folder / f"earlier-{number}" for number in count(1)) if not path.exists())
+    """Move the files of an evaluation to the first folder `earlier-<number>` that does not
+    exist.
+    """
+    aside = next(
+        path for path in (folder / f"earlier-{number}" for number in count(1)) if not path.exists()
+    )
     aside.mkdir()
     for file in list(folder.iterdir()):
         if file.name.startswith((f"{name}.", f"{name}-episode")):
@@ -48,7 +55,9 @@ STRIP = 8
 
 
 def _write_strip(film: np.ndarray, path: Path) -> None:
-    """Write `STRIP` frames of a film (T, H, W, 3) side by side, evenly from first to last, as PNG."""
+    """Write `STRIP` frames of a film (T, H, W, 3) side by side, evenly from first to last, as
+    PNG.
+    """
     chosen = film[np.linspace(0, len(film) - 1, STRIP).round().astype(int)]
     Image.fromarray(np.concatenate(list(chosen), axis=1)).save(path)
 
@@ -57,4 +66,12 @@ def _write_film(film: np.ndarray, path: Path, fps: float) -> None:
     """Write a film (T, H, W, 3) as a looping animated WebP with at most 20 frames per second."""
     every = max(1, round(fps / 20))
     first, *rest = [Image.fromarray(image) for image in film[::every]]
-    first.save(path, "WEBP", save_all=True, append_images=rest, duration=round(1000 * every / fps), loop=0, quality=80)
+    first.save(
+        path,
+        "WEBP",
+        save_all=True,
+        append_images=rest,
+        duration=round(1000 * every / fps),
+        loop=0,
+        quality=80,
+    )

@@ -1,7 +1,8 @@
-"""Closed-loop evaluation: a policy plays episodes in simulated environments, on layouts that no recording has.
+"""Closed-loop evaluation: a policy plays episodes in simulated environments, on layouts that no
+recording has.
 
-Several environments run side by side so that the policy predicts for all of them at once. Layouts, instructions and
-noise follow from (seed, episode, step) alone.
+Several environments run side by side so that the policy predicts for all of them at once. Layouts,
+instructions and noise follow from (seed, episode, step) alone.
 """
 
 from collections import deque
@@ -66,13 +67,23 @@ class _Lane:
 
     def inputs(self) -> Mapping[str, np.ndarray]:
         """Return the present observation, with windows of the past."""
-        return self.observation if self.history is None else {**self.observation, **self.history.windows()}
+        return (
+            self.observation
+            if self.history is None
+            else {**self.observation, **self.history.windows()}
+        )
 
-    def record(self, trace: TraceWriter | None, robot: str, names: Mapping[str, str], chunk: np.ndarray) -> None:
-        """Add a prediction for the present observation to a trace; `names` has keys of the environment."""
+    def record(
+        self, trace: TraceWriter | None, robot: str, names: Mapping[str, str], chunk: np.ndarray
+    ) -> None:
+        """Add a prediction for the present observation to a trace; `names` has keys of the
+        environment.
+        """
         if trace is not None:
             inputs = {key: self.observation[name] for key, name in names.items()}
-            trace.add(robot, self.step, inputs | {TASK: self.instruction}, chunk, episode=self.episode)
+            trace.add(
+                robot, self.step, inputs | {TASK: self.instruction}, chunk, episode=self.episode
+            )
 
     def execute(self, chunk: np.ndarray, count: int) -> None:
         """Execute `count` actions of a chunk [T, A] until the episode is over."""
@@ -94,7 +105,9 @@ class _Lane:
 
     def result(self) -> Episode:
         """Return the facts of the finished episode."""
-        return Episode(self.episode, self.seed, self.scene, self.instruction, self.taken, self.step, self.error)
+        return Episode(
+            self.episode, self.seed, self.scene, self.instruction, self.taken, self.step, self.error
+        )
 
 
 def rollout(
@@ -115,15 +128,19 @@ def rollout(
 
     Args:
         policy: it computes on `device`.
-        worlds: equal worlds (`open_env`), side by side. Their number changes results only by the rounding of batches.
+        worlds: equal worlds (`open_env`), side by side. Their number changes results only by the
+            rounding of batches.
         episodes: number of episodes.
         seed: seed in [0, 2**32): layouts are `layout_seed(seed, episode, evaluation=True)`.
-        execute: actions of each chunk to execute before predicting anew, at most the policy's chunk.
+        execute: actions of each chunk to execute before predicting anew, at most the policy's
+            chunk.
         steps: integration steps of each prediction.
-        swap_text: give an instruction of another task than the scene's; only where the tasks share one scene.
+        swap_text: give an instruction of another task than the scene's; only where the tasks share
+            one scene.
         films: number of first episodes whose frames are kept.
         device: device of the policy.
-        adapter: keys of the environment for those of the policy; None: the same keys, and the only head.
+        adapter: keys of the environment for those of the policy; None: the same keys, and the only
+            head.
         trace: it gets each prediction.
 
     Raises:
@@ -141,13 +158,19 @@ def rollout(
 
     def begin(free: Sequence[Env]) -> list[_Lane]:
         begun = [(world, waiting.popleft()) for world in free if waiting]
-        return [_begin(world, episode, seed, swap_text, episode < films, windows) for world, episode in begun]
+        return [
+            _begin(world, episode, seed, swap_text, episode < films, windows)
+            for world, episode in begun
+        ]
 
     lanes = begin(worlds)
     with Progress(episodes, "rollout", "episode") as progress:
         while lanes:
             positions = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
-            draws = {name: values.to(device) for name, values in make_draws(spec, seed, positions, "rollout").items()}
+            draws = {
+                name: values.to(device)
+                for name, values in make_draws(spec, seed, positions, "rollout").items()
+            }
             inputs = [lane.inputs() for lane in lanes]
             instructions = [lane.instruction for lane in lanes]
             batch = policy.preprocess(adapter.batch(inputs, instructions, device, len(image_times)))
@@ -157,7 +180,11 @@ def rollout(
                 lane.execute(chunk, execute)
             finished += [lane for lane in lanes if lane.over]
             progress.update(sum(lane.over for lane in lanes))
-            lanes = [follower for lane in lanes for follower in (begin([lane.world]) if lane.over else [lane])]
+            lanes = [
+                follower
+                for lane in lanes
+                for follower in (begin([lane.world]) if lane.over else [lane])
+            ]
     results = tuple(lane.result() for lane in sorted(finished, key=lambda lane: lane.episode))
     frames = {lane.episode: np.stack(lane.film) for lane in finished if lane.film}
     protocol = evaluation_protocol(world, execute, steps, adapter.metadata)
@@ -181,20 +208,33 @@ def evaluation_protocol(world: Env, execute: int, steps: int, metadata: str) -> 
 def _check_settings(policy: Policy, world: Env, width: int, execute: int, swap_text: bool) -> None:
     chunk = policy.config.chunk
     if not 1 <= execute <= chunk:
-        raise ValueError(f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}")
+        raise ValueError(
+            f"execute={execute}: the policy predicts {chunk} actions at once, so 1 to {chunk}"
+        )
     if swap_text and not (world.one_scene and len(world.tasks) > 1):
-        raise ValueError(f"swapped text needs tasks that share one scene; those of {world.name} do not (or are one)")
+        raise ValueError(
+            f"swapped text needs tasks that share one scene; those of {world.name} do not (or are "
+            "one)"
+        )
     if (action := world.features["action"]["shape"]) != (width,):
-        raise ValueError(f"the policy's actions have {width} numbers, those of {world.name} {action[0]}")
+        raise ValueError(
+            f"the policy's actions have {width} numbers, those of {world.name} {action[0]}"
+        )
 
 
 def _begin(
-    world: Env, episode: int, seed: int, swap_text: bool, films: bool, windows: Mapping[str, Sequence[float]]
+    world: Env,
+    episode: int,
+    seed: int,
+    swap_text: bool,
+    films: bool,
+    windows: Mapping[str, Sequence[float]],
 ) -> _Lane:
     """Start an episode in `world`."""
     tasks = world.tasks
     scene = instruction = episode % len(tasks)
-    if swap_text:  # other tasks in turn, so that every pair (scene, instruction) is equally frequent
+    # other tasks in turn, so that every pair (scene, instruction) is equally frequent
+    if swap_text:
         instruction = (scene + 1 + episode // len(tasks) % (len(tasks) - 1)) % len(tasks)
     layout = layout_seed(seed, episode, evaluation=True)
     history = ObservationHistory(windows, world.fps) if windows else None
@@ -203,7 +243,9 @@ def _begin(
     return lane
 
 
-def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract | None) -> tuple[EnvAdapter, Env]:
+def prepare_env(
+    data: DataConfig, frozen: Record, play: Play, contract: Contract | None
+) -> tuple[EnvAdapter, Env]:
     """Make the adapter and the environment of a rollout, and check that keys and widths fit.
 
     Args:
@@ -218,7 +260,9 @@ def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract
     torch_device(play.device)
     adapter = make_adapter(data, frozen, play)
     head = frozen["normalisation"].get("heads", [""])[adapter.head or 0]
-    adapter = replace(adapter, env_size=play.image_size or _recorded_size(contract, head, adapter, play))
+    adapter = replace(
+        adapter, env_size=play.image_size or _recorded_size(contract, head, adapter, play)
+    )
     try:
         world = _open(play, adapter)
     except (ValueError, ImportError) as error:
@@ -228,7 +272,12 @@ def prepare_env(data: DataConfig, frozen: Record, play: Play, contract: Contract
 
 
 def compare_env(
-    contract: Contract | None, head: str, adapter: EnvAdapter, world: Env, play: Play, trace: Path | None
+    contract: Contract | None,
+    head: str,
+    adapter: EnvAdapter,
+    world: Env,
+    play: Play,
+    trace: Path | None,
 ) -> TraceWriter | None:
     """Warn of contradictions between a policy's contract and its environment, or refuse them.
 
@@ -241,31 +290,62 @@ def compare_env(
     if contract is None or head not in contract.robots:
         return None
     env = env_contract(world, adapter.names.get(STATE, STATE), play.action_steps)
-    faults = [*compare_contracts(contract, env, head), *_resized(contract.robots[head], adapter, world)]
+    faults = [
+        *compare_contracts(contract, env, head),
+        *_resized(contract.robots[head], adapter, world),
+    ]
     react(play.contract, faults)
-    return TraceWriter(trace, replace(contract, faults=tuple(faults)), head) if trace is not None else None
+    return (
+        TraceWriter(trace, replace(contract, faults=tuple(faults)), head)
+        if trace is not None
+        else None
+    )
 
 
 def _resized(trained: RobotFacts, adapter: EnvAdapter, world: Env) -> Iterator[Mismatch]:
-    """Cameras whose images have the shape of training, and another size: the policy resizes them, and sees others."""
+    """Cameras whose images have the shape of training, and another size: the policy resizes them,
+    and sees others.
+    """
     for key, camera in trained.cameras.items():
-        height, width, _ = world.features.get(adapter.names.get(key, ""), {"shape": (*camera.size, 3)})["shape"]
-        if camera.size not in ((height, width), (0, 0)) and compare_size(camera, (height, width)) is None:
+        height, width, _ = world.features.get(
+            adapter.names.get(key, ""), {"shape": (*camera.size, 3)}
+        )["shape"]
+        if (
+            camera.size not in ((height, width), (0, 0))
+            and compare_size(camera, (height, width)) is None
+        ):
             recorded = "images of {1}x{0}".format(*camera.size)
-            yield Mismatch("shape", camera.key, recorded, f"{width}x{height}", "render the size of the recordings")
+            yield Mismatch(
+                "shape",
+                camera.key,
+                recorded,
+                f"{width}x{height}",
+                "render the size of the recordings",
+            )
 
 
-def _recorded_size(contract: Contract | None, head: str, adapter: EnvAdapter, play: Play) -> int | None:
-    """Return the side of the square images of training; None: unknown, or no environment of this kind renders it."""
+def _recorded_size(
+    contract: Contract | None, head: str, adapter: EnvAdapter, play: Play
+) -> int | None:
+    """Return the side of the square images of training; None: unknown, or no environment of this
+    kind renders it.
+    """
     robot = contract.robots.get(head) if contract is not None else None
     if robot is None or play.env.startswith(registry.GYMNASIUM):
         return None
-    sides = {side for key, camera in robot.cameras.items() if key in adapter.names for side in camera.size}
+    sides = {
+        side
+        for key, camera in robot.cameras.items()
+        if key in adapter.names
+        for side in camera.size
+    }
     return sides.pop() or None if len(sides) == 1 else None
 
 
 def _open(play: Play, adapter: EnvAdapter) -> Env:
-    return registry.open_env(play.env, adapter.env_size, adapter.cameras, play.tasks, play.gymnasium)
+    return registry.open_env(
+        play.env, adapter.env_size, adapter.cameras, play.tasks, play.gymnasium
+    )
 
 
 def rollout_saved_policy(
@@ -294,10 +374,16 @@ def rollout_saved_policy(
     try:
         policy = load(folder)
         check_acts(policy.config, folder)
-        frozen = {"policy": asdict(policy.config), "normalisation": policy.normalizer.arrays(), "sources": sources}
+        frozen = {
+            "policy": asdict(policy.config),
+            "normalisation": policy.normalizer.arrays(),
+            "sources": sources,
+        }
         contract = read_contract(folder)
         adapter, world = prepare_env(data, frozen, play, contract)
-        writer = compare_env(contract, policy.norm_heads[adapter.head or 0], adapter, world, play, trace)
+        writer = compare_env(
+            contract, policy.norm_heads[adapter.head or 0], adapter, world, play, trace
+        )
         episodes = play.episodes or world.episodes
         worlds = [_open(play, adapter) for _ in range(min(play.num_envs, episodes) - 1)]
         result = rollout(

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 PROMPT = "prompt metadata"
-"""Name of the metadata in the prompts, in `RolloutResult.protocol`; left out where there is none."""
+"""Name of the metadata in the prompts, in `RolloutResult.protocol`; left out where there is none.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Episode:
     """Task that was completed first; None when the steps ran out."""
     steps: int
     error: str = ""
-    """Reason of a failure that is not an action of the policy: a chunk that no robot can execute."""
+    """Reason of a failure that is not an action of the policy: a chunk that no robot can execute.
+    """
 
     @property
     def success(self) -> bool:
@@ -47,7 +49,9 @@ class RolloutResult:
     swap_text: bool
     episodes: tuple[Episode, ...]
     films: "Mapping[int, np.ndarray]" = field(default_factory=dict, repr=False)
-    """Frames of some episodes: episode -> uint8 (steps + 1, H, W, 3), the first camera. Not in the JSON."""
+    """Frames of some episodes: episode -> uint8 (steps + 1, H, W, 3), the first camera. Not in the
+    JSON.
+    """
     fps: float = 10
     """Frames per second of the environment."""
 
@@ -58,7 +62,9 @@ class RolloutResult:
 
     @property
     def took_scene(self) -> int:
-        """Number of episodes that completed the scene's own task; with swapped text they ignored the instruction."""
+        """Number of episodes that completed the scene's own task; with swapped text they ignored
+        the instruction.
+        """
         return sum(episode.taken == episode.scene for episode in self.episodes)
 
     def per_task(self) -> dict[str, tuple[int, int]]:
@@ -70,7 +76,9 @@ class RolloutResult:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable dict: settings, `success`, `tasks` and `episodes`, with Wilson intervals."""
+        """A JSON-serialisable dict: settings, `success`, `tasks` and `episodes`, with Wilson
+        intervals.
+        """
 
         def rate(successes: int, count: int) -> dict[str, Any]:
             low, high = wilson_interval(successes, count)
@@ -85,12 +93,17 @@ class RolloutResult:
             "success": rate(self.successes, len(self.episodes)),
             "took_scene": rate(self.took_scene, len(self.episodes)),
             "tasks": {task: rate(*counts) for task, counts in self.per_task().items()},
-            "episodes": [asdict(episode) | {"success": episode.success} for episode in self.episodes],
+            "episodes": [
+                asdict(episode) | {"success": episode.success} for episode in self.episodes
+            ],
         }
 
     def headline(self) -> str:
         """Format the line for machines: `success 27/30`, or `swapped-text success 26/30`."""
-        return f"{'swapped-text ' if self.swap_text else ''}success {self.successes}/{len(self.episodes)}"
+        return (
+            f"{'swapped-text ' if self.swap_text else ''}success "
+            f"{self.successes}/{len(self.episodes)}"
+        )
 
     def table(self) -> str:
         """Format success per task with its 95 % interval; the headline is the last line."""
@@ -101,9 +114,14 @@ class RolloutResult:
             rate = f"{successes / count:.0%}" if count else "-"
             rows.append((task, f"{successes}/{count}", rate, f"{low:.0%} to {high:.0%}"))
         width = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d:>{width[3]}}" for a, b, c, d in rows]
+        lines = [
+            f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d:>{width[3]}}"
+            for a, b, c, d in rows
+        ]
         if self.swap_text:
-            lines.append(f"did the scene's own task instead: {self.took_scene}/{len(self.episodes)}")
+            lines.append(
+                f"did the scene's own task instead: {self.took_scene}/{len(self.episodes)}"
+            )
         if refused := [episode for episode in self.episodes if episode.error]:
             first = refused[0]
             place = f"episode {first.episode}, step {first.steps}"

@@ -1,4 +1,5 @@
-"""A policy behind a websocket, and its clients. The clients need numpy, websockets and msgpack, no torch.
+"""A policy behind a websocket, and its clients. The clients need numpy, websockets and msgpack, no
+torch.
 
 requests      requests of robots, checked
 metrics       counters and histograms, as Prometheus reads them

@@ -1,8 +1,9 @@
 """Messages that have arrived in part: a limit of time for each, and of bytes for all of a server.
 
-A robot that sends half of a message holds its bytes in the memory of the server. A message whose sender has not
-finished it within `seconds` ends its connection. Where all of them together have more than `most_bytes`, the one that
-has been arriving for longest ends first. A message that waits because the server reads no further has no limit of time.
+A robot that sends half of a message holds its bytes in the memory of the server. A message whose
+sender has not finished it within `seconds` ends its connection. Where all of them together have
+more than `most_bytes`, the one that has been arriving for longest ends first. A message that waits
+because the server reads no further has no limit of time.
 """
 
 import asyncio
@@ -43,7 +44,10 @@ class Arriving:
             self._start_timer(connection, self.seconds)
         while self._total > self.most_bytes:
             oldest = next(iter(self._sizes))
-            self.end(oldest, f"all messages in part have {self._total:,} bytes, more than {self.most_bytes:,}")
+            self.end(
+                oldest,
+                f"all messages in part have {self._total:,} bytes, more than {self.most_bytes:,}",
+            )
 
     def forget(self, connection: "ServerConnection") -> None:
         """Forget a connection that has ended."""
@@ -59,7 +63,9 @@ class Arriving:
 
     def _start_timer(self, connection: "ServerConnection", seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[connection] = loop.call_later(seconds, self._check, connection, time.monotonic())
+        self._timers[connection] = loop.call_later(
+            seconds, self._check, connection, time.monotonic()
+        )
 
     def _stop_timer(self, connection: "ServerConnection") -> None:
         timer = self._timers.pop(connection, None)
@@ -76,6 +82,8 @@ class Arriving:
 
 
 def _bytes_in_part(protocol: Any) -> int:
-    """Bytes of a message that has not arrived whole: of its last frame, and of the frames before."""
+    """Bytes of a message that has not arrived whole: of its last frame, and of the frames
+    before.
+    """
     frames = getattr(protocol, "current_size", getattr(protocol, "cur_size", None))
     return len(protocol.reader.buffer) + (frames or 0)

@@ -1,7 +1,8 @@
-"""Requests of robots, computed for the servers of all protocols: a bounded queue, one thread, deadlines and outcomes.
+"""Requests of robots, computed for the servers of all protocols: a bounded queue, one thread,
+deadlines and outcomes.
 
-Requests that wait while a pass computes share the next one, as far as their shapes agree. Nothing waits for a batch to
-fill.
+Requests that wait while a pass computes share the next one, as far as their shapes agree. Nothing
+waits for a batch to fill.
 """
 
 import asyncio
@@ -57,9 +58,14 @@ def open_trace(path: str, robot: RobotPolicy, folder: str = "") -> TraceWriter |
     head = robot.policy.norm_heads[robot.head]
     if contract is None and folder and (contract := read_policy_contract(find(folder))) is not None:
         robots = contract.robots
-        contract = replace(contract, robots={head: next(iter(robots.values()))} if len(robots) == 1 else robots)
+        contract = replace(
+            contract, robots={head: next(iter(robots.values()))} if len(robots) == 1 else robots
+        )
     if contract is None or head not in contract.robots:
-        raise ConfigError("trace: the policy has no contract of this robot to compare with; export it from its run")
+        raise ConfigError(
+            "trace: the policy has no contract of this robot to compare with; export it from its "
+            "run"
+        )
     try:
         return TraceWriter(path, contract, head)
     except OSError as error:
@@ -98,7 +104,9 @@ class _Job:
     """A request in the queue."""
 
     prepare: Callable[[], Ready | Sequence[Mismatch]]
-    """Called in the thread of the passes; the mismatches of a request without a pass are its answer."""
+    """Called in the thread of the passes; the mismatches of a request without a pass are its
+    answer.
+    """
     deadline: float
     """`time.monotonic` after which the robot does not wait for it."""
     future: "Future[Answer]" = field(default_factory=Future)
@@ -151,7 +159,9 @@ class Engine:
         self.closing = True
         with suppress(Empty):
             while True:
-                if (job := self._queue.get_nowait()) is not None and job.future.set_running_or_notify_cancel():
+                if (
+                    job := self._queue.get_nowait()
+                ) is not None and job.future.set_running_or_notify_cancel():
                     job.fail(RemoteError("the server ends; connect again later", "closing"))
         self._queue.put(None)
         self._thread.join(GRACE_S)
@@ -159,7 +169,9 @@ class Engine:
             self._trace.close()
 
     def open_session(self) -> tuple[int, Session]:
-        """Return the number of the next robot and its session. The n-th one has the n-th stream of noise."""
+        """Return the number of the next robot and its session. The n-th one has the n-th stream of
+        noise.
+        """
         number = self._sessions
         self._sessions = self._sessions + 1
         seed = None if self.options.seed < 0 else (self.options.seed + number) % (1 << 63)
@@ -174,7 +186,8 @@ class Engine:
         since: float,
         gone: "asyncio.Future[None] | None" = None,
     ) -> Answer:
-        """Have the thread of the passes compute a request, and report its mismatches and its seconds.
+        """Have the thread of the passes compute a request, and report its mismatches and its
+        seconds.
 
         Args:
             session: session of the robot.
@@ -186,12 +199,16 @@ class Engine:
 
         Raises:
             RemoteError: the queue is full ("busy"), or the server ends ("closing").
-            DeadlineError: it takes longer than it may. RobotGoneError: the robot vanished. Others: see `Session`.
+            DeadlineError: it takes longer than it may. RobotGoneError: the robot vanished. Others:
+                see `Session`.
         """
         if self.closing:
             raise RemoteError("the server ends; connect again later", "closing")
         if self.waiting >= self.options.max_queue:
-            raise RemoteError(f"{self.waiting} requests wait, the most that may (max_queue); ask again later", "busy")
+            raise RemoteError(
+                f"{self.waiting} requests wait, the most that may (max_queue); ask again later",
+                "busy",
+            )
         seconds = min(self.options.deadline_s, request.deadline_s or self.options.deadline_s)
         job = _Job(partial(session.answer, request, observation), time.monotonic() + seconds)
         self._queue.put(job)
@@ -204,7 +221,9 @@ class Engine:
         if future.cancelled():
             if gone is not None and gone.done():
                 raise RobotGoneError
-            raise DeadlineError(f"no chunk within {seconds:g} s, the deadline of the request", "deadline")
+            raise DeadlineError(
+                f"no chunk within {seconds:g} s, the deadline of the request", "deadline"
+            )
         try:
             answer = future.result()
             if answer.actions is not None:
@@ -212,7 +231,9 @@ class Engine:
         except (ValueError, TypeError) as error:
             better = session.explain(error)
             explained = better.mismatches if isinstance(better, ContractError) else ()
-            self.report([mismatch for mismatch in session.fresh if mismatch not in explained], robot)
+            self.report(
+                [mismatch for mismatch in session.fresh if mismatch not in explained], robot
+            )
             if better is error:
                 raise
             raise better from error
@@ -245,18 +266,30 @@ class Engine:
         """Count a request by its outcome."""
         self.metrics.count("understudy_requests_total", f'outcome="{outcome}"')
 
-    def _count_chunk(self, session: Session, request: Request, answer: Answer, robot: str, wall: float) -> None:
+    def _count_chunk(
+        self, session: Session, request: Request, answer: Answer, robot: str, wall: float
+    ) -> None:
         self.metrics.count("understudy_clamped_chunks_total", by=bool(answer.clamped))
         for name in sorted(answer.clamped.keys() - session.clamped):
-            LOG.warning("%s: action %s clamped by %.4g (action_bounds)", robot, name, answer.clamped[name])
+            LOG.warning(
+                "%s: action %s clamped by %.4g (action_bounds)", robot, name, answer.clamped[name]
+            )
         session.clamped |= answer.clamped.keys()
-        for stage, seconds in (("wall", wall), ("queue", answer.queue_s), ("compute", answer.compute_s)):
+        for stage, seconds in (
+            ("wall", wall),
+            ("queue", answer.queue_s),
+            ("compute", answer.compute_s),
+        ):
             self.metrics.observe("understudy_request_seconds", seconds, f'stage="{stage}"')
         if request.executed is not None:
             self.metrics.observe("understudy_delay_actions", request.executed, bounds=ACTIONS)
         if self._trace is not None and answer.actions is not None:
             fps = self.robot.metadata.get("fps") or 1.0
-            step = round((time.monotonic() - self._begin) * fps) if request.step is None else request.step
+            step = (
+                round((time.monotonic() - self._begin) * fps)
+                if request.step is None
+                else request.step
+            )
             age_s = max(wall, (request.executed or 0) / fps)
             try:
                 self._trace.add(robot, step, session.compared, answer.actions, age_s)
@@ -264,7 +297,7 @@ class Engine:
                 LOG.error("the trace ends here: %s", error)
                 self._trace = None
 
-    # -- the thread of the passes ---------------------------------------------------------------------------------
+    # -- the thread of the passes ------------------------------------------------------------------
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -16,8 +16,10 @@ HELP = {
     "understudy_queue": "gauge, waiting requests",
     "understudy_request_seconds": "histogram, seconds of a request by stage: wall, queue, compute",
     "understudy_batch_robots": "histogram, robots that shared a pass",
-    "understudy_skipped_observations_total": "counter, observations of LeRobot's clients without a pass, by reason",
-    "understudy_delay_actions": "histogram, actions that robots executed while they waited for a chunk",
+    "understudy_skipped_observations_total": "counter, observations of LeRobot's clients without a "
+    "pass, by reason",
+    "understudy_delay_actions": "histogram, actions that robots executed while they waited for a "
+    "chunk",
 }
 
 
@@ -26,7 +28,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by name and series
+        # by name and series
+        self._figures: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def count(self, name: str, label: str = "", by: float = 1) -> None:
         """Add to a counter; `label` is 'name="value"'."""
@@ -38,13 +41,17 @@ class Metrics:
         with self._lock:
             return self._figures[name][_series(name, label)]
 
-    def observe(self, name: str, value: float, label: str = "", bounds: Sequence[float] = SECONDS) -> None:
+    def observe(
+        self, name: str, value: float, label: str = "", bounds: Sequence[float] = SECONDS
+    ) -> None:
         """Add a value to a histogram."""
         with self._lock:
             series = self._figures[name]
             for bound in (*bounds, float("inf")):
                 limit = f'le="{bound:g}"'.replace("inf", "+Inf")
-                series[_series(f"{name}_bucket", f"{label},{limit}" if label else limit)] += value <= bound
+                series[_series(f"{name}_bucket", f"{label},{limit}" if label else limit)] += (
+                    value <= bound
+                )
             series[_series(f"{name}_sum", label)] += value
             series[_series(f"{name}_count", label)] += 1
 
@@ -53,7 +60,9 @@ class Metrics:
         with self._lock:
             figures = {name: dict(series) for name, series in sorted(self._figures.items())}
         lines = []
-        for name, series in (figures | {name: {name: value} for name, value in gauges.items()}).items():
+        for name, series in (
+            figures | {name: {name: value} for name, value in gauges.items()}
+        ).items():
             kind, _, text = HELP[name].partition(", ")
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
             lines += [f"{key} {value:.15g}" for key, value in series.items()]

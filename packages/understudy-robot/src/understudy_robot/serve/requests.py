@@ -23,7 +23,9 @@ Key = Annotated[int, Strict(), Interval(ge=0, lt=1 << 63)]
 
 @dataclass(frozen=True)
 class NoiseKey(Noise):
-    """Key of a chunk's random numbers, as a message has it; the purpose is hashed for each of them."""
+    """Key of a chunk's random numbers, as a message has it; the purpose is hashed for each of
+    them.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     seed: Key
@@ -71,7 +73,9 @@ _REQUEST = TypeAdapter(Request)
 
 
 def seconds(step: int | None, time: float | None, fps: float | None) -> float | None:
-    """Return the time of an observation in seconds; None: the robot sent neither a time nor a step."""
+    """Return the time of an observation in seconds; None: the robot sent neither a time nor a
+    step.
+    """
     return time if time is not None or step is None or not fps else step / fps
 
 
@@ -82,7 +86,9 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
         MessageError: it has another form.
     """
     if not isinstance(message, dict):
-        raise MessageError(f"the message is {describe(message)}; it must be a map of names to values")
+        raise MessageError(
+            f"the message is {describe(message)}; it must be a map of names to values"
+        )
     for key in message:
         if not isinstance(key, str):
             raise MessageError(f"the name {key!r:.80} is bytes; send names as text")

@@ -25,7 +25,14 @@ from understudy_base.optional_packages import MissingExtraError
 from understudy_client.access import is_authorized, is_loopback, is_own_host, read_token
 from understudy_client.contract.mismatch import printable
 from understudy_client.dialects import OPENPI, Dialect
-from understudy_client.protocol import CONTROL, ERROR, MessageError, decode_message, describe_mismatch, encode
+from understudy_client.protocol import (
+    CONTROL,
+    ERROR,
+    MessageError,
+    decode_message,
+    describe_mismatch,
+    encode,
+)
 from understudy_robot.serve.arriving import Arriving
 from understudy_robot.serve.engine import GRACE_S, Engine, RobotGoneError
 from understudy_robot.serve.metrics import Metrics
@@ -49,7 +56,8 @@ class PolicyServer:
         options: settings; `policy` is the name in the metadata.
 
     Raises:
-        ConfigError: a certificate or a token cannot be read, or LeRobot's clients cannot drive this policy.
+        ConfigError: a certificate or a token cannot be read, or LeRobot's clients cannot drive this
+            policy.
     """
 
     def __init__(self, robot: RobotPolicy, options: "ServeConfig") -> None:
@@ -67,7 +75,9 @@ class PolicyServer:
         lerobot = lerobot_service() if options.lerobot_port >= 0 else None
         self._lerobot = lerobot(self._engine, self._token) if lerobot is not None else None
 
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(options.host, options.host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(
+            options.host, options.host
+        )
         self._host = f"[{host}]" if ":" in host else host
 
     @property
@@ -92,7 +102,9 @@ class PolicyServer:
         """
         options = self.options
         engine = self._engine
-        arriving = Arriving(_LARGEST_IN_PART * self._most_bytes, options.message_timeout_s, self.metrics)
+        arriving = Arriving(
+            _LARGEST_IN_PART * self._most_bytes, options.message_timeout_s, self.metrics
+        )
         engine.start()
         try:
             async with (
@@ -102,7 +114,9 @@ class PolicyServer:
                     options.port,
                     ssl=self._tls,
                     process_request=self._process_request,
-                    create_connection=limited_connections(2 * options.max_connections + 16, self.metrics, arriving),
+                    create_connection=limited_connections(
+                        2 * options.max_connections + 16, self.metrics, arriving
+                    ),
                     origins=[None],  # a browser names its page
                     compression=None,
                     open_timeout=options.open_timeout_s,
@@ -127,19 +141,23 @@ class PolicyServer:
         finally:
             await asyncio.to_thread(engine.close)
 
-    # -- connections ----------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     @property
     def _is_open(self) -> bool:
         return self._engine.ready.is_set() and not self._engine.closing
 
-    def _process_request(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
+    def _process_request(
+        self, connection: ServerConnection, request: HttpRequest
+    ) -> Response | None:
         """Answer an HTTP request; None: it continues as a websocket."""
         headers = request.headers
         path = request.path.partition("?")[0]
         hosts = headers.get_all("Host")
         if len(hosts) != 1 or not is_own_host(hosts[0], self.options.host):
-            return self._refuse(connection, HTTPStatus.FORBIDDEN, "this server has no such name", "host")
+            return self._refuse(
+                connection, HTTPStatus.FORBIDDEN, "this server has no such name", "host"
+            )
         if path == "/healthz":
             status = HTTPStatus.OK if self._is_open else HTTPStatus.SERVICE_UNAVAILABLE
             return connection.respond(status, "ok\n" if status == HTTPStatus.OK else "not ready\n")
@@ -148,19 +166,29 @@ class PolicyServer:
             text = "a token is needed: Authorization: Bearer TOKEN"
             return self._refuse(connection, HTTPStatus.UNAUTHORIZED, text, "token")
         if path == "/metrics":
-            gauges = {"understudy_connections": self._engine.connected, "understudy_queue": self._engine.waiting}
+            gauges = {
+                "understudy_connections": self._engine.connected,
+                "understudy_queue": self._engine.waiting,
+            }
             response = connection.respond(HTTPStatus.OK, self.metrics.text(gauges))
             del response.headers["Content-Type"]
             response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
             return response
         if not self._is_open:
-            return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "the server is not ready", "not ready")
+            return self._refuse(
+                connection, HTTPStatus.SERVICE_UNAVAILABLE, "the server is not ready", "not ready"
+            )
         if self._engine.connected >= self.options.max_connections:
-            text = f"{self._engine.connected} robots are connected, the most that may (max_connections)"
+            text = (
+                f"{self._engine.connected} robots are connected, the most that may "
+                "(max_connections)"
+            )
             return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, text, "full")
         return None
 
-    def _refuse(self, connection: ServerConnection, status: HTTPStatus, text: str, reason: str) -> Response:
+    def _refuse(
+        self, connection: ServerConnection, status: HTTPStatus, text: str, reason: str
+    ) -> Response:
         self.metrics.count("understudy_refused_connections_total", f'reason="{reason}"')
         return connection.respond(status, text + "\n")
 
@@ -190,7 +218,9 @@ class PolicyServer:
                     self._engine.busy -= 1
                 faults = faults + 1 if outcome == "message" else 0
                 if faults >= _MOST_FAULTS:
-                    await connection.close(1007, f"{faults} malformed messages, one after the other")
+                    await connection.close(
+                        1007, f"{faults} malformed messages, one after the other"
+                    )
                     return
         except ConnectionClosed as error:
             LOG.info("%s left: %s", robot, printable(str(error)))  # the reason is the robot's text
@@ -198,7 +228,9 @@ class PolicyServer:
             self._engine.connected -= 1
             closed.cancel()
 
-    async def _send(self, connection: ServerConnection, reply: Any, dialect: Dialect = OPENPI) -> None:
+    async def _send(
+        self, connection: ServerConnection, reply: Any, dialect: Dialect = OPENPI
+    ) -> None:
         """Send a reply; a robot that does not take it in time loses its connection."""
         try:
             async with asyncio.timeout(self.options.open_timeout_s):
@@ -218,7 +250,9 @@ class PolicyServer:
             if isinstance(data, str):
                 raise MessageError("the message is text; send binary messages of msgpack")
             is_large = len(data) > _SMALL_BYTES
-            message, dialect = await asyncio.to_thread(decode_message, data) if is_large else decode_message(data)
+            message, dialect = (
+                await asyncio.to_thread(decode_message, data) if is_large else decode_message(data)
+            )
             session.dialect = dialect
             own_client = isinstance(message, dict) and CONTROL in message
             request, observation = read_request(message)
@@ -227,12 +261,20 @@ class PolicyServer:
             return "vanished", None
         except Exception as error:
             described = self._engine.describe(error, robot)
-            return str(described["fault"]), {ERROR: described} if own_client else described["message"]
+            return str(described["fault"]), {ERROR: described} if own_client else described[
+                "message"
+            ]
         mismatches = list(map(describe_mismatch, answer.mismatches))
         if answer.ready is None:
             return "ok", {"mismatches": mismatches}
-        seconds = {"infer": answer.compute_s, "queue": answer.queue_s, "total": time.monotonic() - since}
-        timing = {f"{stage}_ms": 1000 * duration for stage, duration in seconds.items()} | {"robots": answer.robots}
+        seconds = {
+            "infer": answer.compute_s,
+            "queue": answer.queue_s,
+            "total": time.monotonic() - since,
+        }
+        timing = {f"{stage}_ms": 1000 * duration for stage, duration in seconds.items()} | {
+            "robots": answer.robots
+        }
         chunk = {"actions": answer.actions, "clamped": answer.clamped}
         return "ok", chunk | {"mismatches": mismatches, "server_timing": timing}
 
@@ -243,7 +285,8 @@ def _peer(connection: ServerConnection) -> str:
 
 
 def limited_connections(most: int, metrics: Metrics, arriving: Arriving) -> type[ServerConnection]:
-    """Return a class of connections of which at most `most` are open; further ones are closed and counted.
+    """Return a class of connections of which at most `most` are open; further ones are closed and
+    counted.
 
     They are counted from their start: before the handshakes of TLS and of the websocket.
 
@@ -260,13 +303,15 @@ def limited_connections(most: int, metrics: Metrics, arriving: Arriving) -> type
             nonlocal number
             number += 1
             self._counted = True
-            # asyncio makes a connection in the task that accepts it. The task ends with the handshake of TLS, and
-            # without it `connection_lost` is never called.
+            # asyncio makes a connection in the task that accepts it. The task ends with the
+            # handshake of TLS, and without it `connection_lost` is never called.
             accepting = asyncio.current_task()
             assert accepting is not None
             accepting.add_done_callback(self._accepted)
             if number > most:
-                metrics.count("understudy_refused_connections_total", 'reason="unfinished handshakes"')
+                metrics.count(
+                    "understudy_refused_connections_total", 'reason="unfinished handshakes"'
+                )
                 accepting.cancel()
 
         def _accepted(self, task: "asyncio.Task[Any]") -> None:
@@ -297,12 +342,15 @@ def _tls(options: "ServeConfig") -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key or None)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"tls_cert: {options.tls_cert} {options.tls_key}".rstrip() + f": {error}") from error
+        raise ConfigError(
+            f"tls_cert: {options.tls_cert} {options.tls_key}".rstrip() + f": {error}"
+        ) from error
     return context
 
 
 def lerobot_service() -> Callable[[Engine, str | None], Any]:
-    """Return the class of LeRobot's service: an asynchronous context with `port`, made from an engine and a token.
+    """Return the class of LeRobot's service: an asynchronous context with `port`, made from an
+    engine and a token.
 
     Raises:
         MissingExtraError: its package is not installed.
@@ -310,7 +358,9 @@ def lerobot_service() -> Callable[[Engine, str | None], Any]:
     points = find_entry_points("understudy.services")
     if "lerobot" not in points:
         package = "understudy-lerobot-service"
-        raise MissingExtraError(f"lerobot_port: the package {package} is not installed: pip install {package}")
+        raise MissingExtraError(
+            f"lerobot_port: the package {package} is not installed: pip install {package}"
+        )
     return points["lerobot"].load()
 
 
@@ -319,8 +369,15 @@ def warn_if_open(options: "ServeConfig", token: str | None) -> str | None:
     if is_loopback(options.host):
         return None
     if token is None:
-        return f"{options.host}: everybody who can reach this address may use the policy; --token-file keeps others out"
-    return None if options.tls_cert else f"{options.host}: the token crosses the network in clear text; see tls_cert"
+        return (
+            f"{options.host}: everybody who can reach this address may use the policy; "
+            "--token-file keeps others out"
+        )
+    return (
+        None
+        if options.tls_cert
+        else f"{options.host}: the token crosses the network in clear text; see tls_cert"
+    )
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from understudy_client.dialects import OPENPI, SENT, describe
 from understudy_client.protocol import VERSION, MessageError
 from understudy_robot.serve.requests import Request, seconds
 
-_PAST_RATE = 8  # past observations of a control step: a robot may observe more often than it was recorded
+# past observations of a control step: a robot may observe more often than it was recorded
+_PAST_RATE = 8
 _MOST_PAST = 1024  # of a policy without a rate
 _LONGEST_TASK = 10_000
 _CERTAIN = ("missing key", "shape", "dtype")  # kinds that make an observation unusable
@@ -86,7 +87,9 @@ class Session:
         fps = self.robot.metadata.get("fps")
         reach = -min((times[0] for times in seen_times(config, fps) if times), default=0.0)
         rate = step_rate(config, fps, None)
-        return ceil(_PAST_RATE * (reach * rate + 1)) if reach and rate else _MOST_PAST if reach else 0
+        return (
+            ceil(_PAST_RATE * (reach * rate + 1)) if reach and rate else _MOST_PAST if reach else 0
+        )
 
     def reset(self) -> None:
         """Start an episode."""
@@ -119,7 +122,10 @@ class Session:
         if request.declaration is not None:
             self._declared += compare_robots(self.robot.facts, request.declaration)
         if request.head is not None and request.head != self._head:
-            fix = f"serve the policy with --head {request.head}, or connect to the server of {self._head}"
+            fix = (
+                f"serve the policy with --head {request.head}, or connect to the server of "
+                f"{self._head}"
+            )
             self._declared.append(Mismatch("other robot", "", self._head, request.head, fix))
         self._refuse()
         return self._declared
@@ -128,19 +134,21 @@ class Session:
         """Check an observation and convert it for a pass.
 
         Raises:
-            ValueError, TypeError: a value is missing or wrong. ContractError: the observation differs from those of
-                training, and the reaction is strict.
+            ValueError, TypeError: a value is missing or wrong. ContractError: the observation
+                differs from those of training, and the reaction is strict.
         """
         fps = self.robot.metadata.get("fps")
         time = seconds(request.step, request.time, fps)
         self.fresh = []
         self.compared = {}
         if len(request.past) > (most := self.most_past):
-            raise MessageError(f"past has {len(request.past)} observations; this policy takes at most {most}")
+            raise MessageError(
+                f"past has {len(request.past)} observations; this policy takes at most {most}"
+            )
         if most and time is None:
             raise ValueError(
-                "the policy sees past observations, and this one has no age; send the number of its control step: "
-                '{"understudy": {"step": n}}, or its time in seconds'
+                "the policy sees past observations, and this one has no age; send the number of "
+                'its control step: {"understudy": {"step": n}}, or its time in seconds'
             )
         inputs = self._inputs(observation)
         for step, past_time, past_observation in request.past:
@@ -173,7 +181,9 @@ class Session:
         return Ready(prepared, self.fresh, time)
 
     def explain(self, error: Exception) -> Exception:
-        """Return the error for the latest observation: its own differences from training that make it unusable."""
+        """Return the error for the latest observation: its own differences from training that make
+        it unusable.
+        """
         contract = self.robot.contract
         facts = self.robot.facts
         if isinstance(error, MessageError | ContractError) or not self.compared:
@@ -199,20 +209,36 @@ class Session:
     def _inputs(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs of the policy, as arrays that torch may use; keys of no input have None."""
         if not isinstance(observation.get(TASK, ""), str):
-            raise MessageError(f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction")
+            raise MessageError(
+                f"{TASK} is a {type(observation[TASK]).__name__}; a robot sends one instruction"
+            )
         if len(observation.get(TASK, "")) > _LONGEST_TASK:
-            raise MessageError(f"{TASK} has {len(observation[TASK]):,} letters; send at most {_LONGEST_TASK:,}")
+            raise MessageError(
+                f"{TASK} has {len(observation[TASK]):,} letters; send at most {_LONGEST_TASK:,}"
+            )
         facts = self.robot.facts
         config = self.robot.config
         keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
         inputs: dict[str, Any] = {}
         for key, value in observation.items():
-            inputs[key] = value if key == PROMPT_METADATA else _writable(value) if key in keys else None
-            kind = Mapping if key == PROMPT_METADATA else np.ndarray if key in keys and key != TASK else object
+            inputs[key] = (
+                value if key == PROMPT_METADATA else _writable(value) if key in keys else None
+            )
+            kind = (
+                Mapping
+                if key == PROMPT_METADATA
+                else np.ndarray
+                if key in keys and key != TASK
+                else object
+            )
             if not isinstance(inputs[key], kind):
                 if kind is Mapping:
-                    raise MessageError(f"{key} is {describe(value)}; it must be a map of values by name")
-                raise MessageError(f"{key} is {describe(value)}; it must be an array of numbers: {SENT}")
+                    raise MessageError(
+                        f"{key} is {describe(value)}; it must be a map of values by name"
+                    )
+                raise MessageError(
+                    f"{key} is {describe(value)}; it must be an array of numbers: {SENT}"
+                )
         return inputs
 
     def _look(self, observation: Mapping[str, Any], time: float | None) -> None:
@@ -224,11 +250,13 @@ class Session:
         self.fresh += mismatches
 
     def _check_past(self, most: int) -> None:
-        """Raise ValueError where the memory of one robot would grow without end: its times need not advance."""
+        """Raise ValueError where the memory of one robot would grow without end: its times need not
+        advance.
+        """
         if (number := self.robot.num_past) > most:
             raise ValueError(
-                f"the policy remembers {number} observations of this robot, more than {most}, since their times are "
-                "too close; send each control step once, and reset"
+                f"the policy remembers {number} observations of this robot, more than {most}, "
+                "since their times are too close; send each control step once, and reset"
             )
 
     def _refuse(self) -> None:
@@ -237,11 +265,15 @@ class Session:
 
 
 def copy_for_robot(robot: RobotPolicy) -> RobotPolicy:
-    """Return a policy of the same network and a separate state, which compares nothing by itself."""
+    """Return a policy of the same network and a separate state, which compares nothing by
+    itself.
+    """
     name = robot.policy.norm_heads[robot.head]
     metadata = {"heads": {name: robot.metadata}}
     bounds = robot.action_bounds
-    return RobotPolicy(robot.policy, metadata, name, contract=robot.contract, reaction="off", action_bounds=bounds)
+    return RobotPolicy(
+        robot.policy, metadata, name, contract=robot.contract, reaction="off", action_bounds=bounds
+    )
 
 
 def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[str, Any]:
@@ -251,7 +283,9 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
     policy = robot.policy
     cameras: dict[str, Sequence[int]] = dict.fromkeys(config.cameras, (*config.image_size, 3))
     if facts is not None:
-        cameras |= {key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]}
+        cameras |= {
+            key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]
+        }
     image_times, state_times = seen_times(config, robot.metadata.get("fps"))
     windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
     return {
@@ -278,7 +312,9 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
 
 
 def _handshake(robot: RobotPolicy) -> dict[str, Any] | None:
-    """Plain values of the served robot's contract without the appearance of its cameras; None where there is none."""
+    """Plain values of the served robot's contract without the appearance of its cameras; None where
+    there is none.
+    """
     if robot.contract is None or robot.facts is None:
         return None
     cameras = {key: replace(camera, look=None) for key, camera in robot.facts.cameras.items()}
@@ -287,23 +323,33 @@ def _handshake(robot: RobotPolicy) -> dict[str, Any] | None:
 
 
 def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
-    """Compute `passes` chunks for a gray image and a mean state, alone and as a full batch, before the first robot.
+    """Compute `passes` chunks for a gray image and a mean state, alone and as a full batch, before
+    the first robot.
 
-    The first passes are slow: memory, kernels and caches are made then. Torch's random generators stay as they are.
+    The first passes are slow: memory, kernels and caches are made then. Torch's random generators
+    stay as they are.
     """
     served = copy_for_robot(robot)
     config = robot.config
     facts = robot.facts
-    observation: dict[str, Any] = {TASK: facts.tasks[0] if facts is not None and facts.tasks else ""}
+    observation: dict[str, Any] = {
+        TASK: facts.tasks[0] if facts is not None and facts.tasks else ""
+    }
     for camera in config.cameras:
         if camera in robot.metadata.get("cameras", config.cameras):
             camera_facts = facts.cameras.get(camera) if facts is not None else None
-            height, width = camera_facts.size if camera_facts and camera_facts.size[0] else config.image_size
+            height, width = (
+                camera_facts.size if camera_facts and camera_facts.size[0] else config.image_size
+            )
             observation[camera] = np.full((height, width, 3), 128, np.uint8)
     if config.state_dim:
         center = facts.state.center if facts is not None and facts.state is not None else None
         dim = robot.policy.normalizer.dims[STATE][robot.head]
-        observation[STATE] = np.zeros(dim, np.float32) if center is None else np.nan_to_num(center).astype(np.float32)
+        observation[STATE] = (
+            np.zeros(dim, np.float32)
+            if center is None
+            else np.nan_to_num(center).astype(np.float32)
+        )
     generator = torch.Generator().manual_seed(0)
     for size in sorted({1, max_batch}) if passes else ():
         for _ in range(passes):
@@ -314,12 +360,16 @@ def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
 
 
 def _writable(value: Any) -> Any:
-    """Copy arrays of a message, whose memory torch must not write to; lists of numbers become arrays."""
+    """Copy arrays of a message, whose memory torch must not write to; lists of numbers become
+    arrays.
+    """
     if isinstance(value, list | int | float):
         try:
             value = np.asarray(value)
         except ValueError as error:
-            raise MessageError(f"a list of numbers has rows of different lengths: {error}") from error
+            raise MessageError(
+                f"a list of numbers has rows of different lengths: {error}"
+            ) from error
     if isinstance(value, np.ndarray | np.number):
         if value.dtype.kind not in "biuf":
             raise MessageError(f"an input has the dtype {value.dtype}; send numbers")

@@ -19,13 +19,18 @@ def check_env(env: Env, steps: int) -> None:
             np.testing.assert_array_equal(observation[key], again[key])
         for _ in range(steps):
             action = env.expert()
-            assert (action.dtype, action.shape) == (np.float32, tuple(env.features["action"]["shape"]))
+            assert (action.dtype, action.shape) == (
+                np.float32,
+                tuple(env.features["action"]["shape"]),
+            )
             assert np.abs(action).max() <= 1
             observation, outcome = env.step(action)
             for key in observed:
                 feature = env.features[key]
                 assert observation[key].shape == tuple(feature["shape"]), key
-                assert observation[key].dtype == (np.uint8 if feature["dtype"] == "video" else feature["dtype"]), key
+                assert observation[key].dtype == (
+                    np.uint8 if feature["dtype"] == "video" else feature["dtype"]
+                ), key
             if outcome.done:
                 break
     with pytest.raises(ValueError, match="'dance'"):

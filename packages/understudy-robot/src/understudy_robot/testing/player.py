@@ -2,8 +2,8 @@
 
 It reports the digest of the weights as the success, and logs the requested steps in RUN/played.
 
-HOW: `plays`; `fails` with some last words; `nonsense` writes no JSON; `hangs` until its standard input ends;
-`hangs:STEP` at that step only.
+HOW: `plays`; `fails` with some last words; `nonsense` writes no JSON; `hangs` until its standard
+input ends; `hangs:STEP` at that step only.
 """
 
 import hashlib
@@ -33,7 +33,12 @@ def main() -> int:
     digest = hashlib.sha256(weights).hexdigest()
     rate = {"successes": int(digest[:1], 16), "episodes": 16}
     result = {"step": step, "play": json.loads(play), "weights": digest}
-    result |= {"world": "tabletop", "protocol": {}, "success": rate, "tasks": {"pick up the red block": rate}}
+    result |= {
+        "world": "tabletop",
+        "protocol": {},
+        "success": rate,
+        "tasks": {"pick up the red block": rate},
+    }
     new = run / f"rollouts/step-{step:08d}.json.new"
     new.write_text("{}" if how == "nonsense" else json.dumps(result))
     new.rename(new.with_suffix(""))

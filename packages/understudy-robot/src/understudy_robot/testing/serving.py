@@ -20,21 +20,30 @@ from understudy_robot.serve.server import PolicyServer, running_server
 def served(folder: Path, *, head: str | None = "arm", **settings: Any) -> Iterator[PolicyServer]:
     """Serve the policy of a folder on a free port."""
     reaction = settings.setdefault("contract", "warn")
-    robot = us.load_policy(folder, head=head, contract=reaction, action_bounds=settings.get("action_bounds", "off"))
-    with running_server(robot, ServeConfig(policy=str(folder), **({"port": 0, "warm_up": 0} | settings))) as server:
+    robot = us.load_policy(
+        folder, head=head, contract=reaction, action_bounds=settings.get("action_bounds", "off")
+    )
+    with running_server(
+        robot, ServeConfig(policy=str(folder), **({"port": 0, "warm_up": 0} | settings))
+    ) as server:
         yield server
 
 
 def outcomes(server: PolicyServer) -> dict[str, int]:
     """Requests of a server by outcome."""
     names = (*get_args(Fault), "ok", "vanished", "refused", "token")
-    found = {name: int(server.metrics.value("understudy_requests_total", f'outcome="{name}"')) for name in names}
+    found = {
+        name: int(server.metrics.value("understudy_requests_total", f'outcome="{name}"'))
+        for name in names
+    }
     return {name: count for name, count in found.items() if count}
 
 
 def plain(server: PolicyServer, **options: Any) -> ClientConnection:
     """A connection without our client; the metadata is read."""
-    connection = connect(server.address, compression=None, max_size=None, proxy=None, **options).__enter__()
+    connection = connect(
+        server.address, compression=None, max_size=None, proxy=None, **options
+    ).__enter__()
     assert "chunk" in decode(connection.recv(5))  # type: ignore[arg-type]
     return connection
 

@@ -1,4 +1,6 @@
-"""report.html: complete and self-contained at any moment of a run, with the figures of its files."""
+"""report.html: complete and self-contained at any moment of a run, with the figures of its
+files.
+"""
 
 import json
 import re
@@ -69,15 +71,21 @@ def test_report_of_a_complete_run(done: Path) -> None:
     config = RunDir(done).settings()
     assert "{}x{}".format(*config.policy.image_size) in html.split(">The first batch<")[-1]
     assert "keep_last:" in html
-    changed = re.findall(r"<tr><td[^>]*>([a-z._]+)</td><td", html.split("differ from the defaults")[1])
+    changed = re.findall(
+        r"<tr><td[^>]*>([a-z._]+)</td><td", html.split("differ from the defaults")[1]
+    )
     assert {"data.root", "steps", "batch_size", "optim.lr", "policy.width"} <= set(changed)
-    assert not {"checkpoint.keep_best", "schedule.decay_steps", "policy.type", "device"} & set(changed)
+    assert not {"checkpoint.keep_best", "schedule.decay_steps", "policy.type", "device"} & set(
+        changed
+    )
     assert "torch" in html
     for outside in ('src="http', 'href="http', "url(http", "@import"):
         assert outside not in html
 
 
-def test_report_opens_the_data_once(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_opens_the_data_once(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = list[int]()
 
     def open_once(*arguments: Any, **options: Any) -> RunData:
@@ -93,18 +101,27 @@ def test_report_opens_the_data_once(done: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_report_begins_with_the_verdict(done: Path) -> None:
-    """Result first: the gap of the losses, the lowest validation, then loss and validation; speed is below."""
+    """Result first: the gap of the losses, the lowest validation, then loss and validation; speed
+    is below.
+    """
     html = report_of(done)
     verdict = read_verdict(RunDir(done).metrics)
     assert verdict is not None
     assert verdict.ratio is not None
     first, *sections = html.split("<h2")
-    assert all(f"<b>{tile}</b>" in first for tile in (f"{verdict.ratio:.3g} ×", f"step {verdict.lowest_step}"))
+    assert all(
+        f"<b>{tile}</b>" in first
+        for tile in (f"{verdict.ratio:.3g} ×", f"step {verdict.lowest_step}")
+    )
     assert verdict.trend in first
     assert "samples per second" not in first
     names = [re.sub("<[^>]*>", "", "<" + section.split("</h2>")[0]) for section in sections]
     assert names.index("Loss") < names.index("Validation") < names.index("The first batch")
-    assert names.index("The first batch") < names.index("Optimizer and speed") < names.index("Settings")
+    assert (
+        names.index("The first batch")
+        < names.index("Optimizer and speed")
+        < names.index("Settings")
+    )
 
 
 def test_report_has_a_chart_of_each_term_and_a_table_of_each_group() -> None:
@@ -122,23 +139,38 @@ def test_report_has_a_chart_of_each_term_and_a_table_of_each_group() -> None:
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")]
     assert ["source", "&lt;a&gt;", "1", "3", "1", "3"] in rows
     assert ["source", "b", "0.5", "", "0.5", ""] in rows
-    assert html_of(*render_losses([{"step": 1, "loss": 1.0, **entry(flow=1.0)}], [])).count("<h3>") == 1
+    assert (
+        html_of(*render_losses([{"step": 1, "loss": 1.0, **entry(flow=1.0)}], [])).count("<h3>")
+        == 1
+    )
 
 
 def test_tables_align_formatted_numbers() -> None:
     rows = [["a", "0.9412", "± 0.05", "1/2"], ["b", "not finite", "", "1e-4 at step 5"]]
     text = html_of(table(["name", "loss", "error", "words"], rows))
-    assert re.findall(r'<th scope="col" class="(\w+)"', text) == ["short", "number", "number", "short"]
+    assert re.findall(r'<th scope="col" class="(\w+)"', text) == [
+        "short",
+        "number",
+        "number",
+        "short",
+    ]
 
 
-@pytest.mark.parametrize(("error", "digits"), [(None, 4), (0.0, 4), (float("inf"), 4), (0.05, 3), (1.79, 1), (25.0, 0)])
+@pytest.mark.parametrize(
+    ("error", "digits"), [(None, 4), (0.0, 4), (float("inf"), 4), (0.05, 3), (1.79, 1), (25.0, 0)]
+)
 def test_losses_have_the_digits_that_their_error_allows(error: float | None, digits: int) -> None:
     assert decimals(error) == digits
 
 
 @pytest.mark.parametrize(
     ("losses", "word"),
-    [([3.0, 2.0], "Underfitting"), ([2.0, 3.0], "Overfitting"), ([2.0, 2.001], "Converged"), ([2.0], "One validation")],
+    [
+        ([3.0, 2.0], "Underfitting"),
+        ([2.0, 3.0], "Overfitting"),
+        ([2.0, 2.001], "Converged"),
+        ([2.0], "One validation"),
+    ],
 )
 def test_summary_names_the_fit_its_factor_and_the_best_step(losses: list[float], word: str) -> None:
     lowest = min(losses)
@@ -167,8 +199,20 @@ def test_report_of_non_finite_losses(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done, tmp_path / "r")
     log = metrics_file.MetricsFile(tmp_path / "r/metrics.jsonl")
     nan = float("nan")
-    log.write([{"kind": "train", "step": 13, "loss": nan, "lr": 0.1, "grad_norm": nan, "skipped": 1}])
-    log.write([{"kind": "val", "step": 13, "loss": nan, "macro": nan, "tasks": {"<b>x": {"loss": nan, "samples": 1}}}])
+    log.write(
+        [{"kind": "train", "step": 13, "loss": nan, "lr": 0.1, "grad_norm": nan, "skipped": 1}]
+    )
+    log.write(
+        [
+            {
+                "kind": "val",
+                "step": 13,
+                "loss": nan,
+                "macro": nan,
+                "tasks": {"<b>x": {"loss": nan, "samples": 1}},
+            }
+        ]
+    )
     log.close()
     html = report_of(tmp_path / "r")
     assert "not finite" in html
@@ -213,9 +257,12 @@ def test_report_of_rollouts(done: Path, tmp_path: Path) -> None:
     html = report_of(tmp_path / "r")
     assert "3/4" in html
     assert "30 to 95 %" in html
-    assert "<i>" not in html.split("Rollouts")[1].split("The first batch")[0].replace('<i style="left', "")
+    assert "<i>" not in html.split("Rollouts")[1].split("The first batch")[0].replace(
+        '<i style="left', ""
+    )
     assert html.index("tabletop, seed 0</h3>") < html.index("another object named")
-    assert html.split(">Rollouts<")[-1].count("<img") == 4 + 2 * 8  # the strip is cut into its eight images, twice
+    # the strip is cut into its eight images, twice
+    assert html.split(">Rollouts<")[-1].count("<img") == 4 + 2 * 8
 
 
 def test_report_without_a_run_raises(tmp_path: Path) -> None:
@@ -238,8 +285,21 @@ def measured(root: Path, **changes: Any) -> Profile:
     memory |= {"activations": 4 << 20, "peak": 50 << 20}
     phases = {name: 0.001 * (number + 1) for number, name in enumerate(PHASES)}
     rank = RankProfile(0.1, 0.025, 0.2, phases, 0, 0.0, memory, flops=10**9, inputs={})
-    conditions = {"policy": "flow", "parameters": 1234, "ranks": 1, "batch": 4, "micro_batches": 1, "compile": False}
-    conditions |= {"activation_checkpoint": "none", "precision": "fp32", "device": "a<b>", "steps": 3, "warmup": 1}
+    conditions = {
+        "policy": "flow",
+        "parameters": 1234,
+        "ranks": 1,
+        "batch": 4,
+        "micro_batches": 1,
+        "compile": False,
+    }
+    conditions |= {
+        "activation_checkpoint": "none",
+        "precision": "fp32",
+        "device": "a<b>",
+        "steps": 3,
+        "warmup": 1,
+    }
     settings = step_settings(RunDir(root).settings()) | changes
     predicted = memory | {"peak": 45 << 20}
     return replace(combine([rank], 4, None, conditions), settings=settings, predicted=predicted)
@@ -260,12 +320,16 @@ def test_step_section_has_recorded_times_and_a_profile(done: Path, tmp_path: Pat
     for number, name in enumerate(PHASES):
         assert f">{name}<" in shown
         assert f">{number + 1}.00 ms<" in shown
-    assert all(f">{cell}<" in shown for cell in ("predicted", "measured", "50.00", "45.00", "-10.0%"))
+    assert all(
+        f">{cell}<" in shown for cell in ("predicted", "measured", "50.00", "45.00", "-10.0%")
+    )
     assert step in shown
     assert ("a&lt;b&gt;" in shown, "a<b>" in shown) == (True, False)
     assert 'class="bad"' not in shown
     path.write_text(json.dumps(measured(done, precision="bf16", batch_size=8).plain()))
-    (warning,) = re.findall('<p class="bad">(.*?)</p>', html_of(*render_step(config, speed, tmp_path)))
+    (warning,) = re.findall(
+        '<p class="bad">(.*?)</p>', html_of(*render_step(config, speed, tmp_path))
+    )
     assert "batch_size, precision" in warning
     for text in ("{", "[]", '{"conditions": {}, "phases": {}}', "\x00"):
         path.write_text(text)
@@ -304,13 +368,18 @@ def test_report_of_rollouts_during_training(done: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "task", ["</script><script>alert(1)", "$5 and _{ $6", "<b> & 瓶", "on two\nlines", "long " * 99, ""]
+    "task",
+    ["</script><script>alert(1)", "$5 and _{ $6", "<b> & 瓶", "on two\nlines", "long " * 99, ""],
 )
 def test_charts_take_any_name_as_text(task: str) -> None:
-    page = html_of(task_chart([{"step": step, "tasks": {task: {"loss": 1.0 / step}}} for step in (1, 2)]))
+    page = html_of(
+        task_chart([{"step": step, "tasks": {task: {"loss": 1.0 / step}}} for step in (1, 2)])
+    )
     [chart] = charts_of(page)
     [line] = chart["lines"]
-    expected = "long " * 15 + "long…" if task.startswith("long") else " ".join(task.split()) or "(no text)"
+    expected = (
+        "long " * 15 + "long…" if task.startswith("long") else " ".join(task.split()) or "(no text)"
+    )
     assert line["name"] == expected
     assert page.count("</script>") == 2
     assert "alert" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

@@ -1,4 +1,6 @@
-"""Summaries of a numeric column, per episode and dimension, from one pass over its rows in bounded memory."""
+"""Summaries of a numeric column, per episode and dimension, from one pass over its rows in bounded
+memory.
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -16,7 +18,8 @@ _BLOCK = 1 << 21  # numbers that are converted to float64 at a time
 
 
 class FrameStride:
-    """Frames of a dataset that are sampled: every N-th by its number in the whole dataset, about `SAMPLE` of them.
+    """Frames of a dataset that are sampled: every N-th by its number in the whole dataset, about
+    `SAMPLE` of them.
 
     Args:
         catalog: the dataset.
@@ -30,12 +33,16 @@ class FrameStride:
 
     def sampled(self, episodes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the places of sampled frames in all frames of `episodes`, int64."""
-        number = np.arange(lengths.sum()) + np.repeat(self._firsts[episodes] - (np.cumsum(lengths) - lengths), lengths)
+        number = np.arange(lengths.sum()) + np.repeat(
+            self._firsts[episodes] - (np.cumsum(lengths) - lengths), lengths
+        )
         return np.flatnonzero(number % self._stride == 0)
 
 
 def copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
-    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of those of `whole`."""
+    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of
+    those of `whole`.
+    """
     for name, values in vars(part).items():
         if isinstance(values, np.ndarray):
             getattr(whole, name)[rows] = values
@@ -55,32 +62,44 @@ class Column:
 
     Attributes:
         lengths: int64 (N,), frames of the episodes; 0 where they were not added.
-        low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite values.
+        low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite
+            values.
         first: value in the first frame.
         step: largest change between two frames; `step_frame` int64 (N, D) is the frame after it.
-        beside: the smaller one of the changes before and after the largest one; 0 at the ends of an episode.
+        beside: the smaller one of the changes before and after the largest one; 0 at the ends of an
+            episode.
         path: sum of the absolute changes.
         jerk: sum of the absolute second differences of consecutive changes.
         at_low, at_high: frames at the episode's least and greatest value.
         visits: separate runs of frames at the greatest or least value, whichever has more frames.
         last: value in the last frame.
-        tick: smallest change that is not 0; infinite without any. `changes`: frames that differ from the one before.
+        tick: smallest change that is not 0; infinite without any. `changes`: frames that differ
+            from the one before.
         entry: mean change by which the runs of `visits` are entered.
         zeros: int64 (N,), frames whose values are all 0; `zero_frame` int64 (N,) is the first.
         zero_edge: largest change between such a frame and another one.
-        bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the first.
+        bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the
+            first.
     """
 
-    def __init__(self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None) -> None:
+    def __init__(
+        self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None
+    ) -> None:
         self.key = key
         self.names = names
         self._catalog = catalog
         episodes = len(catalog.episodes)
         self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
-        self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(6, episodes)
-        self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(5, episodes)
+        self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(
+            6, episodes
+        )
+        self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(
+            5, episodes
+        )
         self.step_frame = np.zeros((episodes, len(names)), np.int64)
-        self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros((5, episodes), np.int64)
+        self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros(
+            (5, episodes), np.int64
+        )
         self._stride = stride or FrameStride(catalog, np.arange(episodes))
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -109,7 +128,9 @@ class Column:
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Rows evenly spread over the dataset, float64 (S, D); read after all episodes were added."""
+        """Rows evenly spread over the dataset, float64 (S, D); read after all episodes were
+        added.
+        """
         return np.concatenate([np.zeros((0, self.width)), *(rows for rows, _ in self._parts)])
 
     @cached_property
@@ -119,7 +140,9 @@ class Column:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """Least and greatest value of each dimension without the outer hundredths, float64 (2, D)."""
+        """Least and greatest value of each dimension without the outer hundredths, float64 (2,
+        D).
+        """
         return np.asarray(np.quantile(self.sample, [0.005, 0.995], axis=0))
 
     @property
@@ -133,9 +156,15 @@ class Column:
         self._parts += part._parts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_catalog": None, "_stride": None}  # those of the whole dataset remain
+        # those of the whole dataset remain
+        return {**vars(self), "_catalog": None, "_stride": None}
 
-    def place(self, rows: Sequence[int] | np.ndarray, dimension: int | None = None, frame: int | None = None) -> Place:
+    def place(
+        self,
+        rows: Sequence[int] | np.ndarray,
+        dimension: int | None = None,
+        frame: int | None = None,
+    ) -> Place:
         """Place of table rows in this column, or in one of its dimensions."""
         name = "" if dimension is None else self.dimension(dimension)
         return Place.from_rows(self._catalog, rows, self.key, name, frame=frame)
@@ -148,7 +177,9 @@ class Column:
         """Names of the first eight of the dimensions."""
         return ", ".join(self.names[number] for number in list(dimensions)[:8])
 
-    def add(self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+    def add(
+        self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    ) -> None:
         """Add episodes.
 
         Args:
@@ -166,7 +197,9 @@ class Column:
             self._add_block(rows[part], values, starts[part], lengths[part])
             begin += count
 
-    def _add_block(self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+    def _add_block(
+        self, rows: np.ndarray, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    ) -> None:
         ends = starts + lengths
         if (starts[1:] == ends[:-1]).all():
             block = values[starts[0] : ends[-1]].astype(np.float64)
@@ -199,19 +232,24 @@ class Column:
         self.lengths[rows] = lengths
         self._add_zeros(rows, block, change, begins)
         self._add_bounds(rows, block, change, begins, episode_of)
-        # The frame of the largest step is only needed where it is large: the first frame that reaches it.
+        # The frame of the largest step is only needed where it is large: the first frame that
+        # reaches it.
         reached = np.where(change == step[episode_of], np.arange(len(block))[:, None], len(block))
         frame = np.minimum.reduceat(reached, begins)
         self.step_frame[rows] = frame - begins[:, None]
-        around = np.concatenate([change, np.zeros((1, change.shape[1]))])  # the first change of an episode is 0
+        # the first change of an episode is 0
+        around = np.concatenate([change, np.zeros((1, change.shape[1]))])
         self.beside[rows] = np.minimum(
-            np.take_along_axis(around, frame - 1, axis=0), np.take_along_axis(around, frame + 1, axis=0)
+            np.take_along_axis(around, frame - 1, axis=0),
+            np.take_along_axis(around, frame + 1, axis=0),
         )
         sampled = self._stride.sampled(rows, lengths)
         self._parts.append((block[sampled], change[sampled]))
 
     def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """Count values that are not finite, and replace them by the preceding value of their dimension, or by 0."""
+        """Count values that are not finite, and replace them by the preceding value of their
+        dimension, or by 0.
+        """
         finite = np.isfinite(block)
         if finite.all():
             return block
@@ -224,9 +262,16 @@ class Column:
         return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
 
     def _add_bounds(
-        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray, episode_of: np.ndarray
+        self,
+        rows: np.ndarray,
+        block: np.ndarray,
+        change: np.ndarray,
+        begins: np.ndarray,
+        episode_of: np.ndarray,
     ) -> None:
-        """Frames at the extremes, separate visits of the one with more frames, and the mean change that enters it."""
+        """Frames at the extremes, separate visits of the one with more frames, and the mean change
+        that enters it.
+        """
         sides = []
         for bound in (self.low[rows], self.high[rows]):
             touches = block == bound[episode_of]
@@ -240,7 +285,9 @@ class Column:
         more = self.at_high[rows] >= self.at_low[rows]
         self.visits[rows], self.entry[rows] = (np.where(more, *pair) for pair in zip(high, low))
 
-    def _add_zeros(self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray) -> None:
+    def _add_zeros(
+        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray
+    ) -> None:
         """Frames of zeros, and the largest change between one and another frame."""
         zero = np.asarray(~block.any(axis=1))
         self.zero_edge[rows] = 0.0
@@ -253,7 +300,9 @@ class Column:
 def _count(flags: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Frames with a flag in each episode int64 (n,), and the first of them."""
     first = np.where(flags, np.arange(len(flags)), len(flags))
-    return np.add.reduceat(flags.astype(np.int64), begins), np.minimum.reduceat(first, begins) - begins
+    return np.add.reduceat(flags.astype(np.int64), begins), np.minimum.reduceat(
+        first, begins
+    ) - begins
 
 
 TURNS = (2 * np.pi, 360.0)
@@ -262,7 +311,8 @@ _UNIT = 0.02  # allowed distance of the mean squared norm of unit quaternions fr
 
 
 def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
-    """Find angles that wrap: no range exceeds a whole turn, and a step in some episode nearly equals it.
+    """Find angles that wrap: no range exceeds a whole turn, and a step in some episode nearly
+    equals it.
 
     Args:
         column: the column.
@@ -281,7 +331,8 @@ def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
 
 
 def quaternions(column: Column, rows: np.ndarray) -> list[slice]:
-    """Find four dimensions side by side whose mean squared norm is 1 in all episodes, none of them constant.
+    """Find four dimensions side by side whose mean squared norm is 1 in all episodes, none of them
+    constant.
 
     Args:
         column: the column.
@@ -306,7 +357,9 @@ def quaternions(column: Column, rows: np.ndarray) -> list[slice]:
 
 
 def is_sign_flip(column: Column, row: int, dim: int, rotations: list[slice]) -> bool:
-    """Whether the largest step of a dimension in an episode is that of a quaternion to its negative, of norm 2."""
+    """Whether the largest step of a dimension in an episode is that of a quaternion to its
+    negative, of norm 2.
+    """
     for part in rotations:
         if part.start <= dim < part.stop:
             together = column.step_frame[row, part] == column.step_frame[row, dim]
@@ -318,7 +371,8 @@ LAGS = range(-4, 11)
 """Frames by which the state may follow the action."""
 _LONGEST = 2000  # frames of an episode that count
 _DIMENSIONS = 8  # moving dimensions that count for the delay
-_JUMPS = 0.98  # quantile of the changes that larger ones are cut to: one wrap of an angle would decide the delay
+# quantile of the changes that larger ones are cut to: one wrap of an angle would decide the delay
+_JUMPS = 0.98
 
 
 @storable
@@ -326,12 +380,15 @@ class PairFacts:
     """Action against state of N episodes with D dimensions each.
 
     Attributes:
-        correlation: float64 (N, D), correlation of action and state; NaN where one of them is constant.
-        follows: float64 (N, len(LAGS)), correlation of the changes of all dimensions at each lag; NaN without motion.
+        correlation: float64 (N, D), correlation of action and state; NaN where one of them is
+            constant.
+        follows: float64 (N, len(LAGS)), correlation of the changes of all dimensions at each lag;
+            NaN without motion.
         copies: bool (N,), action and state are equal in all frames, and move.
-        frozen: int64 (N,), frames of the longest range in which no dimension of the state changes; `frozen_frame` int64
-            (N,) is its first.
-        meanwhile: float64 (N,), range of the action in it as a share of that of the episode, mean over the dimensions.
+        frozen: int64 (N,), frames of the longest range in which no dimension of the state changes;
+            `frozen_frame` int64 (N,) is its first.
+        meanwhile: float64 (N,), range of the action in it as a share of that of the episode, mean
+            over the dimensions.
     """
 
     def __init__(self, episodes: int, width: int) -> None:
@@ -351,7 +408,9 @@ class PairFacts:
         da = a - a.mean(0)
         ds = s - s.mean(0)
         scale = np.sqrt((da**2).sum(0) * (ds**2).sum(0))
-        self.correlation[row] = np.divide((da * ds).sum(0), scale, out=np.full(len(scale), np.nan), where=scale > 0)
+        self.correlation[row] = np.divide(
+            (da * ds).sum(0), scale, out=np.full(len(scale), np.nan), where=scale > 0
+        )
         va = _cut(np.diff(a, axis=0))
         vs = _cut(np.diff(s, axis=0))
         size_a = va.std(0)
@@ -383,11 +442,15 @@ class PairFacts:
             begin = int(begins[longest])
             end = int(ends[longest]) + 1
             self.frozen[row], self.frozen_frame[row] = end - begin, begin
-            self.meanwhile[row] = float((np.ptp(action[begin:end], axis=0)[moving] / extent[moving]).mean())
+            self.meanwhile[row] = float(
+                (np.ptp(action[begin:end], axis=0)[moving] / extent[moving]).mean()
+            )
 
 
 def _cut(changes: np.ndarray) -> np.ndarray:
-    """Limit changes (n, D) to a quantile of their magnitude, where it is above 0: a switch changes rarely."""
+    """Limit changes (n, D) to a quantile of their magnitude, where it is above 0: a switch changes
+    rarely.
+    """
     limit = np.quantile(np.abs(changes), _JUMPS, axis=0)
     limit = np.where(limit > 0, limit, np.inf)
     return np.asarray(np.clip(changes, -limit, limit))

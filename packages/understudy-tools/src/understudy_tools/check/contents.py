@@ -16,7 +16,9 @@ from understudy_tools.check.row_facts import RowFacts
 from understudy_tools.check.rules.episodes import MEASURES
 
 MOST_VALUES = 8
-"""Distinct values of metadata to list; of more numbers the range is, of more texts the most frequent ones."""
+"""Distinct values of metadata to list; of more numbers the range is, of more texts the most
+frequent ones.
+"""
 MOST_TASKS = 20
 """Tasks to print."""
 
@@ -41,7 +43,11 @@ def describe_contents(
         "robot": catalog.robot_type,
         "fps": catalog.fps,
         "duration": float(lengths.sum() / catalog.fps),
-        "lengths": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
+        "lengths": {
+            "min": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "max": int(lengths.max()),
+        },
         "tasks": _tasks(catalog),
         "features": {
             key: {"dtype": feature.dtype, "shape": list(feature.shape), "camera": feature.is_camera}
@@ -51,7 +57,8 @@ def describe_contents(
         "undeclared": rows.undeclared if rows is not None else {},
         "columns": _ranges(rows, names) if rows is not None else {},
         "videos": {
-            camera: _encoding(catalog, files, camera) for camera, files in (videos.files if videos else {}).items()
+            camera: _encoding(catalog, files, camera)
+            for camera, files in (videos.files if videos else {}).items()
         },
     }
 
@@ -64,38 +71,62 @@ def _tasks(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _metadata(values: dict[int, Any], episodes: int) -> dict[str, Any]:
-    """Return "missing" (episodes), "distinct", and "values" with their episodes, or "min" and "max"."""
-    present = [value for value in values.values() if not (isinstance(value, float) and not isfinite(value))]
-    counts = Counter(value if isinstance(value, (bool, int, float, str)) else str(value)[:80] for value in present)
+    """Return "missing" (episodes), "distinct", and "values" with their episodes, or "min" and
+    "max".
+    """
+    present = [
+        value for value in values.values() if not (isinstance(value, float) and not isfinite(value))
+    ]
+    counts = Counter(
+        value if isinstance(value, (bool, int, float, str)) else str(value)[:80]
+        for value in present
+    )
     summary: dict[str, Any] = {"missing": episodes - len(present), "distinct": len(counts)}
     numbers = all(isinstance(value, (int, float)) for value in counts)
     if len(counts) > MOST_VALUES and numbers:
         return summary | {"min": min(counts), "max": max(counts)}
     shown = counts.most_common(MOST_VALUES)
-    return summary | {"values": [[value, count] for value, count in (sorted(shown) if numbers else shown)]}
+    return summary | {
+        "values": [[value, count] for value, count in (sorted(shown) if numbers else shown)]
+    }
 
 
 def _ranges(rows: RowFacts, names: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
-    """Return the least and the greatest finite value of each dimension, and the dimensions with one value."""
+    """Return the least and the greatest finite value of each dimension, and the dimensions with one
+    value.
+    """
     ranges = {}
     for key, column in rows.columns.items():
         if rows.is_read.any():
             low = np.nanmin(column.low[rows.is_read], axis=0)
             high = np.nanmax(column.high[rows.is_read], axis=0)
             constant = np.flatnonzero(low == high).tolist()
-            ranges[names.get(key, key)] = {"min": low.tolist(), "max": high.tolist(), "constant": constant}
+            ranges[names.get(key, key)] = {
+                "min": low.tolist(),
+                "max": high.tolist(),
+                "constant": constant,
+            }
     return ranges
 
 
 def _encoding(catalog: Catalog, files: list[VideoFile], camera: str) -> dict[str, Any]:
-    """Return the most frequent encoding of a camera's files, and the sizes of those that were opened."""
-    entry: dict[str, Any] = {"files": int((catalog.videos(camera).expected > 0).sum()), "files_read": len(files)}
+    """Return the most frequent encoding of a camera's files, and the sizes of those that were
+    opened.
+    """
+    entry: dict[str, Any] = {
+        "files": int((catalog.videos(camera).expected > 0).sum()),
+        "files_read": len(files),
+    }
     for name in ("codec", "pixels", "width", "height", "fps", "gop", "b_frames"):
         values = [value for file in files if (value := getattr(file, name)) is not None]
         entry[name] = max(set(values), key=values.count) if values else None
     frames = sum(file.count for file in files)
     size = sum(file.bytes or 0 for file in files) or None
-    return entry | {"frames": frames, "bytes": size, "bytes_per_frame": size / frames if size and frames else None}
+    return entry | {
+        "frames": frames,
+        "bytes": size,
+        "bytes_per_frame": size / frames if size and frames else None,
+    }
 
 
 UNUSUAL = 3.0
@@ -103,12 +134,21 @@ UNUSUAL = 3.0
 
 
 def format_report(report: Report, limit: int = 40) -> str:
-    """Format a report: contents, findings with place and fix (at most `limit` of each severity), and their counts."""
-    read = ", ".join(plural(count, name.replace("_", " ").removesuffix("s")) for name, count in report.read.items())
+    """Format a report: contents, findings with place and fix (at most `limit` of each severity),
+    and their counts.
+    """
+    read = ", ".join(
+        plural(count, name.replace("_", " ").removesuffix("s"))
+        for name, count in report.read.items()
+    )
     if "images" in report.read:  # the last
         cameras = sum(feature["camera"] for feature in report.contents["features"].values())
         read += f" of {report.frames * cameras:,}"
-    lines = [report.root, *_format_contents(report)] if report.contents else [report.root, "  LeRobot format unknown"]
+    lines = (
+        [report.root, *_format_contents(report)]
+        if report.contents
+        else [report.root, "  LeRobot format unknown"]
+    )
     lines.append(f"read {read or 'metadata'}")
     for severity in SEVERITIES:
         findings = [finding for finding in report.findings if finding.severity == severity]
@@ -123,14 +163,20 @@ def format_report(report: Report, limit: int = 40) -> str:
     if report.undecided:
         by_reason: dict[str, list[str]] = {}
         for rule in report.undecided:
-            by_reason.setdefault(": ".join(filter(None, (str(rule.place), rule.message))), []).append(rule.rule)
+            by_reason.setdefault(
+                ": ".join(filter(None, (str(rule.place), rule.message))), []
+            ).append(rule.rule)
         lines.append("too little data for")
         lines += [f"  {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
     if unusual := [entry for entry in report.ranking if entry["score"] >= UNUSUAL][:5]:
         lines.append("most unusual episodes")
         lines += [f"  {entry['episode']}: {entry['why']}" for entry in unusual]
         used = [entry["why"].split()[0] for entry in unusual]
-        lines += [f"  ({name}: {meaning})" for name, meaning in MEASURES.items() if name.split()[0] in used]
+        lines += [
+            f"  ({name}: {meaning})"
+            for name, meaning in MEASURES.items()
+            if name.split()[0] in used
+        ]
     counts = report.counts
     result = "sound: " if not (counts["error"] or counts["warning"]) else ""
     if counts["error"]:
@@ -144,7 +190,8 @@ def _format_contents(report: Report) -> list[str]:
     lengths = contents["lengths"]
     tasks = contents["tasks"]
     lines = [
-        f"  LeRobot {report.version}, robot {contents['robot'] or 'not named'}, {contents['fps']:g} frames per second",
+        f"  LeRobot {report.version}, robot {contents['robot'] or 'not named'}, "
+        f"{contents['fps']:g} frames per second",
         f"  {plural(report.episodes, 'episode')}, {plural(report.frames, 'frame')}, "
         f"{format_duration(contents['duration'])}",
         f"  episodes of {lengths['min']} to {lengths['max']} frames, median {lengths['median']:g}",
@@ -153,7 +200,10 @@ def _format_contents(report: Report) -> list[str]:
         lines.append(f"  idle in {report.idle_share:.1%} of the frames: {IDLE}")
     lines.append("tasks")
     for task in tasks[:MOST_TASKS]:
-        lines.append(f"  {task['episodes']:>7,} {'episode ' if task['episodes'] == 1 else 'episodes'}  {task['task']}")
+        lines.append(
+            f"  {task['episodes']:>7,} {'episode ' if task['episodes'] == 1 else 'episodes'}  "
+            f"{task['task']}"
+        )
     if len(tasks) > MOST_TASKS:
         lines.append(f"  and {len(tasks) - MOST_TASKS} more")
     features = {
@@ -166,7 +216,9 @@ def _format_contents(report: Report) -> list[str]:
         lines += _aligned(contents["undeclared"])
     if contents["metadata"]:
         lines += ["metadata of episodes, for conditions (--where, data.where)"]
-        lines += _aligned({name: format_metadata(entry) for name, entry in contents["metadata"].items()})
+        lines += _aligned(
+            {name: format_metadata(entry) for name, entry in contents["metadata"].items()}
+        )
     for camera, entry in contents["videos"].items():
         lines += [f"video {camera}", f"  {format_encoding(entry)}"]
     if "keep_ranges" in contents:
@@ -204,11 +256,17 @@ def format_encoding(entry: dict[str, Any]) -> str:
     """Format the encoding of a camera's files."""
     if not entry["files_read"]:
         return f"{plural(entry['files'], 'file')}, none readable"
-    parts = [f"{entry['codec']} {entry['width']}×{entry['height']}{' ' + entry['pixels'] if entry['pixels'] else ''}"]
+    parts = [
+        f"{entry['codec']} "
+        f"{entry['width']}×{entry['height']}{' ' + entry['pixels'] if entry['pixels'] else ''}"
+    ]
     parts += [f"{entry['fps']:g} fps", f"key frame every {entry['gop']} frames"]
     if entry["b_frames"] is not None:
         parts.append("with B-frames" if entry["b_frames"] else "no B-frames")
-    files = f"{entry['files_read']} of {plural(entry['files'], 'file')} read, {plural(entry['frames'], 'frame')}"
+    files = (
+        f"{entry['files_read']} of {plural(entry['files'], 'file')} read, "
+        f"{plural(entry['frames'], 'frame')}"
+    )
     if entry["bytes"]:
         parts.append(f"{entry['bytes_per_frame']:,.0f} bytes per frame")
         files += f", {entry['bytes'] / 1e6:,.1f} MB"

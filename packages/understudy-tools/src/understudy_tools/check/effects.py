@@ -1,4 +1,6 @@
-"""Effects of broken rules on a training, by which findings are ranked, and remedies of findings that name none."""
+"""Effects of broken rules on a training, by which findings are ranked, and remedies of findings
+that name none.
+"""
 
 from dataclasses import replace
 
@@ -14,44 +16,62 @@ EFFECTS = {
 }
 """Rank -> effect."""
 _STOPS = (
-    "files.missing files.unreadable files.camera rows.count rows.split rows.episode tasks.unknown values.finite "
-    "videos.unreadable videos.count images.decode metadata.unreadable metadata.training sensors.file"
+    "files.missing files.unreadable files.camera rows.count rows.split rows.episode tasks.unknown "
+    "values.finite videos.unreadable videos.count images.decode metadata.unreadable "
+    "metadata.training sensors.file"
 )
 _WRONG = (
-    "clock.order clock.fps clock.gap values.unit values.sign values.offset values.lag values.exchanged values.copy "
-    "values.frozen values.quaternion videos.start images.exchanged images.boundary images.shifted images.mirrored "
-    "images.channels images.torn depth.range tasks.listed rows.frame_index sensors.order sensors.episode episodes.range"
+    "clock.order clock.fps clock.gap values.unit values.sign values.offset values.lag "
+    "values.exchanged values.copy values.frozen values.quaternion videos.start images.exchanged "
+    "images.boundary images.shifted images.mirrored images.channels images.torn depth.range "
+    "tasks.listed rows.frame_index sensors.order sensors.episode episodes.range"
 )
 _WEAK = (
-    "episodes.duplicate episodes.idle episodes.outlier episodes.empty values.outlier values.dead values.gripper "
-    "values.jump values.saturation values.noise values.zeros images.black images.frozen images.repeated "
-    "images.duplicate images.rate images.sharpness images.color images.moved images.noise images.outlier depth.empty "
-    "tasks.repeated tasks.none sensors.gap sensors.extent sensors.finite sensors.constant clock.jitter"
+    "episodes.duplicate episodes.idle episodes.outlier episodes.empty values.outlier values.dead "
+    "values.gripper values.jump values.saturation values.noise values.zeros images.black "
+    "images.frozen images.repeated images.duplicate images.rate images.sharpness images.color "
+    "images.moved images.noise images.outlier depth.empty tasks.repeated tasks.none sensors.gap "
+    "sensors.extent sensors.finite sensors.constant clock.jitter"
 )
-_RANK = {rule: rank for rank, rules in ((STOPS, _STOPS), (WRONG, _WRONG), (WEAK, _WEAK)) for rule in rules.split()}
+_RANK = {
+    rule: rank
+    for rank, rules in ((STOPS, _STOPS), (WRONG, _WRONG), (WEAK, _WEAK))
+    for rule in rules.split()
+}
 _OWN = {
-    "values.constant": "a training learns this one value for them, and the other dimensions as without them",
+    "values.constant": "a training learns this one value for them, and the other dimensions as "
+    "without them",
     "rows.orphan": "a training never uses these rows",
     "files.orphan": "a training never uses these files",
     "clock.start": "a training is the same: frames are paired by number, not by time",
     "clock.jitter": "a training is the same: frames are paired by number, not by time",
-    "statistics.values": "only a training with data.stats recorded uses them; others compute their own",
-    "statistics.far": "a training with data.stats recorded names them, or refuses to start; others compute their own",
+    "statistics.values": "only a training with data.stats recorded uses them; others compute their "
+    "own",
+    "statistics.far": "a training with data.stats recorded names them, or refuses to start; others "
+    "compute their own",
     "files.camera": "a training that wants this camera refuses to start; the others run without it",
 }
 _FIXES = {
-    "metadata.features": "nothing to do for a training; `understudy edit SRC OUT` declares all of them",
-    "metadata.names": "nothing to do for a training; names in meta/info.json make messages and pages readable",
-    "files.columns": "nothing to do for a training; `understudy edit SRC OUT` writes one schema of declared columns",
+    "metadata.features": "nothing to do for a training; `understudy edit SRC OUT` declares all of "
+    "them",
+    "metadata.names": "nothing to do for a training; names in meta/info.json make messages and "
+    "pages readable",
+    "files.columns": "nothing to do for a training; `understudy edit SRC OUT` writes one schema of "
+    "declared columns",
     "values.constant": "nothing to do where these joints are fixed; else record them in motion",
-    "clock.start": "nothing to do for a training; for LeRobot: `understudy edit SRC OUT` (writes timestamps anew)",
-    "videos.encoding": "nothing to do if images look right; `understudy edit SRC OUT --codec libx264` makes them alike",
-    "tasks.unused": "nothing to do for a training; `understudy edit SRC OUT` leaves unused tasks out",
+    "clock.start": "nothing to do for a training; for LeRobot: `understudy edit SRC OUT` (writes "
+    "timestamps anew)",
+    "videos.encoding": "nothing to do if images look right; `understudy edit SRC OUT --codec "
+    "libx264` makes them alike",
+    "tasks.unused": "nothing to do for a training; `understudy edit SRC OUT` leaves unused tasks "
+    "out",
 }
 
 
 def rank_of(finding: Finding) -> int:
-    """Return the rank of the effect of a finding; no error is harmless, and a note stops nothing."""
+    """Return the rank of the effect of a finding; no error is harmless, and a note stops
+    nothing.
+    """
     rank = _RANK.get(finding.rule, SAME)
     if finding.severity == "error":
         return min(rank, WRONG)
@@ -65,12 +85,18 @@ def effect_of(finding: Finding) -> str:
 
 
 def rank_findings(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return findings by severity, then by their effect on a training, then in the sequence they had."""
-    return tuple(sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), rank_of(finding))))
+    """Return findings by severity, then by their effect on a training, then in the sequence they
+    had.
+    """
+    return tuple(
+        sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), rank_of(finding)))
+    )
 
 
 def complete_fix(finding: Finding, root: str) -> Finding:
-    """Return a finding whose fix names the command to look at its episodes, and which has one if it had none."""
+    """Return a finding whose fix names the command to look at its episodes, and which has one if it
+    had none.
+    """
     fix = finding.fix or _FIXES.get(finding.rule, "")
     if not fix:
         fix = LOOK if finding.place.episodes else "nothing to do for a training: this is a fact"
@@ -78,10 +104,15 @@ def complete_fix(finding: Finding, root: str) -> Finding:
     if LOOK in fix and finding.place.episodes:
         ids = " ".join(map(str, finding.place.episodes[:_NAMED]))
         several = "s" if len(finding.place.episodes) > 1 else ""
-        look = f"look at episode{several} {list_ids(finding.place.episodes)}: `{view_command(root, finding)}`"
+        look = (
+            f"look at episode{several} {list_ids(finding.place.episodes)}: "
+            f"`{view_command(root, finding)}`"
+        )
         if finding.rule == "images.shifted":
             look += "; images and curves have to turn at the same moment"
-        fix = fix.replace(LOOK, f"{look}; if wrong, leave out: --data.exclude-episodes {ids}, or understudy edit")
+        fix = fix.replace(
+            LOOK, f"{look}; if wrong, leave out: --data.exclude-episodes {ids}, or understudy edit"
+        )
     return replace(finding, fix=fix)
 
 
@@ -90,6 +121,8 @@ _SHOWN = 8
 
 
 def view_command(root: str, finding: Finding) -> str:
-    """Return the command that shows the first episodes of a finding; "" for a finding about no episode."""
+    """Return the command that shows the first episodes of a finding; "" for a finding about no
+    episode.
+    """
     ids = " ".join(map(str, finding.place.episodes[:_SHOWN]))
     return f"understudy view {root} --episodes {ids}" if ids else ""

@@ -1,4 +1,6 @@
-"""One examination of a dataset: `examine` collects facts, `check_dataset` applies all rules to them."""
+"""One examination of a dataset: `examine` collects facts, `check_dataset` applies all rules to
+them.
+"""
 
 import os
 import time
@@ -18,7 +20,15 @@ from understudy_data.parts import Workers
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_tools.check.contents import describe_contents
 from understudy_tools.check.effects import complete_fix, rank_findings
-from understudy_tools.check.findings import Finding, Findings, Place, Report, fill, merge_undecided, sort_findings
+from understudy_tools.check.findings import (
+    Finding,
+    Findings,
+    Place,
+    Report,
+    fill,
+    merge_undecided,
+    sort_findings,
+)
 from understudy_tools.check.image_facts import (
     SAMPLED_EPISODES,
     SAMPLED_FILES,
@@ -47,7 +57,9 @@ from understudy_tools.check.sensor_facts import SensorFacts, read_sensor_facts
 ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
 """Standard key -> other usual keys of openpi, LIBERO and ALOHA."""
 Depth = Literal["metadata", "rows", "sample", "all"]
-"""Files to read: those of meta/; also all rows; also videos and images, a sample spread over the episodes, or all."""
+"""Files to read: those of meta/; also all rows; also videos and images, a sample spread over the
+episodes, or all.
+"""
 
 
 @dataclass
@@ -74,14 +86,22 @@ class Facts:
         if self.rows is not None:
             counts |= {"data_files": self.rows.files, "rows": self.rows.rows}
         if self.sensors:
-            counts["sensor_files"] = sum(len(sensor.files) - len(sensor.broken) for sensor in self.sensors)
+            counts["sensor_files"] = sum(
+                len(sensor.files) - len(sensor.broken) for sensor in self.sensors
+            )
         if self.videos is not None and self.images is not None:
-            counts |= {"videos": sum(map(len, self.videos.files.values())), "images": self.images.images}
+            counts |= {
+                "videos": sum(map(len, self.videos.files.values())),
+                "images": self.images.images,
+            }
         return counts
 
 
 def examine(
-    catalog: Catalog, depth: Depth = "sample", show_progress: bool = False, workers: Workers | None = None
+    catalog: Catalog,
+    depth: Depth = "sample",
+    show_progress: bool = False,
+    workers: Workers | None = None,
 ) -> Facts:
     """Read a dataset to a depth, in this process or in `workers`.
 
@@ -97,14 +117,20 @@ def examine(
     facts.sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
     if depth == "rows":
         return facts
-    most_files, most_episodes = (SAMPLED_FILES, SAMPLED_EPISODES) if depth == "sample" else (None, None)
+    most_files, most_episodes = (
+        (SAMPLED_FILES, SAMPLED_EPISODES) if depth == "sample" else (None, None)
+    )
     tables = catalog.episodes.videos.values()
     files = sum(min(len(videos.files), most_files or len(videos.files)) for videos in tables)
     with Progress(files, "videos", "file", shown=show_progress) as progress:
         facts.videos = read_videos(catalog, most_files, workers, progress.update)
     episodes = min(catalog.num_episodes, most_episodes or catalog.num_episodes)
-    with Progress(episodes * len(catalog.camera_keys), "images", "episode", shown=show_progress) as progress:
-        facts.images = read_images(catalog, facts.rows, facts.videos, most_episodes, workers, progress.update)
+    with Progress(
+        episodes * len(catalog.camera_keys), "images", "episode", shown=show_progress
+    ) as progress:
+        facts.images = read_images(
+            catalog, facts.rows, facts.videos, most_episodes, workers, progress.update
+        )
     return facts
 
 
@@ -130,7 +156,13 @@ def apply_rules(facts: Facts) -> Findings:
     if rows is not None and facts.videos is not None and images is not None:
         yield from check_videos(catalog, facts.videos)
         yield from check_images(catalog, rows, images)
-        for check_pixels in (check_changed_images, check_image_detail, check_camera_poses, check_motion, check_depth):
+        for check_pixels in (
+            check_changed_images,
+            check_image_detail,
+            check_camera_poses,
+            check_motion,
+            check_depth,
+        ):
             yield from check_pixels(catalog, images)
 
 
@@ -148,7 +180,8 @@ def check_dataset(
     """Check a dataset by all rules of `findings.RULES`.
 
     Args:
-        root: path, URL or hub id, or an open catalog. Of a view, findings about other episodes alone are left out.
+        root: path, URL or hub id, or an open catalog. Of a view, findings about other episodes
+            alone are left out.
         depth: files to read (`Depth`).
         action: key of the action; by default `action`, else the first of `ROLES`.
         state: key of the state; by default `observation.state`, else the first of `ROLES`.
@@ -158,7 +191,8 @@ def check_dataset(
         layout: `video_path`, `data_path`, `version` and `pairing` of `Catalog.open`.
 
     Raises:
-        DatasetError: there is no dataset at `root`, its source gives no answer, or `action` or `state` is not a vector.
+        DatasetError: there is no dataset at `root`, its source gives no answer, or `action` or
+            `state` is not a vector.
     """
     begin = time.monotonic()
     with warnings.catch_warnings():
@@ -170,14 +204,17 @@ def check_dataset(
         except DatasetError as error:
             return _unreadable(str(root), error, begin)
         # Metadata is checked under its own keys, all else under the standard ones.
-        others = set(difference(stored.episodes.ids, open_episodes(stored).episodes.ids).tolist())  # not in the view
+        # not in the view
+        others = set(difference(stored.episodes.ids, open_episodes(stored).episodes.ids).tolist())
         stored = replace(stored, view=None)
         findings = [*check_metadata(stored), *check_files(stored)]
         catalog, names = _with_roles(stored, action, state)
         facts = examine(catalog, depth, show_progress, workers)
         findings += apply_rules(facts)
         metadata = _read_metadata(stored, findings)
-        findings = [f for f in findings if not f.place.episodes or not others.issuperset(f.place.episodes)]
+        findings = [
+            f for f in findings if not f.place.episodes or not others.issuperset(f.place.episodes)
+        ]
         contents = describe_contents(stored, metadata, facts.rows, facts.videos, names)
     decided = sort_findings(finding for finding in findings if finding.severity != "undecided")
     return Report(
@@ -187,7 +224,9 @@ def check_dataset(
         frames=stored.num_frames,
         read=facts.read,
         findings=rank_findings(tuple(_name_column(finding, stored, names) for finding in decided)),
-        undecided=merge_undecided(finding for finding in findings if finding.severity == "undecided"),
+        undecided=merge_undecided(
+            finding for finding in findings if finding.severity == "undecided"
+        ),
         ranking=tuple(rank_episodes(catalog, facts.rows)[:20]) if facts.rows is not None else (),
         seconds=time.monotonic() - begin,
         idle_share=_idle_share(catalog, facts.rows),
@@ -197,7 +236,9 @@ def check_dataset(
 
 
 def _unreadable(address: str, error: DatasetError, begin: float) -> Report:
-    """Return the report of a dataset whose metadata cannot be read; where there is none, raise the error."""
+    """Return the report of a dataset whose metadata cannot be read; where there is none, raise the
+    error.
+    """
     if not os.path.exists(os.path.join(address, INFO)):
         raise error
     place = Place(file=str(error.where or INFO).removeprefix(os.path.abspath(address) + "/"))
@@ -214,18 +255,25 @@ def _read_metadata(catalog: Catalog, findings: list[Finding]) -> dict[str, dict[
     except DatasetError as error:
         if all(finding.rule != "metadata.unreadable" for finding in findings):
             place = Place(file=str(error.where or "meta/").removeprefix(f"{catalog.root}/"))
-            findings.append(Finding("metadata.unreadable", "warning", error.what, place, fix=error.fix))
+            findings.append(
+                Finding("metadata.unreadable", "warning", error.what, place, fix=error.fix)
+            )
         return {}
 
 
 def _with_roles(catalog: Catalog, action: str, state: str) -> tuple[Catalog, dict[str, str]]:
-    """Return the catalog with its action and state under the standard keys, and standard key -> the dataset's key.
+    """Return the catalog with its action and state under the standard keys, and standard key -> the
+    dataset's key.
 
     Without names, `ROLES` are tried where the standard key is absent.
     """
     names = {key: name for key, name in ((ACTION, action), (STATE, state)) if name}
     for key, others in ROLES.items():
-        usual = [name for name in others if name in catalog.features and len(catalog.features[name].shape) == 1]
+        usual = [
+            name
+            for name in others
+            if name in catalog.features and len(catalog.features[name].shape) == 1
+        ]
         if key not in names and key not in catalog.features and usual:
             names[key] = usual[0]
     return rename_keys(catalog, names), names

@@ -1,7 +1,8 @@
 """Findings of a check: `Finding`, `Place` and `Report`, and the names of all rules.
 
-An *error* is a proof that the dataset contradicts itself or cannot be read. A *warning* is a measured irregularity that
-a person should look at. A *note* is a fact about the dataset. *undecided* is a rule without power on the dataset.
+An *error* is a proof that the dataset contradicts itself or cannot be read. A *warning* is a
+measured irregularity that a person should look at. A *note* is a fact about the dataset.
+*undecided* is a rule without power on the dataset.
 """
 
 from collections import Counter
@@ -28,7 +29,8 @@ RULES = {
     "metadata.training": "a training with default settings accepts the features",
     "files.missing": "each named data and video file exists and is no git LFS pointer",
     "files.orphan": "each data and video file is named by the tables",
-    "files.unreadable": "each data file can be parsed, with the declared columns, dtypes and shapes",
+    "files.unreadable": "each data file can be parsed, with the declared columns, dtypes and "
+    "shapes",
     "files.columns": "all data files have the same columns, and info.json declares them",
     "files.camera": "each declared camera has files",
     "rows.count": "an episode has as many rows as its length",
@@ -39,10 +41,12 @@ RULES = {
     "rows.index": "index counts all frames, and dataset_from_index is its first value",
     "episodes.ids": "episode ids count 0, 1, 2, ...",
     "episodes.empty": "an episode has frames",
-    "episodes.range": "dataset_from_index and dataset_to_index enclose length frames, without overlap",
+    "episodes.range": "dataset_from_index and dataset_to_index enclose length frames, without "
+    "overlap",
     "episodes.duplicate": "no two episodes have the same rows, or nearly the same",
     "episodes.idle": "an episode does not rest at its end far longer than the others",
-    "episodes.outlier": "length, path, jerk, idle share and location of an episode resemble the others",
+    "episodes.outlier": "length, path, jerk, idle share and location of an episode resemble the "
+    "others",
     "tasks.unknown": "each task_index is in the task list",
     "tasks.unused": "each task has an episode",
     "tasks.repeated": "task texts differ from each other and are not blank",
@@ -73,7 +77,8 @@ RULES = {
     "statistics.missing": "statistics are recorded for action and state",
     "statistics.shape": "recorded statistics have the shape of their feature",
     "statistics.values": "recorded statistics equal those of the rows",
-    "statistics.far": "recorded statistics normalize values to about 1: at most 1 % of a dimension exceed 20",
+    "statistics.far": "recorded statistics normalize values to about 1: at most 1 % of a dimension "
+    "exceed 20",
     "statistics.order": "recorded statistics are finite, with min <= quantiles <= max and std >= 0",
     "statistics.episodes": "statistics recorded per episode equal those of its rows",
     "statistics.images": "recorded image statistics are in [0, 1] and match sampled images",
@@ -81,7 +86,8 @@ RULES = {
     "videos.count": "a video holds as many frames as its episodes have rows",
     "videos.start": "from_timestamp is the episode's place in its video",
     "videos.length": "to_timestamp - from_timestamp is length / fps",
-    "videos.encoding": "codec, size and rate of the videos are those in info.json, and equal in all files",
+    "videos.encoding": "codec, size and rate of the videos are those in info.json, and equal in "
+    "all files",
     "videos.shown": "videos are not to be mirrored, cropped or stretched, which readers do not do",
     "videos.streams": "a file holds one video stream",
     "images.decode": "the first and the last image of an episode can be decoded",
@@ -136,16 +142,29 @@ class Place:
 
     @classmethod
     def from_rows(
-        cls, catalog: Catalog, rows: Sequence[int] | np.ndarray, column: str = "", dimension: str = "", **where: Any
+        cls,
+        catalog: Catalog,
+        rows: Sequence[int] | np.ndarray,
+        column: str = "",
+        dimension: str = "",
+        **where: Any,
     ) -> "Place":
-        """Make a place of the episodes of table rows, in any order; `where` has the other fields."""
+        """Make a place of the episodes of table rows, in any order; `where` has the other
+        fields.
+        """
         ids = catalog.episodes.ids[np.sort(np.asarray(rows, np.int64))]
         return cls(tuple(ids.tolist()), column, dimension, **where)
 
     def __str__(self) -> str:
-        parts = [self.file, self.camera, self.column + (f"[{self.dimension}]" if self.dimension else "")]
+        parts = [
+            self.file,
+            self.camera,
+            self.column + (f"[{self.dimension}]" if self.dimension else ""),
+        ]
         if self.episodes:
-            parts.append(f"episode{'s' if len(self.episodes) > 1 else ''} {list_ids(self.episodes)}")
+            parts.append(
+                f"episode{'s' if len(self.episodes) > 1 else ''} {list_ids(self.episodes)}"
+            )
         if self.frame is not None:
             parts.append(f"frame {self.frame}")
         return ", ".join(part for part in parts if part)
@@ -190,7 +209,8 @@ def is_few(odd: np.ndarray, share: float = 0.2) -> bool:
 
 
 def undecided(rule: str, needs: float, unit: str, count: float, place: Place = Place()) -> Finding:
-    """Return the entry of `Report.undecided` for a rule that has too little data: "needs 5 episodes, 4 here".
+    """Return the entry of `Report.undecided` for a rule that has too little data: "needs 5
+    episodes, 4 here".
 
     Args:
         rule: a key of `RULES`.
@@ -199,7 +219,14 @@ def undecided(rule: str, needs: float, unit: str, count: float, place: Place = P
         count: number in this dataset.
         place: column or camera, where the rule decides on others.
     """
-    return Finding(rule, "undecided", f"needs {needs:g} {unit}, {count:g} here", place, measured=count, expected=needs)
+    return Finding(
+        rule,
+        "undecided",
+        f"needs {needs:g} {unit}, {count:g} here",
+        place,
+        measured=count,
+        expected=needs,
+    )
 
 
 @dataclass(frozen=True)
@@ -211,12 +238,14 @@ class Report:
         version: its format, "" where it cannot be read.
         episodes: number of episodes.
         frames: number of frames.
-        read: name -> number of things that were read: "data_files", "rows", "sensor_files", "videos", "images".
+        read: name -> number of things that were read: "data_files", "rows", "sensor_files",
+            "videos", "images".
         findings: worst first.
         undecided: rules that this dataset has too little data for, one entry per rule.
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.
-        idle_share: share of idle frames (`datasets/selection/motion.py`); None where no action or state was read.
+        idle_share: share of idle frames (`datasets/selection/motion.py`); None where no action or
+            state was read.
         contents: the dataset described (`contents.py`); {} where its metadata cannot be read.
         catalog: the open dataset; None where its metadata cannot be read.
     """
@@ -249,7 +278,10 @@ class Report:
     def bad_episodes(self) -> tuple[int, ...]:
         """Ids of the episodes of all errors, ascending."""
         bad = {
-            episode for finding in self.findings if finding.severity == "error" for episode in finding.place.episodes
+            episode
+            for finding in self.findings
+            if finding.severity == "error"
+            for episode in finding.place.episodes
         }
         return tuple(sorted(bad))
 
@@ -274,7 +306,9 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not finite to text."""
+    """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not
+    finite to text.
+    """
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -285,13 +319,19 @@ def _plain(value: Any) -> Any:
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings with errors first, then in the order of `RULES`, and the highest score first in a rule."""
+    """Return findings with errors first, then in the order of `RULES`, and the highest score first
+    in a rule.
+    """
     order = {rule: number for number, rule in enumerate(RULES)}
-    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order[f.rule], -f.score)))
+    return tuple(
+        sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order[f.rule], -f.score))
+    )
 
 
 def merge_undecided(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return one entry per rule, in the order of `RULES`: that of the least data. Several places leave none."""
+    """Return one entry per rule, in the order of `RULES`: that of the least data. Several places
+    leave none.
+    """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault(finding.rule, []).append(finding)
@@ -316,8 +356,14 @@ def list_ids(ids: Sequence[int], limit: int = 8) -> str:
 
 EDIT = "understudy edit SRC OUT"
 REWRITE = f"{EDIT} (writes index columns, timestamps, totals and statistics anew)"
-RECOMPUTE = f"{EDIT} (computes statistics anew), or train with the default of data.stats, which ignores recorded ones"
-LOOK = "look at the episode; if it is wrong, leave it out with --data.exclude-episodes, or understudy edit"
+RECOMPUTE = (
+    f"{EDIT} (computes statistics anew), or train with the default of data.stats, which "
+    "ignores recorded ones"
+)
+LOOK = (
+    "look at the episode; if it is wrong, leave it out with --data.exclude-episodes, or "
+    "understudy edit"
+)
 _MOST = 200
 
 
@@ -347,7 +393,9 @@ def fill(fix: str, root: str, leaves_none: bool = False) -> str:
         root: address of the dataset.
         leaves_none: whether the finding is about all episodes, so that none may be left out.
     """
-    if leaves_none and any(flag in fix for flag in ("--exclude-", "--data.on-bad-episode", "--data.exclude-episodes")):
+    if leaves_none and any(
+        flag in fix for flag in ("--exclude-", "--data.on-bad-episode", "--data.exclude-episodes")
+    ):
         fix = (
             fix.split(", or leave")[0]
             if ", or leave" in fix

@@ -1,4 +1,6 @@
-"""Facts about images: thumbnails of some frames of some episodes, and the frames around the cuts of packed videos."""
+"""Facts about images: thumbnails of some frames of some episodes, and the frames around the cuts of
+packed videos.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -97,7 +99,9 @@ class VideoFacts:
     unreadable: list[tuple[str, int, str, DatasetError]] = field(default_factory=list)
 
     def sound_files(self, catalog: Catalog, camera: str) -> np.ndarray:
-        """Find the files that were opened and hold as many frames as their episodes have rows: bool (files,)."""
+        """Find the files that were opened and hold as many frames as their episodes have rows: bool
+        (files,).
+        """
         expected = catalog.videos(camera).expected
         sound = np.zeros(len(expected), bool)
         for video in self.files.get(camera, []):
@@ -107,7 +111,9 @@ class VideoFacts:
 
 @dataclass(frozen=True)
 class ReadVideos:
-    """Facts about videos, as a function of (camera, place in its list, number of the file) (`parts.Work`)."""
+    """Facts about videos, as a function of (camera, place in its list, number of the file)
+    (`parts.Work`).
+    """
 
     catalog: Catalog
 
@@ -120,14 +126,22 @@ class ReadVideos:
             try:
                 expected = int(self.catalog.videos(camera).expected[file])
                 most = self.catalog.features[camera].max_pixels
-                reader = open_video(self.catalog.files.source(path), frames=expected, most_pixels=most)
+                reader = open_video(
+                    self.catalog.files.source(path), frames=expected, most_pixels=most
+                )
             except SourceError:
                 raise
             except DatasetError as error:
                 facts.unreadable.append((camera, file, path, error))
             else:
                 size = reader.count, reader.width, reader.height
-                container = float(reader.fps), reader.codec, int(reader.gop), reader.shown, reader.streams
+                container = (
+                    float(reader.fps),
+                    reader.codec,
+                    int(reader.gop),
+                    reader.shown,
+                    reader.streams,
+                )
                 index = (file, path, *size, *container)
                 is_local = self.catalog.files.is_local
                 details = _probe(self.catalog.files.where(path), place, most) if is_local else {}
@@ -145,7 +159,9 @@ class ReadVideos:
         return self.catalog.root, marks(self.catalog, map(self.path, part))
 
 
-def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None]) -> VideoFacts:
+def read_videos(
+    catalog: Catalog, limit: int | None, workers: Workers, progress: Callable[[int], None]
+) -> VideoFacts:
     """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
     facts = VideoFacts()
     absent = rows_without_files(catalog)
@@ -156,7 +172,9 @@ def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress:
         for place, file in enumerate(files_to_open(catalog, camera, absent[camera], limit))
     ]
     facts.files = {camera: [] for camera in catalog.episodes.videos}
-    for part, result in workers.run(work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))):
+    for part, result in workers.run(
+        work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
+    ):
         if isinstance(result, Lost):
             camera, _, file = part[0]
             facts.unreadable.append((camera, file, work.path(part[0]), result.error))
@@ -168,22 +186,30 @@ def read_videos(catalog: Catalog, limit: int | None, workers: Workers, progress:
 
 
 def _probe(path: str, number: int, most_pixels: int) -> dict[str, Any]:
-    """Return the size of a file, and of the first ones the pixel format and whether there are B-frames."""
+    """Return the size of a file, and of the first ones the pixel format and whether there are
+    B-frames.
+    """
     import av
 
     details: dict[str, Any] = {"bytes": os.path.getsize(path)}
     if number < PROBED:
         limits: Any = [{"max_pixels": str(most_pixels)}] * 8
-        with suppress(OSError, ValueError, IndexError), av.open(path, stream_options=limits) as container:
+        with (
+            suppress(OSError, ValueError, IndexError),
+            av.open(path, stream_options=limits) as container,
+        ):
             context = main_stream(container).codec_context
-            # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file has no width either.
+            # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file
+            # has no width either.
             details |= {"pixels": str(context.pix_fmt) if context.width else None}
             details |= {"b_frames": bool(context.has_b_frames)}
     return details
 
 
 def frame_times(catalog: Catalog, camera: str, file: int) -> np.ndarray | None:
-    """Read the times of a local video's frames, in seconds from its first: float64 (frames,); None where unknown."""
+    """Read the times of a local video's frames, in seconds from its first: float64 (frames,); None
+    where unknown.
+    """
     import av
 
     path = catalog.files.where(catalog.videos(camera).files.find(catalog.files, file))
@@ -193,13 +219,19 @@ def frame_times(catalog: Catalog, camera: str, file: int) -> np.ndarray | None:
         with av.open(path) as container:
             stream = main_stream(container)
             unit = float(stream.time_base or 0)
-            times = [packet.pts * unit for packet in container.demux(stream) if packet.pts is not None and packet.size]
+            times = [
+                packet.pts * unit
+                for packet in container.demux(stream)
+                if packet.pts is not None and packet.size
+            ]
     except (OSError, ValueError, IndexError):
         return None  # an unreadable video is another finding
     return np.sort(np.array(times)) - min(times, default=0.0)
 
 
-def files_to_open(catalog: Catalog, camera: str, absent: np.ndarray, limit: int | None) -> list[int]:
+def files_to_open(
+    catalog: Catalog, camera: str, absent: np.ndarray, limit: int | None
+) -> list[int]:
     """Numbers of the camera's files with frames that are not absent, at most `limit`."""
     videos = catalog.videos(camera)
     used = np.unique(videos.file[(catalog.episodes.lengths > 0) & (videos.file >= 0) & ~absent])
@@ -217,9 +249,10 @@ class Clip:
         ends: float32 (3, 24, 32, 3), thumbnails of the first, middle and last image.
         begin: first frame of the window.
         window: float32 (n, 24, 32, 3), thumbnails of n consecutive images.
-        change: float64 (m,), mean absolute difference of each image of the decoded range to the one before it, from
-            the second image on; `first_change` is the frame of the first entry.
-        noise: standard deviation of the noise in these three images, in levels of 255 (`noise_level`).
+        change: float64 (m,), mean absolute difference of each image of the decoded range to the one
+            before it, from the second image on; `first_change` is the frame of the first entry.
+        noise: standard deviation of the noise in these three images, in levels of 255
+            (`noise_level`).
         sharpness: share of their fine detail (`sharpness`).
         gray: float32 (3, 96, 128), the same three images with finer detail.
         action, state: float64 (n, D) of the frames of the window; None without such a column.
@@ -248,7 +281,8 @@ class Cut:
         camera: key of the camera.
         row: table row of the second episode.
         file: number of the file.
-        change: float64 (2 * CUT - 1,), mean absolute difference of neighbors; the middle one is that of the cut.
+        change: float64 (2 * CUT - 1,), mean absolute difference of neighbors; the middle one is
+            that of the cut.
     """
 
     camera: str
@@ -348,7 +382,9 @@ class ReadImages:
         """Return the metadata, the settings, and the versions of the files."""
         rows = sorted({row for _, row in part})
         paths = {self.catalog.data_path(row) for row in rows}
-        paths |= {self.catalog.video_path(c, row) for c, row in part if self.catalog.features[c].is_video}
+        paths |= {
+            self.catalog.video_path(c, row) for c, row in part if self.catalog.features[c].is_video
+        }
         return self._mark, self.keys, self.whole, marks(self.catalog, sorted(paths))
 
     @cached_property
@@ -372,13 +408,21 @@ def read_images(
 
     Episodes in videos that `videos` shows to be broken are left out.
     """
-    facts = ImageFacts({camera: [] for camera in catalog.camera_keys}, {}, {c: [] for c in catalog.camera_keys})
-    chosen = {camera: _chosen(catalog, camera, rows, videos, limit) for camera in catalog.camera_keys}
+    facts = ImageFacts(
+        {camera: [] for camera in catalog.camera_keys}, {}, {c: [] for c in catalog.camera_keys}
+    )
+    chosen = {
+        camera: _chosen(catalog, camera, rows, videos, limit) for camera in catalog.camera_keys
+    }
     items = [(camera, row) for camera, its_rows in chosen.items() for row in its_rows]
     lengths = [int(catalog.episodes.lengths[row]) for _, row in items]
     costs = [length if limit is None else min(length, WINDOW) for length in lengths]
-    work = ReadImages(catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None)
-    for part, result in workers.run(work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))):
+    work = ReadImages(
+        catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None
+    )
+    for part, result in workers.run(
+        work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))
+    ):
         if isinstance(result, Lost):
             facts.broken.append((*part[0], result.error))
         else:
@@ -386,7 +430,9 @@ def read_images(
     return facts
 
 
-def _chosen(catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, limit: int | None) -> list[int]:
+def _chosen(
+    catalog: Catalog, camera: str, rows: RowFacts, videos: VideoFacts, limit: int | None
+) -> list[int]:
     """Table rows of the episodes of which to decode images."""
     good = rows.is_read & (catalog.episodes.lengths > 0)
     if catalog.features[camera].is_video:
@@ -404,7 +450,9 @@ class _Images:
         taken: table row -> bool (length,), the images that were decoded.
     """
 
-    def __init__(self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: Sequence[str]) -> None:
+    def __init__(
+        self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: Sequence[str]
+    ) -> None:
         self._catalog = catalog
         self._camera = camera
         self._frames = frames
@@ -428,7 +476,9 @@ class _Images:
         length = int(self._lengths[row])
         values = self._take(row, np.unique([0, length // 2, length - 1]))
         values = values[np.isfinite(values)]
-        return DepthRange(row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan)))
+        return DepthRange(
+            row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan))
+        )
 
     def clip(self, row: int, whole: bool) -> Clip:
         """Summarize an episode: its window, or all of it."""
@@ -443,7 +493,9 @@ class _Images:
         for start in range(first, last, _BATCH):
             stop = min(start + _BATCH, last)
             part = shrink(self._take(row, np.arange(start, stop)))
-            changes.append(np.abs(np.diff(np.concatenate([previous, part]), axis=0)).mean(axis=(1, 2, 3)))
+            changes.append(
+                np.abs(np.diff(np.concatenate([previous, part]), axis=0)).mean(axis=(1, 2, 3))
+            )
             previous = part[-1:]
             inside = np.arange(max(start, begin), min(stop, begin + size))
             window[inside - begin] = part[inside - start]
@@ -473,33 +525,48 @@ class _Images:
             raise
         except DatasetError:
             return {}  # a finding about the file, not about its images
-        return {key: np.asarray(value, np.float64).reshape(len(frames), -1) for key, value in columns.items()}
+        return {
+            key: np.asarray(value, np.float64).reshape(len(frames), -1)
+            for key, value in columns.items()
+        }
 
     def row_before(self, row: int) -> int | None:
-        """Return the table row of the episode before this one in its video; None for the first, or short ones."""
+        """Return the table row of the episode before this one in its video; None for the first, or
+        short ones.
+        """
         if not self._catalog.features[self._camera].is_video:
             return None
         videos = self._catalog.videos(self._camera)
         lengths = self._lengths
         if self._catalog.episodes.own_files or lengths[row] < CUT:
             return None
-        ends_there = (videos.file == videos.file[row]) & (videos.first + lengths == videos.first[row])
+        ends_there = (videos.file == videos.file[row]) & (
+            videos.first + lengths == videos.first[row]
+        )
         rows = np.flatnonzero(ends_there & (lengths > 0))
         return int(rows[0]) if len(rows) == 1 and lengths[rows[0]] >= CUT else None
 
     def cut(self, before: int, row: int) -> Cut:
         """Measure the changes around the end of the episode `before`, which `row` follows."""
         length = int(self._lengths[before])
-        images = [self._take(before, np.arange(length - CUT, length)), self._take(row, np.arange(CUT))]
-        change = np.abs(np.diff(shrink(np.concatenate(images)), axis=0)).mean(axis=(1, 2, 3)).astype(np.float64)
+        images = [
+            self._take(before, np.arange(length - CUT, length)),
+            self._take(row, np.arange(CUT)),
+        ]
+        change = (
+            np.abs(np.diff(shrink(np.concatenate(images)), axis=0))
+            .mean(axis=(1, 2, 3))
+            .astype(np.float64)
+        )
         return Cut(self._camera, row, int(self._catalog.videos(self._camera).file[row]), change)
 
 
 def noise_level(images: np.ndarray) -> float:
-    """Estimate the standard deviation of the noise of images uint8 (n, C, H, W), in levels, from their centers.
+    """Estimate the standard deviation of the noise of images uint8 (n, C, H, W), in levels, from
+    their centers.
 
-    The mask of Immerkaer, "Fast noise variance estimation" (1996), which plain areas and slopes do not reach. The
-    median instead of the mean leaves edges out.
+    The mask of Immerkaer, "Fast noise variance estimation" (1996), which plain areas and slopes do
+    not reach. The median instead of the mean leaves edges out.
     """
     gray = _center(images)
     if min(gray.shape[1:]) < 3:
@@ -510,9 +577,11 @@ def noise_level(images: np.ndarray) -> float:
 
 
 def sharpness(images: np.ndarray) -> float:
-    """Root mean square difference of neighboring pixels of images uint8 (n, C, H, W), as a share of that over eight.
+    """Root mean square difference of neighboring pixels of images uint8 (n, C, H, W), as a share of
+    that over eight.
 
-    A blur takes the first and leaves the second. Measured in the centers; 0 for images of one color.
+    A blur takes the first and leaves the second. Measured in the centers; 0 for images of one
+    color.
     """
     gray = _center(images)
     if min(gray.shape[1:]) <= _COARSE:
@@ -535,7 +604,9 @@ def _center(images: np.ndarray) -> np.ndarray:
 
 
 def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.ndarray:
-    """Average images uint8 (n, C, H, W) over a grid of height and width `size`: float32 (n, *size, 3), in 0 to 255."""
+    """Average images uint8 (n, C, H, W) over a grid of height and width `size`: float32 (n, *size,
+    3), in 0 to 255.
+    """
     if images.shape[1] != 3:
         images = np.repeat(images[:, :1], 3, axis=1)
     step = max(1, min(images.shape[2] // (3 * size[0]), images.shape[3] // (3 * size[1])))
@@ -544,5 +615,7 @@ def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.
         thin = np.repeat(thin, max(1, -(-cells // thin.shape[axis])), axis=axis)
         edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)
         counts = np.diff(edges).astype(np.float32)
-        thin = np.add.reduceat(thin, edges[:-1], axis=axis) / counts.reshape([-1 if a == axis else 1 for a in range(4)])
+        thin = np.add.reduceat(thin, edges[:-1], axis=axis) / counts.reshape(
+            [-1 if a == axis else 1 for a in range(4)]
+        )
     return np.ascontiguousarray(thin.transpose(0, 2, 3, 1), np.float32)

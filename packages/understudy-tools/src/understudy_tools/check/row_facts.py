@@ -1,6 +1,8 @@
-"""Facts about the rows of all episodes, from one pass over the data files. Rules read these arrays, never the files.
+"""Facts about the rows of all episodes, from one pass over the data files. Rules read these arrays,
+never the files.
 
-A file that cannot be read, or a column of it, becomes an entry of `unreadable`; the other files are still read.
+A file that cannot be read, or a column of it, becomes an entry of `unreadable`; the other files are
+still read.
 """
 
 import hashlib
@@ -38,7 +40,9 @@ _UNKNOWN = -(1 << 62)
 PART_ROWS = 250_000
 """Rows of a part of the work."""
 KNOWN = 100_000
-"""Frames from which the speed of the dimensions is known; those of larger datasets are measured on the first files."""
+"""Frames from which the speed of the dimensions is known; those of larger datasets are measured on
+the first files.
+"""
 
 
 class IdleCounter:
@@ -46,13 +50,16 @@ class IdleCounter:
 
     Args:
         is_rate: which dimensions are differences or velocities (D,) (`motion.rate_dims`).
-        thresholds: `threshold` and `rates` of `moves`; None measures them on the episodes that are added.
+        thresholds: `threshold` and `rates` of `moves`; None measures them on the episodes that are
+            added.
 
     Attributes:
         thresholds: the same; after `result` not None.
     """
 
-    def __init__(self, is_rate: np.ndarray, thresholds: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+    def __init__(
+        self, is_rate: np.ndarray, thresholds: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
         self._speeds = Speeds(is_rate)
         self._is_rate = is_rate
         self._waiting: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -80,33 +87,47 @@ class IdleCounter:
             counts[:, row] = both
         return counts
 
-    def _count(self, row: int, steps: np.ndarray, values: np.ndarray, threshold: np.ndarray, rates: np.ndarray) -> None:
+    def _count(
+        self,
+        row: int,
+        steps: np.ndarray,
+        values: np.ndarray,
+        threshold: np.ndarray,
+        rates: np.ndarray,
+    ) -> None:
         if len(steps):
             moved = np.flatnonzero(moves(steps, threshold, values, rates))
-            self._counts[row] = len(steps) - len(moved), len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps)
+            self._counts[row] = (
+                len(steps) - len(moved),
+                len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps),
+            )
 
 
 @storable
 class RowFacts:
-    """Facts about the rows of N episodes. Arrays are int64 (N,) unless stated; -2**62 where unknown.
+    """Facts about the rows of N episodes. Arrays are int64 (N,) unless stated; -2**62 where
+    unknown.
 
     Args:
         episodes: number of episodes N.
 
     Attributes:
-        is_read: bool (N,), the episode's rows were found as the tables describe them, and summarized.
+        is_read: bool (N,), the episode's rows were found as the tables describe them, and
+            summarized.
         found: rows of the episode in its file.
         is_split: bool (N,), the rows are not contiguous.
-        is_doubtful: bool (N,), place and columns disagree in a file of several episodes (`format/pairing.py`).
+        is_doubtful: bool (N,), place and columns disagree in a file of several episodes
+            (`format/pairing.py`).
         stored_id: first value of `episode_index` in a file that holds one episode.
         first_index: first value of `index`; `index_counts` bool (N,): it rises by one.
         position: number of rows in all files before the episode's first.
         frames_rise, frames_count: bool (N,), `frame_index` rises; it counts 0, 1, 2, ...
-        time: float64 (N, 5): first timestamp, least, median and largest step, and the largest distance from
-            first + frame / fps, all in seconds.
+        time: float64 (N, 5): first timestamp, least, median and largest step, and the largest
+            distance from first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
         idle: idle frames (`datasets/selection/motion.py`); `idle_end`: those after the last motion.
-        digest: per episode 16 bytes that depend on all numeric columns but the index columns, b"" unread.
+        digest: per episode 16 bytes that depend on all numeric columns but the index columns, b""
+            unread.
         used_tasks: table row -> each task_index in its rows.
         orphans: id -> rows of episodes that are not listed for the file that holds them.
         orphan_file: first file with orphan rows.
@@ -115,14 +136,17 @@ class RowFacts:
         absent: (column, table row) -> rows of the episode whose whole number is null or NaN.
         lacking: column -> files without it.
         undeclared: columns that info.json does not declare.
-        thresholds: speeds from which on a dimension moves (`IdleCounter.thresholds`), of the first files.
+        thresholds: speeds from which on a dimension moves (`IdleCounter.thresholds`), of the first
+            files.
         columns: key -> summary.
         pairs: action against state; None unless both have the same width.
         rows, files: number of rows and files that were read.
     """
 
     def __init__(self, episodes: int) -> None:
-        self.found, self.stored_id, self.first_index, self.position = np.full((4, episodes), _UNKNOWN, np.int64)
+        self.found, self.stored_id, self.first_index, self.position = np.full(
+            (4, episodes), _UNKNOWN, np.int64
+        )
         self.late_frame, self.idle, self.idle_end = np.zeros((3, episodes), np.int64)
         self.is_read, self.is_split, self.is_doubtful = np.zeros((3, episodes), bool)
         self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
@@ -142,7 +166,9 @@ class RowFacts:
         self.rows = self.files = 0
 
     def merge(self, part: "RowFacts", rows: np.ndarray, catalog: Catalog) -> None:
-        """Add the facts about the table rows `rows` of a dataset, whose files follow those that were added."""
+        """Add the facts about the table rows `rows` of a dataset, whose files follow those that
+        were added.
+        """
         part.position[part.is_read] += self.rows
         copy_rows(self, part, rows)
         for row, digest in zip(rows.tolist(), part.digest):
@@ -173,7 +199,9 @@ class RowFacts:
         return np.asarray(values != _UNKNOWN)
 
     def summarized(self, column: Column, *, finite: bool = False) -> np.ndarray:
-        """Whether each episode has a summary in a column, bool (N,); `finite`: of finite values only."""
+        """Whether each episode has a summary in a column, bool (N,); `finite`: of finite values
+        only.
+        """
         is_summarized = self.is_read & np.isfinite(column.mean).all(axis=1)
         return is_summarized & (column.bad == 0) if finite else is_summarized
 
@@ -199,9 +227,12 @@ class ReadRows:
         table = self.catalog.episodes
         rows = self.rows_of(part)
         places = {
-            name: getattr(table, name)[rows] for name in ("ids", "lengths", "index_from", "data_file", "data_row")
+            name: getattr(table, name)[rows]
+            for name in ("ids", "lengths", "index_from", "data_file", "data_row")
         }
-        places |= {name: getattr(table, name) for name in ("data", "own_files", "lists_places", "pairing")}
+        places |= {
+            name: getattr(table, name) for name in ("data", "own_files", "lists_places", "pairing")
+        }
         some = replace(self.catalog, episodes=EpisodeTable(**places))
         facts = RowFacts(len(rows))
         idle = IdleCounter(rate_dims(some, named_motion(numeric_keys(some))), self.thresholds)
@@ -211,7 +242,9 @@ class ReadRows:
                 facts.pairs = PairFacts(len(rows), widths[0])
         firsts = FrameStride(self.catalog, rows)
         for file in part:
-            count = _read_file(some, file, np.flatnonzero(places["data_file"] == file), facts, idle, firsts)
+            count = _read_file(
+                some, file, np.flatnonzero(places["data_file"] == file), facts, idle, firsts
+            )
             facts.rows += count
             facts.files += count > 0
         facts.idle, facts.idle_end = idle.result(len(rows))
@@ -242,7 +275,9 @@ class ReadRows:
 
 
 def read_rows(
-    catalog: Catalog, workers: Workers | None = None, progress: Callable[[int], None] = lambda rows: None
+    catalog: Catalog,
+    workers: Workers | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> RowFacts:
     """Read all data files of a dataset.
 
@@ -273,27 +308,45 @@ def read_rows(
 
 
 def numeric_keys(catalog: Catalog) -> list[str]:
-    """Keys of the declared columns of numbers that are summarized, without cameras and index columns."""
-    return [key for key in motion.numeric_keys(catalog) if 0 < np.prod(catalog.features[key].shape) <= WIDEST]
+    """Keys of the declared columns of numbers that are summarized, without cameras and index
+    columns.
+    """
+    return [
+        key
+        for key in motion.numeric_keys(catalog)
+        if 0 < np.prod(catalog.features[key].shape) <= WIDEST
+    ]
 
 
 def _read_file(
-    catalog: Catalog, file: int, rows: np.ndarray, facts: RowFacts, idle: IdleCounter, stride: FrameStride
+    catalog: Catalog,
+    file: int,
+    rows: np.ndarray,
+    facts: RowFacts,
+    idle: IdleCounter,
+    stride: FrameStride,
 ) -> int:
     """Read one file. Returns its rows; 0 where it cannot be read."""
     path = catalog.data_path(int(rows[0]))
     keys = numeric_keys(catalog)
-    cameras = [key for key, feature in catalog.features.items() if feature.is_camera and not feature.is_video]
+    cameras = [
+        key
+        for key, feature in catalog.features.items()
+        if feature.is_camera and not feature.is_video
+    ]
     texts = [key for key, feature in catalog.features.items() if feature.is_text]
     stored = {
-        key: [part.key for part in catalog.joined.get(key, ())] or [catalog.stored_names.get(key, key)]
+        key: [part.key for part in catalog.joined.get(key, ())]
+        or [catalog.stored_names.get(key, key)]
         for key in (*keys, *cameras, *texts)
     }
     try:
         with catalog.files.parquet(path) as opened:
             schema = opened.schema_arrow
             total = int(opened.metadata.num_rows)
-        table = catalog.files.table(path, [*(name for key in keys for name in stored[key]), *INDEX_KEYS])
+        table = catalog.files.table(
+            path, [*(name for key in keys for name in stored[key]), *INDEX_KEYS]
+        )
     except SourceError:
         raise  # says nothing about the file
     except DatasetError as error:
@@ -350,18 +403,24 @@ def _read_columns(
     Rows without a whole number go into `absent`, by column.
     """
     columns: dict[str, np.ndarray] = {}
-    where = catalog.files.where(catalog.data_path(int(np.flatnonzero(catalog.episodes.data_file == file)[0])))
+    where = catalog.files.where(
+        catalog.data_path(int(np.flatnonzero(catalog.episodes.data_file == file)[0]))
+    )
     for key, names in stored.items():
         if set(names) <= set(table.column_names):
             try:
                 parts = catalog.joined.get(key, (catalog.features.get(key),))
                 arrays = []
                 for name, part in zip(names, parts):
-                    column, rows_without = fill_absent(table.column(name), part or DEFAULTS.get(key))
+                    column, rows_without = fill_absent(
+                        table.column(name), part or DEFAULTS.get(key)
+                    )
                     arrays.append(_column(column, part, where, key))
                     absent |= {key: rows_without} if rows_without is not None else {}
                 if len(arrays) > 1:
-                    arrays = [np.concatenate([array.reshape(len(array), -1) for array in arrays], 1)]
+                    arrays = [
+                        np.concatenate([array.reshape(len(array), -1) for array in arrays], 1)
+                    ]
                 columns[key] = arrays[0]
             except DatasetError as error:
                 facts.unreadable.append((file, key, error))
@@ -370,12 +429,18 @@ def _read_columns(
 
 def _column(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
     if feature is None and not is_numeric(column.type):
-        raise DatasetError(f"column {key!r} holds {column.type} instead of numbers", where=where, fix="repair the file")
+        raise DatasetError(
+            f"column {key!r} holds {column.type} instead of numbers",
+            where=where,
+            fix="repair the file",
+        )
     values = to_numpy(column, feature, where, key)
     if key in INDEX_KEYS:
         values = values.reshape(len(values), -1)
         if len(values) and values.shape[1] != 1:
-            raise DatasetError(f"column {key!r} is not a single number per row", where=where, fix="repair the file")
+            raise DatasetError(
+                f"column {key!r} is not a single number per row", where=where, fix="repair the file"
+            )
         return values[:, 0] if values.shape[1] else np.zeros(0)
     return values
 
@@ -386,9 +451,16 @@ def _names(catalog: Catalog, key: str, width: int) -> list[str]:
 
 
 def _find_episodes(
-    catalog: Catalog, rows: np.ndarray, columns: dict[str, np.ndarray], total: int, path: str, facts: RowFacts
+    catalog: Catalog,
+    rows: np.ndarray,
+    columns: dict[str, np.ndarray],
+    total: int,
+    path: str,
+    facts: RowFacts,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed, bool (n,)."""
+    """Return the first row of each listed episode, int64 (n,), and whether its rows are as listed,
+    bool (n,).
+    """
     table = catalog.episodes
     ids = columns.get("episode_index")
     listed_ids = table.ids[rows]
@@ -400,7 +472,9 @@ def _find_episodes(
         return np.zeros(len(rows), np.int64), lengths == total
     if ids is None or (table.pairing == "files" and total == int(lengths.sum())):
         starts = table.data_row[rows]
-        facts.found[rows] = np.where(total == lengths.sum(), lengths, np.clip(total - starts, 0, lengths))
+        facts.found[rows] = np.where(
+            total == lengths.sum(), lengths, np.clip(total - starts, 0, lengths)
+        )
         return starts, facts.found[rows] == lengths
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [total]]).astype(np.int64)
     cuts = cuts if total else np.zeros(1, np.int64)
@@ -420,7 +494,9 @@ def _find_episodes(
     starts = np.zeros(len(rows), np.int64)
     there = right > left
     starts[there] = begins[order][left[there]]
-    facts.is_doubtful[rows] = doubtful_places(table, rows, starts, facts.found[rows], columns.get("index"), total)
+    facts.is_doubtful[rows] = doubtful_places(
+        table, rows, starts, facts.found[rows], columns.get("index"), total
+    )
     return starts, (right - left == 1) & (facts.found[rows] == lengths)
 
 
@@ -468,11 +544,17 @@ def _digest(
 ) -> None:
     """Digests, idle frames, and action against state, episode by episode."""
     stored = [np.ascontiguousarray(columns[key]) for key in keys if key in columns]
-    flat = {key: columns[key].reshape(len(columns[key]), -1) for key in (ACTION, STATE) if key in columns}
+    flat = {
+        key: columns[key].reshape(len(columns[key]), -1)
+        for key in (ACTION, STATE)
+        if key in columns
+    }
     moved_keys = named_motion(keys)
     moving = None
     if moved_keys and all(key in columns for key in moved_keys):
-        moving = np.concatenate([columns[key].reshape(len(columns[key]), -1) for key in moved_keys], axis=1)
+        moving = np.concatenate(
+            [columns[key].reshape(len(columns[key]), -1) for key in moved_keys], axis=1
+        )
     both = facts.pairs is not None and len(flat) == 2
     for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist()):
         digest = hashlib.blake2b(digest_size=16)

@@ -20,7 +20,8 @@ class EpisodeSamples:
         times: float64 (n,), seconds; NaN where they are not finite.
         steps: float64 (n - 1,), seconds between neighbours.
         bad: number of the first sample with a time or value that is not finite; None without one.
-        still: float64 (D,), share of the steps in which each dimension keeps its value; NaN without a step.
+        still: float64 (D,), share of the steps in which each dimension keeps its value; NaN without
+            a step.
     """
 
     times: np.ndarray
@@ -41,7 +42,8 @@ class SensorFacts:
         files: paths under the dataset's root: one, or one for each table row.
         episodes: samples by table row; rows without any are absent.
         broken: path -> reason, for files that are missing or cannot be read.
-        unknown: ids of episodes in a file that the dataset does not have, or that belong to another file.
+        unknown: ids of episodes in a file that the dataset does not have, or that belong to another
+            file.
     """
 
     key: str
@@ -77,7 +79,9 @@ def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
                 flat = values.reshape(len(values), -1).astype(np.float64)
                 episode_ids = np.full(len(times), ids[number]) if ids_of is None else ids_of
                 for begin, stop in _runs(episode_ids):
-                    parts.setdefault(int(episode_ids[begin]), []).append((times[begin:stop], flat[begin:stop]))
+                    parts.setdefault(int(episode_ids[begin]), []).append(
+                        (times[begin:stop], flat[begin:stop])
+                    )
         except SourceError:
             raise
         except DatasetError as error:
@@ -89,7 +93,8 @@ def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
                 facts.unknown.add(episode)
                 continue
             facts.episodes[row] = _describe(
-                np.concatenate([times for times, _ in own_parts]), np.concatenate([values for _, values in own_parts])
+                np.concatenate([times for times, _ in own_parts]),
+                np.concatenate([values for _, values in own_parts]),
             )
     return facts
 

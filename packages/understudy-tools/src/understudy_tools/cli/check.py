@@ -1,4 +1,6 @@
-"""`understudy check PATH`: contents of a dataset, and its faults with the place and the remedy of each."""
+"""`understudy check PATH`: contents of a dataset, and its faults with the place and the remedy of
+each.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -23,26 +25,36 @@ FOUND = 1
 
 @dataclass(frozen=True)
 class CheckConfig(WorkersConfig):
-    """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to check."""
+    """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to
+    check.
+    """
 
     FURTHER_ARGUMENT: ClassVar[str] = (
         "one PATH is checked; several are a glob in quotes ('data/*/') or a list file in CSV"
     )
     path: Positional[str] = ""
-    """Folder (or URL) of a LeRobot dataset; or, for one summary of many, a glob in quotes (`'data/*/'`) or a list file
-    in CSV, as in `data.sources` of a training."""
+    """Folder (or URL) of a LeRobot dataset; or, for one summary of many, a glob in quotes
+    (`'data/*/'`) or a list file in CSV, as in `data.sources` of a training.
+    """
     depth: Literal["metadata", "rows", "sample", "all"] = "sample"
-    """Files to read: those of meta/; also all rows; also videos and images, a sample spread over the episodes, or all
-    of them."""
+    """Files to read: those of meta/; also all rows; also videos and images, a sample spread over
+    the episodes, or all of them.
+    """
     action: str = ""
     """Key of the action, or several joined by +; the default is `action`, else `actions`."""
     state: str = ""
-    """Key of the state, as `--action`; the default is `observation.state`, else `state` or another usual name."""
+    """Key of the state, as `--action`; the default is `observation.state`, else `state` or another
+    usual name.
+    """
     skip_bad: str = ""
-    """JSON file to write: ids of the bad episodes, those of errors, with their rules. `understudy edit --exclude-bad`
-    reads it; a training finds those that it cannot read itself, with `data.on_bad_episode` skip."""
+    """JSON file to write: ids of the bad episodes, those of errors, with their rules.
+    `understudy edit --exclude-bad` reads it; a training finds those that it cannot read itself,
+    with `data.on_bad_episode` skip.
+    """
     page: str = ""
-    """HTML page to write: contents and findings, with images and curves of episodes; the default is none."""
+    """HTML page to write: contents and findings, with images and curves of episodes; the default is
+    none.
+    """
     shown: Annotated[int, Interval(ge=0, le=10**4)] = 4
     """Episodes on the page, spread over the dataset; 0 leaves out all images."""
     overwrite: bool = False
@@ -52,9 +64,13 @@ class CheckConfig(WorkersConfig):
     limit: Annotated[int, Ge(1)] = 40
     """Most findings of each severity to print."""
     keep_ranges: str = ""
-    """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which frames it keeps."""
+    """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which
+    frames it keeps.
+    """
     keep_rule: Literal["window", "start"] = "start"
-    """As in a run's `data.keep_rule`: keep samples whose whole window lies in a range, or all that begin in one."""
+    """As in a run's `data.keep_rule`: keep samples whose whole window lies in a range, or all that
+    begin in one.
+    """
     chunk_size: Annotated[int, Ge(1)] = 1
     """Frames of a window, as in a run's `data.chunk_size`."""
 
@@ -65,17 +81,28 @@ class CheckConfig(WorkersConfig):
     version: Literal["", "v2.0", "v2.1", "v3.0", "v3.1"] = ""
     """Format of the dataset, instead of the one in info.json."""
     pairing: Literal["", "files", "columns"] = ""
-    """Side that decides where names or places of data files and their columns name different episodes."""
+    """Side that decides where names or places of data files and their columns name different
+    episodes.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        problems = [] if self.path else ["path: required, the folder or URL of a dataset: understudy check PATH"]
+        problems = (
+            []
+            if self.path
+            else ["path: required, the folder or URL of a dataset: understudy check PATH"]
+        )
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
-            problems.append("keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges FILE")
+            problems.append(
+                "keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges "
+                "FILE"
+            )
         if is_several(self.path):
             for name in ("skip_bad", "page", "keep_ranges", "work"):
                 if getattr(self, name, ""):
-                    problems.append(f"{name}: {getattr(self, name)}: is of one dataset, not of {self.path}")
+                    problems.append(
+                        f"{name}: {getattr(self, name)}: is of one dataset, not of {self.path}"
+                    )
         return problems + self.worker_problems()
 
 
@@ -105,7 +132,11 @@ def check(config: CheckConfig) -> int:
         reach = (0, config.chunk_size - 1)
         selection = Selection(keep_ranges=config.keep_ranges, keep_rule=config.keep_rule)
         keep_report = selection.apply(root, reach).keep_report
-    options = layout | {"action": config.action, "state": config.state, "show_progress": not config.json}
+    options = layout | {
+        "action": config.action,
+        "state": config.state,
+        "show_progress": not config.json,
+    }
     with Workers(config.processes(), config.ray, config.work) as workers:
         report = check_dataset(root, config.depth, workers=workers, **options)
     if keep_report is not None:
@@ -117,19 +148,31 @@ def check(config: CheckConfig) -> int:
         from understudy_tools.report.check_page import check_page
 
         write_page(Path(config.page), check_page(report, config.shown), is_new=not config.overwrite)
-    print(json.dumps(report.to_json(), ensure_ascii=False) if config.json else format_report(report, config.limit))
+    print(
+        json.dumps(report.to_json(), ensure_ascii=False)
+        if config.json
+        else format_report(report, config.limit)
+    )
     return 0 if report.is_sound else FOUND
 
 
 def _check_several(config: CheckConfig) -> int:
-    """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an error."""
+    """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an
+    error.
+    """
     from understudy_data.parts import Workers
     from understudy_tools.cli.check_several import check_several, format_several
 
-    shared = {name: getattr(config, name) for name in ("action", "state", *LAYOUT) if getattr(config, name)}
+    shared = {
+        name: getattr(config, name)
+        for name in ("action", "state", *LAYOUT)
+        if getattr(config, name)
+    }
     sources = [shared | source for source in list_sources(config.path)]
     with Workers(config.processes(), config.ray, config.work) as workers:
-        report = check_several(sources, config.depth, show_progress=not config.json, workers=workers)
+        report = check_several(
+            sources, config.depth, show_progress=not config.json, workers=workers
+        )
     text = json.dumps(report.to_json(), ensure_ascii=False) if config.json else ""
     print(text or format_several(report, config.path, config.limit))
     return FOUND if report.wrong else 0
@@ -138,11 +181,15 @@ def _check_several(config: CheckConfig) -> int:
 def _refuse_other_files(path: Path) -> None:
     """Raise ConfigError if `path` exists and was not written by `write_bad_episodes`."""
     if path.exists() and not (path.is_file() and b'"bad_episodes"' in path.read_bytes()):
-        raise ConfigError(f"skip_bad: {path} exists and holds no ids of bad episodes; name another file")
+        raise ConfigError(
+            f"skip_bad: {path} exists and holds no ids of bad episodes; name another file"
+        )
 
 
 def write_bad_episodes(report: "Report", path: Path, is_new: bool = False) -> None:
-    """Write the ids of the bad episodes as `bad_episodes`, and the rules that each breaks as `rules`."""
+    """Write the ids of the bad episodes as `bad_episodes`, and the rules that each breaks as
+    `rules`.
+    """
     rules: dict[int, list[str]] = {episode: [] for episode in report.bad_episodes}
     for finding in report.findings:
         if finding.severity == "error":

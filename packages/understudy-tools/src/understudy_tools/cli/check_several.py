@@ -1,4 +1,6 @@
-"""Check of many datasets, summed up on one page: counts by rule, and the datasets with errors first."""
+"""Check of many datasets, summed up on one page: counts by rule, and the datasets with errors
+first.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,9 @@ class SeveralReport:
         return [one for one in self.datasets if not one.is_sound]
 
     def by_rule(self) -> list[tuple[str, str, int, int]]:
-        """Return (severity, rule, datasets, findings) of each broken rule: errors first, and of most datasets first."""
+        """Return (severity, rule, datasets, findings) of each broken rule: errors first, and of
+        most datasets first.
+        """
         datasets = Counter[tuple[str, str]]()
         findings = Counter[tuple[str, str]]()
         for one in self.datasets:
@@ -62,7 +66,10 @@ class SeveralReport:
             "sound": not self.wrong,
             "episodes": sum(one.episodes for one in self.datasets),
             "frames": sum(one.frames for one in self.datasets),
-            "rules": [dict(zip(("severity", "rule", "datasets", "findings"), row)) for row in self.by_rule()],
+            "rules": [
+                dict(zip(("severity", "rule", "datasets", "findings"), row))
+                for row in self.by_rule()
+            ],
             "with_errors": [
                 {"root": one.root, "failed": one.failed, "errors": [_line(f) for f in _errors(one)]}
                 for one in self.wrong
@@ -80,8 +87,8 @@ def check_several(
     """Check many datasets by all rules, one after the other.
 
     Args:
-        sources: settings of each: `root`, and where they differ from the defaults `action`, `state`, `video_path`,
-            `data_path`, `version` and `pairing`.
+        sources: settings of each: `root`, and where they differ from the defaults `action`,
+            `state`, `video_path`, `data_path`, `version` and `pairing`.
         depth: files to read.
         show_progress: whether to show the count, the rate and the remaining time on stderr.
         workers: processes that read the files; None reads them in this one.
@@ -93,7 +100,9 @@ def check_several(
             options = {name: source[name] for name in names if source.get(name)}
             try:
                 found = check_dataset(source["root"], depth, workers=workers, **options)
-                report.datasets.append(Checked(source["root"], found.episodes, found.frames, found.findings))
+                report.datasets.append(
+                    Checked(source["root"], found.episodes, found.frames, found.findings)
+                )
             except DatasetError as error:
                 report.datasets.append(Checked(source["root"], failed=str(error)))
             bar.update(1)
@@ -102,8 +111,16 @@ def check_several(
 
 def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
     """Format a report: counts by rule, then at most `limit` datasets with errors, then the sums."""
-    episodes, frames = (sum(getattr(one, name) for one in report.datasets) for name in ("episodes", "frames"))
-    sizes = ", ".join([plural(len(report.datasets), "dataset"), plural(episodes, "episode"), plural(frames, "frame")])
+    episodes, frames = (
+        sum(getattr(one, name) for one in report.datasets) for name in ("episodes", "frames")
+    )
+    sizes = ", ".join(
+        [
+            plural(len(report.datasets), "dataset"),
+            plural(episodes, "episode"),
+            plural(frames, "frame"),
+        ]
+    )
     lines = [f"{address}: {sizes}"]
     rows = report.by_rule()
     width = max((len(rule) for _, rule, *_ in rows), default=0)
@@ -111,7 +128,9 @@ def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
         counts = f"{plural(datasets, 'dataset')}, {plural(findings, 'finding')}"
         lines.append(f"{severity:<7} {rule:<{width}}  {counts}: {RULES[rule]}")
     if wrong := report.wrong:
-        lines.append("datasets with errors; `understudy check PATH` of one has all findings, with remedies")
+        lines.append(
+            "datasets with errors; `understudy check PATH` of one has all findings, with remedies"
+        )
     for one in wrong[:limit]:
         errors = _errors(one)
         first = one.failed.replace("\n", " ") or _line(errors[0])
@@ -119,7 +138,12 @@ def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
         lines.append(f"  {one.root}: {_shortened(first)}{more}")
     if len(wrong) > limit:
         lines.append(f"  and {len(wrong) - limit:,} more")
-    return "\n".join([*lines, f"{len(report.datasets) - len(wrong):,} of {len(report.datasets):,} without errors"])
+    return "\n".join(
+        [
+            *lines,
+            f"{len(report.datasets) - len(wrong):,} of {len(report.datasets):,} without errors",
+        ]
+    )
 
 
 def _errors(one: Checked) -> list[Finding]:

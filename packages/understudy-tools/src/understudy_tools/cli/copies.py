@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class DatasetCopy:
-    """All episodes of a dataset in a new folder, as `understudy edit SRC OUT` writes them, with new columns.
+    """All episodes of a dataset in a new folder, as `understudy edit SRC OUT` writes them, with new
+    columns.
 
     Args:
         catalog: the dataset.
@@ -83,13 +84,15 @@ class DatasetCopy:
 
         Args:
             features: the new columns.
-            columns: column -> table row of an episode -> numbers (T, *shape) in the dtype of its feature.
+            columns: column -> table row of an episode -> numbers (T, *shape) in the dtype of its
+                feature.
             origin: further entries of meta/edit.json, by name.
             workers: processes.
             count: called with numbers of frames as they are done.
 
         Raises:
-            DatasetError: the folder exists, another process writes it, or the dataset cannot be read.
+            DatasetError: the folder exists, another process writes it, or the dataset cannot be
+                read.
         """
         from understudy_tools.edit.write_set import write_outputs
 

@@ -1,4 +1,6 @@
-"""`understudy edit SRC [SRC ...] OUT` and `understudy segment SRC OUT`: new datasets from episodes of others."""
+"""`understudy edit SRC [SRC ...] OUT` and `understudy segment SRC OUT`: new datasets from episodes
+of others.
+"""
 
 import json
 import sys
@@ -30,34 +32,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EditConfig(WorkersConfig):
-    """Write a new dataset from one or more others: selected, merged, split, renamed, annotated, transcoded.
+    """Write a new dataset from one or more others: selected, merged, split, renamed, annotated,
+    transcoded.
 
-    The output is LeRobot v3.0 in a new folder, which appears complete or not at all; sources of v2.0, v2.1 and v3.x are
-    never changed. Several sources are merged. Statistics are computed anew. Video packets are copied. An episode cut
-    at a frame that is not a key frame, and each camera with `--size`, `--codec`, `--gop` or `--crf`, is encoded again.
+    The output is LeRobot v3.0 in a new folder, which appears complete or not at all; sources of
+    v2.0, v2.1 and v3.x are never changed. Several sources are merged. Statistics are computed anew.
+    Video packets are copied. An episode cut at a frame that is not a key frame, and each camera
+    with `--size`, `--codec`, `--gop` or `--crf`, is encoded again.
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one, or one in a bucket
-    (`s3://BUCKET/OUT`) with `--work FOLDER`."""
+    """Datasets to read (folders or URLs), then the folder to write: a new or an empty one, or one
+    in a bucket (`s3://BUCKET/OUT`) with `--work FOLDER`.
+    """
     episodes: Ids = ()
     """Ids of the episodes to keep, as in `0-7 12`; the default is all."""
     exclude_episodes: Ids = ()
     """Ids of the episodes to leave out."""
     where: str = ""
-    """Condition on the metadata of episodes, as in `success and quality >= 3`. Names are those of the metadata, and
-    `episode`, `length`, `seconds`, `task`, `tasks`."""
+    """Condition on the metadata of episodes, as in `success and quality >= 3`. Names are those of
+    the metadata, and `episode`, `length`, `seconds`, `task`, `tasks`.
+    """
     exclude_bad: str = ""
-    """File of `understudy check --skip-bad`, or output of `understudy check --json`: leave its bad episodes out."""
+    """File of `understudy check --skip-bad`, or output of `understudy check --json`: leave its bad
+    episodes out.
+    """
     keep_ranges: str = ""
-    """JSON file of keep-ranges; each range becomes an episode, and episodes without a key are left out."""
+    """JSON file of keep-ranges; each range becomes an episode, and episodes without a key are left
+    out.
+    """
     drop_n_first_frames: Annotated[int, Ge(0)] = 0
     """Frames to leave out at the start of each episode."""
     drop_n_last_frames: Annotated[int, Ge(0)] = 0
     """Frames to leave out at the end of each episode."""
     split: tuple[str, ...] = ()
-    """Parts of the output, each a dataset in a folder of its own: NAME=SHARE (`train=0.9 val=0.1`) or NAME=IDS
-    (`train=0-7 val=8,9`)."""
+    """Parts of the output, each a dataset in a folder of its own: NAME=SHARE (`train=0.9 val=0.1`)
+    or NAME=IDS (`train=0-7 val=8,9`).
+    """
     seed: int = 0
     """Seed of the random order in which shares divide the episodes."""
     rename: tuple[str, ...] = ()
@@ -67,12 +78,14 @@ class EditConfig(WorkersConfig):
     cast: tuple[str, ...] = ()
     """Features to convert: KEY=DTYPE. A value that the dtype cannot hold is an error."""
     pairing: Literal["", "files", "columns"] = ""
-    """Side that decides where names (places) of data files and their columns (`episode_index`) name different episodes:
-    `files` if data files and videos were renamed or joined together, `columns` if data files alone were. By default
-    such episodes are refused in a dataset with videos."""
+    """Side that decides where names (places) of data files and their columns (`episode_index`) name
+    different episodes: `files` if data files and videos were renamed or joined together, `columns`
+    if data files alone were. By default such episodes are refused in a dataset with videos.
+    """
     lengths: Literal["recorded", "rows"] = "recorded"
-    """Lengths of episodes: `recorded` in meta/, or those of the `rows` where these are whole and videos have as many
-    frames, so that only meta/ is wrong."""
+    """Lengths of episodes: `recorded` in meta/, or those of the `rows` where these are whole and
+    videos have as many frames, so that only meta/ is wrong.
+    """
     ignore_names: bool = False
     """Merge sources whose dimensions have other names; those of the first are kept."""
     robot_type: str = ""
@@ -82,36 +95,47 @@ class EditConfig(WorkersConfig):
     tasks: str = ""
     """JSON file of task texts to change: {"old text": "new text"}."""
     metadata: str = ""
-    """JSON or CSV file with metadata of all episodes (docs/datasets.md): success, quality, operator and others."""
+    """JSON or CSV file with metadata of all episodes (docs/datasets.md): success, quality, operator
+    and others.
+    """
     subtasks: str = ""
     """JSON or CSV file with the subtasks of frames (docs/datasets.md), written as the text column
     `--subtask-key`."""
     subtasks_from: str = ""
-    """Text column, or `COLUMN:STYLE` of a language column, to write as the column `--subtask-key`."""
+    """Text column, or `COLUMN:STYLE` of a language column, to write as the column `--subtask-key`.
+    """
     subtask_key: str = "subtask"
     """Key of the column that `--subtasks` or `--subtasks-from` writes."""
     unit: Literal["seconds", "frames"] = "seconds"
     """Unit of the times in the file of subtasks."""
     size: str = ""
-    """Size of the images: `224` for the longer side with the aspect ratio kept, or `WIDTHxHEIGHT`."""
+    """Size of the images: `224` for the longer side with the aspect ratio kept, or `WIDTHxHEIGHT`.
+    """
     codec: Literal["", "libx264", "libx265", "libsvtav1"] = ""
     """Encoder of the videos; the default is that of their codec."""
     gop: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
     """Frames from key frame to key frame; the default is the source's."""
     crf: Annotated[int, Interval(ge=0, le=63)] | None = None
-    """Quality on the encoder's own scale, less is better. The default is 22, 24 and 20 for libx264, libx265 and
-    libsvtav1, and 6 less where the source has the same codec and size."""
+    """Quality on the encoder's own scale, less is better. The default is 22, 24 and 20 for libx264,
+    libx265 and libsvtav1, and 6 less where the source has the same codec and size.
+    """
     cameras: tuple[str, ...] = ()
     """Cameras that `--size`, `--codec`, `--gop` and `--crf` are for; the default is all."""
     skip_bad: bool = False
-    """Leave out episodes that cannot be read or that end three processes; they are named, and the exit code is 1."""
+    """Leave out episodes that cannot be read or that end three processes; they are named, and the
+    exit code is 1.
+    """
     json: bool = False
     """Print the summary as one JSON object."""
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = output_problems(self.paths, "edit", self.work) + self.worker_problems()
-        edits = {"episodes": self.episodes, "exclude_episodes": self.exclude_episodes, "exclude_bad": self.exclude_bad}
+        edits = {
+            "episodes": self.episodes,
+            "exclude_episodes": self.exclude_episodes,
+            "exclude_bad": self.exclude_bad,
+        }
         edits |= {
             "pairing": self.pairing,
             "keep_ranges": self.keep_ranges,
@@ -120,7 +144,9 @@ class EditConfig(WorkersConfig):
         }
         if len(self.paths) > 2:
             errors += [
-                f"{name}: is for one source: edit the sources first, then merge" for name, on in edits.items() if on
+                f"{name}: is for one source: edit the sources first, then merge"
+                for name, on in edits.items()
+                if on
             ]
         errors += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
         if self.task and self.tasks:
@@ -128,7 +154,10 @@ class EditConfig(WorkersConfig):
         if self.subtasks and self.subtasks_from:
             errors.append("subtasks: give either a file, or `subtasks_from`")
         if self.pairing and self.lengths == "rows":
-            errors.append("lengths: give either `rows` or a pairing: edit with the pairing first, then its output")
+            errors.append(
+                "lengths: give either `rows` or a pairing: edit with the pairing first, then its "
+                "output"
+            )
         if (self.crf or 0) > 51 and self.codec in ("libx264", "libx265"):
             errors.append(f"crf: {self.crf}: the scale of {self.codec} ends at 51")
         if self.cameras and not self.encodes():
@@ -141,16 +170,32 @@ class EditConfig(WorkersConfig):
 
 
 def output_problems(paths: Sequence[str], command: str, work: str | None = None) -> list[str]:
-    """List errors of the positional arguments; with a setting `work`, the output can be in a bucket."""
+    """List errors of the positional arguments; with a setting `work`, the output can be in a
+    bucket.
+    """
     if len(paths) < 2:
-        return [f"paths: required, the dataset to read and the folder to write: understudy {command} SRC OUT"]
+        return [
+            f"paths: required, the dataset to read and the folder to write: understudy {command} "
+            "SRC OUT"
+        ]
     protocol, separator, _ = paths[-1].partition("://")
     if separator and (work is None or protocol in ("file", "hf", "http", "https")):
         fix = "name a folder of this machine; `understudy push` publishes it on the hub"
         return [f"paths: {strip_credentials(paths[-1])} is not writable here; {fix}"]
     if separator:
-        return [] if work else ["work: required for an output in a bucket: a folder for files until they are uploaded"]
-    return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"] if is_taken(paths[-1]) else []
+        return (
+            []
+            if work
+            else [
+                "work: required for an output in a bucket: a folder for files until they are "
+                "uploaded"
+            ]
+        )
+    return (
+        [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"]
+        if is_taken(paths[-1])
+        else []
+    )
 
 
 def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
@@ -158,7 +203,9 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
     bad = [pair for pair in pairs if not all(pair.partition("="))]
     keys = [pair.partition("=")[0] for pair in pairs]
     repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
-    return [f"{name}: {pair}: give KEY=VALUE" for pair in bad] + [f"{name}: {key}: is repeated" for key in repeated]
+    return [f"{name}: {pair}: give KEY=VALUE" for pair in bad] + [
+        f"{name}: {key}: is repeated" for key in repeated
+    ]
 
 
 def edit(config: EditConfig) -> int:
@@ -173,7 +220,9 @@ def edit(config: EditConfig) -> int:
 
 
 def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
-    """Return a catalog with the lengths of whole rows, and name the episodes whose length changes."""
+    """Return a catalog with the lengths of whole rows, and name the episodes whose length
+    changes.
+    """
     from understudy_data.datasets.format.episode_table import describe_ids
     from understudy_data.datasets.read.row_lengths import with_lengths_of_rows
 
@@ -182,7 +231,10 @@ def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     if changed.any():
         count = plural(int(changed.sum()), "episode has", "episodes have")
         ids = describe_ids(catalog.episodes.ids[changed])
-        warnings.warn(f"{catalog.root}: {count} the length of its rows, not that of meta/: {ids}", stacklevel=2)
+        warnings.warn(
+            f"{catalog.root}: {count} the length of its rows, not that of meta/: {ids}",
+            stacklevel=2,
+        )
     return counted
 
 
@@ -193,7 +245,9 @@ def open_output(path: str) -> "Path | Bucket":
     return Bucket(path) if "://" in path else Path(path)
 
 
-def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: "Path | Bucket") -> dict[str, "Plan"]:
+def make_plans(
+    config: EditConfig, catalogs: Sequence["Catalog"], out: "Path | Bucket"
+) -> dict[str, "Plan"]:
     """Return the datasets to write by name; one dataset has the name ""."""
     from understudy_tools.edit.annotations import piece_metadata, read_metadata
     from understudy_tools.edit.features import (
@@ -229,7 +283,9 @@ def make_plans(config: EditConfig, catalogs: Sequence["Catalog"], out: "Path | B
         encode=encode,
         skip_bad=config.skip_bad,
     )
-    parts = split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
+    parts = (
+        split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
+    )
     return {
         name: replace(plan, pieces=tuple(part), metadata=piece_metadata(sources, part, attached))
         for name, part in parts.items()
@@ -254,7 +310,11 @@ def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
         drop_n_first_frames=config.drop_n_first_frames,
         drop_n_last_frames=config.drop_n_last_frames,
     )
-    return [piece for number, source in enumerate(sources) for piece in select_pieces(source, number, selection)]
+    return [
+        piece
+        for number, source in enumerate(sources)
+        for piece in select_pieces(source, number, selection)
+    ]
 
 
 def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextColumn"]:
@@ -276,7 +336,10 @@ def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
     from understudy_data.datasets.write.writer import check_features
 
     if key in features:
-        raise DatasetError(f"subtask_key is {key!r}, which exists", fix="drop or rename that feature, or name another")
+        raise DatasetError(
+            f"subtask_key is {key!r}, which exists",
+            fix="drop or rename that feature, or name another",
+        )
     try:
         return check_features({key: {"dtype": "string", "shape": (1,)}})[key]
     except ValueError as error:
@@ -298,7 +361,9 @@ def _change_task(task: str, changed: Mapping[str, str], piece: "Piece", text: st
 def _encodings(
     config: EditConfig, sources: Sequence["Catalog"]
 ) -> tuple[dict[str, "Encoding"], list[dict[str, tuple[int, int]]]]:
-    """Encoding of each camera, and for each source the new (height, width) of cameras that are resized."""
+    """Encoding of each camera, and for each source the new (height, width) of cameras that are
+    resized.
+    """
     from understudy_tools.edit.features import fit_size, parse_size
     from understudy_tools.edit.plan import Encoding
 
@@ -314,7 +379,11 @@ def _encodings(
     for key in config.cameras or videos:
         encode[key] = Encoding(None, config.codec or None, config.gop, config.crf)
         for source, source_sizes in zip(sources, sizes):
-            if config.size and key in source.features and (size := source.features[key].size) is not None:
+            if (
+                config.size
+                and key in source.features
+                and (size := source.features[key].size) is not None
+            ):
                 source_sizes[key] = fit_size(size, parse_size(config.size))
                 encode[key] = replace(encode[key], size=source_sizes[key])
     return encode, sizes
@@ -324,22 +393,26 @@ def _encodings(
 class SegmentConfig(WorkersConfig):
     """Cut episodes into segments: at given times, where a text column changes, or at idle gaps.
 
-    Each segment becomes an episode of a new LeRobot v3.0 dataset, with the metadata of its episode. Video packets are
-    copied where a segment begins at a key frame; other segments are encoded again.
+    Each segment becomes an episode of a new LeRobot v3.0 dataset, with the metadata of its episode.
+    Video packets are copied where a segment begins at a key frame; other segments are encoded
+    again.
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one, or one in a bucket
-    (`s3://BUCKET/OUT`) with `--work FOLDER`."""
+    """Dataset to read (a folder or URL), then the folder to write: a new or an empty one, or one in
+    a bucket (`s3://BUCKET/OUT`) with `--work FOLDER`.
+    """
     times: str = ""
-    """JSON file, key of an episode -> cut points [1.5, 4] or segments [[0, 1.5], [2, 4]]. Episodes without a key are
-    left out."""
+    """JSON file, key of an episode -> cut points [1.5, 4] or segments [[0, 1.5], [2, 4]]. Episodes
+    without a key are left out.
+    """
     unit: Literal["seconds", "frames"] = "seconds"
     """Unit of the times in files."""
     by: str = ""
-    """Cut where the text of this column differs from the frame before: a text column, `COLUMN:STYLE` of a language
-    column, or `task`. Frames with an empty text are left out. `pauses` cuts at idle gaps and leaves them out; a dataset
-    without any is refused."""
+    """Cut where the text of this column differs from the frame before: a text column,
+    `COLUMN:STYLE` of a language column, or `task`. Frames with an empty text are left out. `pauses`
+    cuts at idle gaps and leaves them out; a dataset without any is refused.
+    """
     subtasks: str = ""
     """JSON or CSV file with the subtasks of frames (docs/datasets.md): cut where they change."""
     task_from_text: bool = False
@@ -347,14 +420,17 @@ class SegmentConfig(WorkersConfig):
     keys: tuple[str, ...] = ()
     """Columns that are compared for idle gaps; the default is all of actions and states."""
     threshold: Annotated[float, Gt(0)] | None = None
-    """A frame is idle when all values changed by less than this, in the columns' units. The default is that of
-    `understudy ranges`: a share of each dimension's own speed."""
+    """A frame is idle when all values changed by less than this, in the columns' units. The default
+    is that of `understudy ranges`: a share of each dimension's own speed.
+    """
     min_idle: Annotated[int, Ge(1)] | None = None
     """Idle frames of a gap at least; the default is one second."""
     min_frames: Annotated[int, Ge(1)] = 1
     """Frames of a segment at least; shorter ones are left out."""
     skip_bad: bool = False
-    """Leave out episodes that cannot be read or that end three processes; they are named, and the exit code is 1."""
+    """Leave out episodes that cannot be read or that end three processes; they are named, and the
+    exit code is 1.
+    """
     json: bool = False
     """Print the summary as one JSON object."""
 
@@ -362,10 +438,14 @@ class SegmentConfig(WorkersConfig):
         """List errors in the settings, one line each."""
         errors = output_problems(self.paths, "segment", self.work) + self.worker_problems()
         if len(self.paths) > 2:
-            errors.append("paths: give one dataset and the folder to write; merge with `understudy edit`")
+            errors.append(
+                "paths: give one dataset and the folder to write; merge with `understudy edit`"
+            )
         if sum(map(bool, (self.times, self.by, self.subtasks))) != 1:
             errors.append("by: give one of --times FILE, --by COLUMN, --by pauses, --subtasks FILE")
-        if self.by != "pauses" and (self.keys or self.min_idle is not None or self.threshold is not None):
+        if self.by != "pauses" and (
+            self.keys or self.min_idle is not None or self.threshold is not None
+        ):
             errors.append("by: --keys, --threshold and --min-idle are for --by pauses")
         if self.task_from_text and (self.times or self.by == "pauses"):
             errors.append("task_from_text: needs a text: --by COLUMN or --subtasks FILE")
@@ -395,16 +475,26 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: "Path | Bucket") -
     if config.times:
         pieces = cut_at_times(source, 0, config.times, config.unit)
     elif config.by == "pauses":
-        ranges = RangesConfig(keys=config.keys, threshold=config.threshold, min_idle=config.min_idle)
+        ranges = RangesConfig(
+            keys=config.keys, threshold=config.threshold, min_idle=config.min_idle
+        )
         keys = keys_of(ranges, source)
         pieces = cut_at_pauses(source, 0, keys, rule_of(ranges, source, keys))
     else:
         subtasks_file = config.subtasks
-        texts = read_subtasks(source, subtasks_file, config.unit) if subtasks_file else text_column(source, config.by)
+        texts = (
+            read_subtasks(source, subtasks_file, config.unit)
+            if subtasks_file
+            else text_column(source, config.by)
+        )
         pieces = cut_by_text(source, 0, texts)
     _check_cut(config, source, pieces)
     pieces = _long_enough(pieces, config.min_frames, source)
-    named = {piece: texts(piece)[0] for piece in pieces} if texts is not None and config.task_from_text else {}
+    named = (
+        {piece: texts(piece)[0] for piece in pieces}
+        if texts is not None and config.task_from_text
+        else {}
+    )
     return Plan(
         sources=sources,
         pieces=tuple(pieces),
@@ -422,12 +512,15 @@ def _name_task(named: "Mapping[Piece, str]", piece: "Piece", text: str) -> str:
 
 
 def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece]") -> None:
-    """Refuse pauses that cut nothing, and warn of texts and times that do: the output would be a copy of the source.
+    """Refuse pauses that cut nothing, and warn of texts and times that do: the output would be a
+    copy of the source.
 
     Raises:
         DatasetError: `by` is `pauses`, and no episode has a gap.
     """
-    whole = [(row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length]
+    whole = [
+        (row, 0, length) for row, length in enumerate(source.episodes.lengths.tolist()) if length
+    ]
     if [(piece.row, piece.start, piece.stop) for piece in pieces] != whole:
         return
     problem = f"none of {len(whole)} episodes is cut"
@@ -435,7 +528,9 @@ def _check_cut(config: SegmentConfig, source: "Catalog", pieces: "Sequence[Piece
         warnings.warn(f"{source.root}: {problem}: the output has the same episodes", stacklevel=2)
         return
     gap = f"{config.min_idle} idle frames" if config.min_idle else "one second"
-    fix = "give a smaller --min-idle or a larger --threshold; `understudy edit SRC OUT` makes a copy"
+    fix = (
+        "give a smaller --min-idle or a larger --threshold; `understudy edit SRC OUT` makes a copy"
+    )
     raise DatasetError(f"{problem}: there is no pause of {gap}", where=source.root, fix=fix)
 
 
@@ -443,7 +538,9 @@ def _long_enough(pieces: "Sequence[Piece]", least: int, source: "Catalog") -> "l
     long_pieces = [piece for piece in pieces if piece.length >= least]
     if not long_pieces:
         problem = f"no segment of {least} frames or more is left of {len(pieces)}"
-        raise DatasetError(problem, where=source.root, fix="cut less, or give a smaller --min-frames")
+        raise DatasetError(
+            problem, where=source.root, fix="cut less, or give a smaller --min-frames"
+        )
     return long_pieces
 
 
@@ -451,8 +548,12 @@ _LARGER = 2.0
 """Ratio of bytes from which a summary names `--crf`."""
 
 
-def write_and_print(plans: "Mapping[str, Plan]", out: "Path | Bucket", config: EditConfig | SegmentConfig) -> int:
-    """Write datasets into the new folder `out`, and print a summary; return 1 if something was left out as bad."""
+def write_and_print(
+    plans: "Mapping[str, Plan]", out: "Path | Bucket", config: EditConfig | SegmentConfig
+) -> int:
+    """Write datasets into the new folder `out`, and print a summary; return 1 if something was left
+    out as bad.
+    """
     from understudy_data.parts import Workers
     from understudy_tools.edit.write_set import write_outputs
 
@@ -461,16 +562,24 @@ def write_and_print(plans: "Mapping[str, Plan]", out: "Path | Bucket", config: E
     pool = Workers(config.processes(total), config.ray, config.work, apart=config.skip_bad)
     with pool as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    facts = {name: describe(output, f"{out}/{name}" if name else str(out)) for name, output in written.items()}
+    facts = {
+        name: describe(output, f"{out}/{name}" if name else str(out))
+        for name, output in written.items()
+    }
     if config.json:
         print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
     else:
-        print("\n".join(line for output_facts in facts.values() for line in format_summary(output_facts)))
+        print(
+            "\n".join(
+                line for output_facts in facts.values() for line in format_summary(output_facts)
+            )
+        )
     return int(any(output.skipped for output in written.values()))
 
 
 def state_contract(plan: "Plan") -> dict[str, Any]:
-    """Return meta/contract.json of an output by its path: statements of the sources that hold for it, too.
+    """Return meta/contract.json of an output by its path: statements of the sources that hold for
+    it, too.
 
     Returns:
         {} where sources state different facts, or one states none.
@@ -483,13 +592,19 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
     for source in plan.sources:
         if not source.files.exists(path):
             return {}
-        robot = _hold(read_stated(read_json(source.files, path), source.files.where(path)), plan, source.stored_names)
+        robot = _hold(
+            read_stated(read_json(source.files, path), source.files.where(path)),
+            plan,
+            source.stored_names,
+        )
         contracts.append(Contract({"": robot}, kind="dataset").to_json())
     return {path: contracts[0]} if all(contract == contracts[0] for contract in contracts) else {}
 
 
 def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) -> "RobotFacts":
-    """Return the statements about a robot that hold for the output: its keys, names, sizes and rate; no figures."""
+    """Return the statements about a robot that hold for the output: its keys, names, sizes and
+    rate; no figures.
+    """
     from understudy_client.contract.facts import VectorFacts
 
     outputs = {stored_names.get(key, key): feature for key, feature in plan.features.items()}
@@ -498,15 +613,24 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
         vector: VectorFacts | None = getattr(robot, name)
         feature = outputs.get(vector.key) if vector is not None else None
         vectors[name] = None
-        if vector is not None and feature is not None and tuple(feature.dimension_names) == vector.names:
+        if (
+            vector is not None
+            and feature is not None
+            and tuple(feature.dimension_names) == vector.names
+        ):
             unknown = VectorFacts.unmeasured(feature.key, vector.names)
             vectors[name] = replace(
-                vector, key=feature.key, figures=unknown.figures, normalization=unknown.normalization
+                vector,
+                key=feature.key,
+                figures=unknown.figures,
+                normalization=unknown.normalization,
             )
     cameras = {}
     for camera in robot.cameras.values():
         if (feature := outputs.get(camera.key)) is not None:
-            cameras[feature.key] = replace(camera, key=feature.key, size=feature.size or (0, 0), look=None)
+            cameras[feature.key] = replace(
+                camera, key=feature.key, size=feature.size or (0, 0), look=None
+            )
     return replace(
         robot,
         fps=float(plan.fps),
@@ -521,7 +645,9 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
 
 
 def describe(written: "Written", root: str) -> dict[str, Any]:
-    """Return the facts of one output; cameras that were encoded again have quality and decode cost."""
+    """Return the facts of one output; cameras that were encoded again have quality and decode
+    cost.
+    """
     from understudy_data.datasets.format.catalog import Catalog
     from understudy_tools.edit.decode_cost import measure_cost
 
@@ -533,7 +659,9 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
         "tasks": written.tasks,
         "timestamps_rewritten": written.clocks,
         "undeclared_columns": written.undeclared,
-        "skipped_features": {key: why for source in plan.sources for key, why in source.skipped_features.items()},
+        "skipped_features": {
+            key: why for source in plan.sources for key, why in source.skipped_features.items()
+        },
         "cameras": {},
         "skipped": written.skipped,
         "left_out": written.left_out,
@@ -545,7 +673,11 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
         camera |= {"bytes_before": videos.bytes_before, "bytes": videos.bytes}
         if videos.encoded:
             quality = videos.quality
-            camera |= {"images_compared": quality.images, "psnr_db": _finite(quality.psnr), "ssim": quality.ssim}
+            camera |= {
+                "images_compared": quality.images,
+                "psnr_db": _finite(quality.psnr),
+                "ssim": quality.ssim,
+            }
         if key in plan.encode:
             cost = measure_cost(plan.sources, plan.pieces, after, key)
             camera |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
@@ -559,31 +691,47 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
     lines = [f"{facts['root']}: {counts}"]
     for key, camera in facts["cameras"].items():
         sizes = f"{_size(camera['bytes_before'])} -> {_size(camera['bytes'])}"
-        lines.append(f"  {key}: {plural(camera['copied'], 'episode')} copied, {camera['encoded']:,} encoded, {sizes}")
+        lines.append(
+            f"  {key}: {plural(camera['copied'], 'episode')} copied, {camera['encoded']:,} "
+            f"encoded, {sizes}"
+        )
         if camera["encoded"]:
             compared = f"{camera['images_compared']:,} images compared"
-            psnr = "equal images" if camera["psnr_db"] is None else f"PSNR {camera['psnr_db']:.1f} dB"
+            psnr = (
+                "equal images" if camera["psnr_db"] is None else f"PSNR {camera['psnr_db']:.1f} dB"
+            )
             lines.append(f"    {psnr}, SSIM {camera['ssim']:.4f} ({compared})")
         if camera["encoded"] and camera["bytes"] > _LARGER * camera["bytes_before"] > 0:
             lines.append(
-                f"    {camera['bytes'] / camera['bytes_before']:.1f} times the bytes: other cuts than at key frames "
-                f"encode; `understudy edit {facts['root']} OUT --crf N` with a larger N makes them smaller"
+                f"    {camera['bytes'] / camera['bytes_before']:.1f} times the bytes: other cuts "
+                f"than at key frames encode; `understudy edit {facts['root']} OUT --crf N` with a "
+                "larger N makes them smaller"
             )
         if "decode_ms" in camera:
             before = camera["decode_ms_before"]
             after = camera["decode_ms"]
             lines.append(
-                f"    decoding, CPU ms per image: {before['stretch']:.3f} -> {after['stretch']:.3f} in a row, "
-                f"{before['single']:.3f} -> {after['single']:.3f} at random places"
+                f"    decoding, CPU ms per image: {before['stretch']:.3f} -> "
+                f"{after['stretch']:.3f} in a row, {before['single']:.3f} -> {after['single']:.3f} "
+                "at random places"
             )
     if facts["timestamps_rewritten"]:
-        lines.append(f"  timestamps of {facts['timestamps_rewritten']:,} episodes differed from frame / fps; now equal")
-    lines += [f"  column {name} is not declared in info.json: left out" for name in facts["undeclared_columns"]]
+        lines.append(
+            f"  timestamps of {facts['timestamps_rewritten']:,} episodes differed from frame / "
+            "fps; now equal"
+        )
+    lines += [
+        f"  column {name} is not declared in info.json: left out"
+        for name in facts["undeclared_columns"]
+    ]
     lines += [f"  {key} {why}: left out" for key, why in facts["skipped_features"].items()]
     lines += [f"  {line}" for line in facts["left_out"]]
     if skipped := facts["skipped"]:
         lines.append(f"  {plural(len(skipped), 'bad episode')} left out")
-        lines += [f"    episode {bad['episode']} of source {bad['source']}: {bad['reason']}" for bad in skipped]
+        lines += [
+            f"    episode {bad['episode']} of source {bad['source']}: {bad['reason']}"
+            for bad in skipped
+        ]
     return lines
 
 

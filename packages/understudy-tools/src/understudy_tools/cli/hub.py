@@ -22,11 +22,15 @@ _MARKS: dict[Kind, tuple[str, ...]] = {
 }
 
 _OF_THIS_MACHINE = ("wandb", "STOP")
-"""Entries of a run with names of the user and of the machine, or for its process alone; no later one needs them."""
+"""Entries of a run with names of the user and of the machine, or for its process alone; no later
+one needs them.
+"""
 
 
 def folder_kind(folder: Path) -> Kind | None:
-    """Return the kind of a folder; None for a folder that is neither a policy nor a run nor a dataset."""
+    """Return the kind of a folder; None for a folder that is neither a policy nor a run nor a
+    dataset.
+    """
     for kind, names in _MARKS.items():
         if all((folder / name).exists() for name in names):
             return kind
@@ -56,7 +60,10 @@ def list_files(folder: Path, outer: frozenset[Path] = frozenset()) -> Iterator[P
         elif entry.is_file() and not entry.name.endswith(DRAFT_SUFFIX):
             yield Path(entry.path)
         elif entry.is_symlink():
-            raise ConfigError(f"path: {entry.path}: links to a file that is not there; restore it, or remove the link")
+            raise ConfigError(
+                f"path: {entry.path}: links to a file that is not there; restore it, or remove the "
+                "link"
+            )
 
 
 def choose_checkpoint(checkpoints: Path, step: int | Literal["latest"]) -> Path:
@@ -81,12 +88,14 @@ class PushConfig:
     path: Positional[str] = ""
     """Folder of a policy, of a run or of a dataset."""
     to: str = ""
-    """Repository: hf://OWNER/NAME for policies and runs, hf://datasets/OWNER/NAME for datasets. A missing one is made.
-    The token comes from `hf auth login` or HF_TOKEN."""
+    """Repository: hf://OWNER/NAME for policies and runs, hf://datasets/OWNER/NAME for datasets. A
+    missing one is made. The token comes from `hf auth login` or HF_TOKEN.
+    """
     public: bool = False
     """Make a new repository public. An existing one stays as it is."""
     update: bool = False
-    """Add a commit to a repository that holds files already. Its earlier files stay in its history."""
+    """Add a commit to a repository that holds files already. Its earlier files stay in its history.
+    """
     checkpoint: Annotated[int, Ge(0)] | Literal["latest"] = "latest"
     """Of a run: the checkpoint to publish, by its step or `latest`. The policy of another choice:
     `understudy export RUN --checkpoint best`, and push RUN/export."""
@@ -97,9 +106,14 @@ class PushConfig:
         """List the rules that the values break, one line each."""
         errors = []
         if not self.path:
-            errors.append("path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME")
+            errors.append(
+                "path: required, the folder to publish: understudy push PATH --to hf://OWNER/NAME"
+            )
         if self.repository() is None:
-            errors.append(f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset")
+            errors.append(
+                f"to: {self.to!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a "
+                "dataset"
+            )
         return errors
 
     def repository(self) -> HubId | None:
@@ -111,8 +125,9 @@ def push(config: PushConfig) -> None:
     """Publish the folder and print the commit.
 
     Raises:
-        ConfigError: the folder is none of these kinds, the run has no such checkpoint, the kind of repository is
-            another one, a file is damaged or not the one that was written, which no load accepts, or the hub refuses.
+        ConfigError: the folder is none of these kinds, the run has no such checkpoint, the kind of
+            repository is another one, a file is damaged or not the one that was written, which no
+            load accepts, or the hub refuses.
         OSError: a folder or a file in it cannot be read.
     """
     from understudy_tools import upload
@@ -122,10 +137,15 @@ def push(config: PushConfig) -> None:
     assert repository is not None
     kind = folder_kind(folder)
     if kind is None:
-        problem = "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        problem = (
+            "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
+        )
         if not folder.exists() and (near := near_path(str(folder))):
             problem += f"; did you mean {near}?"
-        raise ConfigError(f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a dataset")
+        raise ConfigError(
+            f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a "
+            "dataset"
+        )
     files = list(list_files(folder))
     tag = _check_dataset(folder) if kind == "dataset" else ""
     step = ""
@@ -158,11 +178,12 @@ def push(config: PushConfig) -> None:
 
 
 def _check_dataset(folder: Path) -> str:
-    """Return the format of a dataset, the tag by which LeRobot finds it; warn of files that no episode names.
+    """Return the format of a dataset, the tag by which LeRobot finds it; warn of files that no
+    episode names.
 
     Raises:
-        ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was killed, for example,
-            or rows and videos may be those of different episodes.
+        ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was
+            killed, for example, or rows and videos may be those of different episodes.
     """
     from understudy_base.errors import DatasetError
     from understudy_data.datasets.check_files import broken_episodes, unfinished_recording
@@ -175,12 +196,17 @@ def _check_dataset(folder: Path) -> str:
         problems += [contradiction] if contradiction else []
         if not problems:
             rows = catalog.episodes.rows_of(catalog.episodes.ids)
-            problems = [bad.line for bad in broken_episodes(catalog, catalog.episodes.videos, (), rows)]
+            problems = [
+                bad.line for bad in broken_episodes(catalog, catalog.episodes.videos, (), rows)
+            ]
     except DatasetError as error:
         raise ConfigError(f"path: {error}") from error
     if problems:
         more = f"; and {plural(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
-        fix = f"mend it (understudy check {folder} names each fault and its remedy), or publish a copy with the sound "
+        fix = (
+            f"mend it (understudy check {folder} names each fault and its remedy), or publish a "
+            "copy with the sound "
+        )
         fix += f"episodes: understudy edit {folder} COPY --skip-bad"
         raise ConfigError(f"path: {folder}: {problems[0]}{more}; {fix}")
     if irregular:
@@ -195,14 +221,19 @@ class PullConfig:
     path: Positional[str] = ""
     """Repository: hf://OWNER/NAME, hf://datasets/OWNER/NAME, or either with @REVISION."""
     output_dir: str = ""
-    """Folder to make; the default is NAME in the current folder. A stopped download continues with the same command."""
+    """Folder to make; the default is NAME in the current folder. A stopped download continues with
+    the same command.
+    """
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         if not self.path:
             return ["path: required, a repository on the hub: understudy pull hf://OWNER/NAME"]
         if self.repository() is None:
-            return [f"path: {self.path!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a dataset"]
+            return [
+                f"path: {self.path!r}: must be hf://OWNER/NAME, or hf://datasets/OWNER/NAME for a "
+                "dataset"
+            ]
         return []
 
     def repository(self) -> HubId | None:

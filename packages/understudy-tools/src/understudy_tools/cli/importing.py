@@ -33,7 +33,12 @@ def import_(config: ImportConfig) -> None:
         return
     counts = ", ".join(plural(number, unit[:-1]) for unit, number in imported["counts"].items())
     print(f"{config.paths[-1]}: {counts}")
-    clocks = [clock for of in imported["recordings"] for clock in of.get("streams", {}).items() if "offset" in clock[1]]
+    clocks = [
+        clock
+        for of in imported["recordings"]
+        for clock in of.get("streams", {}).items()
+        if "offset" in clock[1]
+    ]
     for stream in dict.fromkeys(stream for stream, _ in clocks):
         offsets = [clock["offset"] for name, clock in clocks if name == stream]
         least = min(offset[0] for offset in offsets)

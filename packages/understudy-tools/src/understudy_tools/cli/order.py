@@ -1,8 +1,9 @@
-"""`understudy order explain`: the order of samples, how well it mixes, and its cost in CPU time and memory.
+"""`understudy order explain`: the order of samples, how well it mixes, and its cost in CPU time and
+memory.
 
-It reads episode lengths and one video index per camera (for the distance of key frames), but no frame. Without datasets
-it uses a synthetic table of lengths like DROID's. `lab/benchmarks/order_compare.py` audits orders of other loaders
-next to ours.
+It reads episode lengths and one video index per camera (for the distance of key frames), but no
+frame. Without datasets it uses a synthetic table of lengths like DROID's.
+`lab/benchmarks/order_compare.py` audits orders of other loaders next to ours.
 """
 
 from collections.abc import Sequence
@@ -40,13 +41,15 @@ class ExplainConfig:
     image_size: tuple[int, int] | None = None
     """Height and width of the images that the loader delivers; the default is the recorded size."""
     frames_in_flight: Annotated[int, Ge(1)] | None = None
-    """Frames that all ranks together may hold open. By default only the memory limits them; without datasets the limit
-    is 100,000, or 192 per sample for batches above 520."""
+    """Frames that all ranks together may hold open. By default only the memory limits them; without
+    datasets the limit is 100,000, or 192 per sample for batches above 520.
+    """
     clip: Annotated[int, Ge(0)] = 0
     """Frames per clip; 0: chosen for the data."""
     lanes: Annotated[int, Interval(ge=0, le=1 << 24)] = 0
-    """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are shuffled one by
-    one without lanes; give a clip as well."""
+    """Number of lanes; 0: chosen for the data, or the batch size if a clip is given. Few frames are
+    shuffled one by one without lanes; give a clip as well.
+    """
     inside: Literal["sequential", "permuted"] = "sequential"
     """Order of the frames inside a clip."""
     world_size: Annotated[int, Interval(ge=1, le=1 << 20)] = 8
@@ -58,23 +61,33 @@ class ExplainConfig:
     episodes: Annotated[int, Interval(ge=1, le=10**7)] = 76_000
     """Episodes of the synthetic table, log-normal with a mean of 300 frames."""
     order: str = ""
-    """Order file of `order export` or of another tool (docs/audit.md): explain it instead of a new order. Its batches
-    are compared with those of a uniform shuffle of its own samples. Steps of one size in the file are its batches, and
-    `batch_size` cuts any other file. Datasets that are given must be those of the file."""
+    """Order file of `order export` or of another tool (docs/audit.md): explain it instead of a new
+    order. Its batches are compared with those of a uniform shuffle of its own samples. Steps of one
+    size in the file are its batches, and `batch_size` cuts any other file. Datasets that are given
+    must be those of the file.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         errors = []
         if not self.order and self.batch_size % self.world_size:
-            errors.append(f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks")
-        errors += [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
+            errors.append(
+                f"batch_size: {self.batch_size} does not divide among {self.world_size} ranks"
+            )
+        errors += [
+            f"paths: {path} is named twice"
+            for path in sorted(set(self.paths))
+            if self.paths.count(path) > 1
+        ]
         try:
             parse_bytes(self.memory)
         except ValueError as error:
             errors.append(str(error))
         if self.weights and len(self.weights) != len(self.paths):
             errors.append(f"weights: {len(self.weights)} given for {len(self.paths)} datasets")
-        elif self.weights and not all(0 < weight < 2**20 * min(self.weights) for weight in self.weights):
+        elif self.weights and not all(
+            0 < weight < 2**20 * min(self.weights) for weight in self.weights
+        ):
             rule = "must be above 0, the largest less than a million times the smallest"
             errors.append(f"weights: {self.weights} {rule}")
         return errors
@@ -134,17 +147,21 @@ def explain_file(config: ExplainConfig) -> list[str]:
     lines = [f"{config.order}: {found.stop - found.start:,} samples", str(mixing)]
     asked = f"--batch-size {config.batch_size}"
     if batch == file.batch_size != config.batch_size:
-        lines.insert(1, f"batches are the steps of the file, {batch:,} samples each, not those of {asked}")
+        lines.insert(
+            1, f"batches are the steps of the file, {batch:,} samples each, not those of {asked}"
+        )
     elif batch < config.batch_size:
         lines.insert(1, f"no whole batch of {asked}: all rows are taken as one")
     return [*lines, FEW_EPISODES] if mixing.is_poor else lines
 
 
 def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6) -> np.ndarray:
-    """Episode lengths like DROID's, int64 (episodes,): log-normal, `mean` frames, one in twenty above 2.2 times that.
+    """Episode lengths like DROID's, int64 (episodes,): log-normal, `mean` frames, one in twenty
+    above 2.2 times that.
 
-    The lengths are not drawn. They are the quantiles (i + 1/2) / episodes of the distribution, visited in steps of the
-    golden ratio, so that long and short ones mix in storage order. The table is the same on every machine.
+    The lengths are not drawn. They are the quantiles (i + 1/2) / episodes of the distribution,
+    visited in steps of the golden ratio, so that long and short ones mix in storage order. The
+    table is the same on every machine.
     """
     normal = NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / episodes) for i in range(episodes)])
@@ -185,7 +202,12 @@ def choose(tables: Sequence[Table], config: ExplainConfig) -> "OrderChoice | Non
     facts = [replace(fact, gop=table.gop, reach=table.reach) for fact, table in zip(facts, tables)]
     in_flight = config.frames_in_flight or 1 << 62
     request = OrderRequest(
-        "clips", config.batch_size, in_flight, config.clip or None, config.lanes or None, config.inside
+        "clips",
+        config.batch_size,
+        in_flight,
+        config.clip or None,
+        config.lanes or None,
+        config.inside,
     )
     return choose_from_facts(
         facts,
@@ -230,17 +252,24 @@ def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: Explai
 
     lengths = np.concatenate([table.lengths for table in tables])
     total = int(lengths.sum())
-    uniform = [expected_uniform(lengths, min(total, count * config.batch_size)) for count in WINDOWS]
+    uniform = [
+        expected_uniform(lengths, min(total, count * config.batch_size)) for count in WINDOWS
+    ]
     width = max(len(str(candidate)) for candidate in choice.candidates)
     lines = [f"  {'':{width}}  {'CPU':>6}  {'memory':>8}  deff over 1, 8 and 64 batches"]
     for candidate in choice.candidates:
-        effects = "  ".join(f"{base + more:6.2f}" for base, more in zip(uniform, candidate.correlation))
+        effects = "  ".join(
+            f"{base + more:6.2f}" for base, more in zip(uniform, candidate.correlation)
+        )
         mark = ">" if candidate is choice.chosen else " "
         memory = f"{candidate.plan.bytes / 1e9:.2f} GB"
         lines.append(f"{mark} {candidate!s:{width}}  {candidate.cost:6.2f}  {memory:>8}  {effects}")
     notes = (
-        f"Chosen for {config.memory} of memory in each of {config.world_size} ranks. CPU: multiple of decoding each "
-        "image in a row, the mean of an epoch in which nothing is decoded yet. Of the orders up to 1.25, the one with "
-        f"the least deff over 8 batches is taken. deff is an estimate. Terms: {page('glossary.md')}"
+        f"Chosen for {config.memory} of memory in each of {config.world_size} ranks. CPU: multiple "
+        "of decoding each image in a row, the mean of an epoch in which nothing is decoded yet. "
+        "Of the orders up to 1.25, the one with the least deff over 8 batches is taken. deff is "
+        f"an estimate. Terms: {page('glossary.md')}"
     )
-    return "\n".join([*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""])
+    return "\n".join(
+        [*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""]
+    )

@@ -1,4 +1,6 @@
-"""`understudy publish WRITER [WRITER ...] OUT`: the recordings of several writers as one growing dataset."""
+"""`understudy publish WRITER [WRITER ...] OUT`: the recordings of several writers as one growing
+dataset.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,9 @@ from understudy_kit.config.declare import Positional, Processes
 class PublishConfig:
     """Append the new episodes of one or more writers to a dataset that others read meanwhile.
 
-    A writer is a dataset in a folder of its own, such as the recording of one robot; the name of the folder identifies
-    it. The new version of OUT appears in one step. Earlier episodes keep their numbers and files (docs/datasets.md).
+    A writer is a dataset in a folder of its own, such as the recording of one robot; the name of
+    the folder identifies it. The new version of OUT appears in one step. Earlier episodes keep
+    their numbers and files (docs/datasets.md).
     """
 
     paths: Positional[tuple[str, ...]] = ()
@@ -21,7 +24,11 @@ class PublishConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return ["paths: required: understudy publish WRITER [WRITER ...] OUT"] if len(self.paths) < 2 else []
+        return (
+            ["paths: required: understudy publish WRITER [WRITER ...] OUT"]
+            if len(self.paths) < 2
+            else []
+        )
 
 
 def publish(config: PublishConfig) -> None:
@@ -29,5 +36,7 @@ def publish(config: PublishConfig) -> None:
     from understudy_data.parts import Workers
     from understudy_tools.edit.publish import publish
 
-    for name, count in publish(config.paths[:-1], Path(config.paths[-1]), Workers(config.workers)).items():
+    for name, count in publish(
+        config.paths[:-1], Path(config.paths[-1]), Workers(config.workers)
+    ).items():
         print(f"{name}: {count} new episodes")

@@ -1,4 +1,6 @@
-"""`understudy ranges PATH --output keep.json`: find the frames in which the robot moves, as keep-ranges."""
+"""`understudy ranges PATH --output keep.json`: find the frames in which the robot moves, as
+keep-ranges.
+"""
 
 import json
 import math
@@ -27,43 +29,57 @@ _VELOCITY = "action.joint_velocity"
 class RangesConfig(WorkersConfig):
     """Find the frames in which a robot moves, and write them as keep-ranges.
 
-    By default only idle frames are left out: neither actions nor states, grippers included, change for more than a
-    second. `--preset droid` is openpi's rule for DROID, with its numbers. That rule also leaves out some frames in
-    which the robot moves.
+    By default only idle frames are left out: neither actions nor states, grippers included, change
+    for more than a second. `--preset droid` is openpi's rule for DROID, with its numbers. That rule
+    also leaves out some frames in which the robot moves.
     """
 
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset."""
     output: str = ""
-    """JSON file to write, as `data.keep_ranges` takes it. Required; a file that is there is not overwritten."""
+    """JSON file to write, as `data.keep_ranges` takes it. Required; a file that is there is not
+    overwritten.
+    """
     preset: Literal["still", "droid"] = "still"
-    """`still` leaves out pauses only, each from the frame before which nothing changed for `--min-idle` frames. `droid`
-    is openpi's rule: it leaves out a pause from its first frame, the last 10 frames before it, and ranges of less than
-    16 frames between pauses."""
+    """`still` leaves out pauses only, each from the frame before which nothing changed for
+    `--min-idle` frames. `droid` is openpi's rule: it leaves out a pause from its first frame, the
+    last 10 frames before it, and ranges of less than 16 frames between pauses.
+    """
     keys: tuple[str, ...] = ()
-    """Columns to read: joint velocities, actions or states. The default is all columns of actions and states, where a
-    gripper counts like a joint (droid: `action.joint_velocity`, or `action` where there is none)."""
+    """Columns to read: joint velocities, actions or states. The default is all columns of actions
+    and states, where a gripper counts like a joint (droid: `action.joint_velocity`, or `action`
+    where there is none).
+    """
     dims: Ids = ()
-    """Dimensions of `--keys` to read, counted from 0; the default is all. Include the gripper's to see its motion."""
+    """Dimensions of `--keys` to read, counted from 0; the default is all. Include the gripper's to
+    see its motion.
+    """
     difference: bool = True
-    """Whether a frame is idle by its change since the frame before, below the threshold in every value; off: by the
-    magnitude of the values themselves."""
+    """Whether a frame is idle by its change since the frame before, below the threshold in every
+    value; off: by the magnitude of the values themselves.
+    """
     threshold: Annotated[float, Gt(0)] | None = None
-    """Threshold for all dimensions, in the columns' own units; of a difference, per frame. The default is a threshold
-    for each dimension by `--threshold-share` (droid: 0.001)."""
+    """Threshold for all dimensions, in the columns' own units; of a difference, per frame. The
+    default is a threshold for each dimension by `--threshold-share` (droid: 0.001).
+    """
     threshold_share: Annotated[float, Interval(gt=0, lt=1)] = 0.05
-    """Threshold as a share of a dimension's own speed: of the 99th percentile of its changes per frame over the
-    dataset, where it changes at all. A smaller change is still motion if it adds up to the threshold in a pause."""
+    """Threshold as a share of a dimension's own speed: of the 99th percentile of its changes per
+    frame over the dataset, where it changes at all. A smaller change is still motion if it adds up
+    to the threshold in a pause.
+    """
     min_idle: Annotated[int, Ge(1)] | None = None
-    """Least number of consecutive idle frames to leave out. The default is one second (droid: 7)."""
+    """Least number of consecutive idle frames to leave out. The default is one second (droid: 7).
+    """
     min_moving: Annotated[int, Ge(1)] | None = None
     """Least number of frames to keep between two pauses. The default is 1 (droid: 16)."""
     cut_last: Annotated[int, Ge(0)] | None = None
-    """Frames cut from the end of each range, since action chunks that begin there reach into the pause. The default is
-    0 (droid: 10)."""
+    """Frames cut from the end of each range, since action chunks that begin there reach into the
+    pause. The default is 0 (droid: 10).
+    """
     name_by: Literal["auto", "episode", "droid"] = "auto"
-    """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path". `auto` uses DROID's if the dataset
-    has them."""
+    """Keys of the file: episode ids, or DROID's "recording_folderpath--file_path". `auto` uses
+    DROID's if the dataset has them.
+    """
     warn_above: Annotated[float, Interval(ge=0, le=1)] = 0.3
     """Share of an episode's frames, and of the dataset's, above which a warning names the loss."""
     json: bool = False
@@ -71,7 +87,11 @@ class RangesConfig(WorkersConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
+        errors = (
+            []
+            if self.path
+            else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
+        )
         folder = Path(self.output).absolute().parent
         if not self.output:
             errors.append("output: required, the JSON file to write: --output FILE.json")
@@ -93,7 +113,10 @@ def ranges(config: RangesConfig) -> None:
     with Workers(config.processes(), config.ray, config.work) as workers:
         spans, facts = find_ranges(catalog, config, workers)
     _check_kept(facts, catalog.root)
-    lines = [f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}" for row, pairs in spans.items()]
+    lines = [
+        f"  {json.dumps(names[row], ensure_ascii=False)}: {json.dumps(pairs)}"
+        for row, pairs in spans.items()
+    ]
     write_text(Path(config.output), "{\n" + ",\n".join(lines) + "\n}\n", is_new=True)
     facts |= {"out": config.output}
     plain = json.dumps(finite(facts), ensure_ascii=False, allow_nan=False) if config.json else ""
@@ -102,18 +125,30 @@ def ranges(config: RangesConfig) -> None:
 
 
 def _check_kept(facts: dict[str, Any], where: str) -> None:
-    """Raise DatasetError if no frame remains, or if frames are left out although there is no pause."""
+    """Raise DatasetError if no frame remains, or if frames are left out although there is no
+    pause.
+    """
     rule = facts["rule"]
     used = facts["frames_kept"]
     frames = facts["frames"]
     of = f"{', '.join(facts['keys'])} by {_threshold(facts)}"
     if not facts["frames_in_pauses"] and used < frames:
-        message = f"no frame is in a pause ({of}), but {frames - used:,} of {frames:,} frames would be left out: "
+        message = (
+            f"no frame is in a pause ({of}), but {frames - used:,} of {frames:,} frames "
+            "would be left out: "
+        )
         message += f"--min-moving {rule['min_moving']}, --cut-last {rule['cut_last']}"
-        raise DatasetError(message, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames")
+        raise DatasetError(
+            message, where=where, fix="give --min-moving 1 --cut-last 0, or train on all frames"
+        )
     if not used:
-        message = f"no frame of {frames:,} would be kept, of which {facts['frames_in_pauses']:,} are in pauses ({of})"
-        raise DatasetError(message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last")
+        message = (
+            f"no frame of {frames:,} would be kept, of which {facts['frames_in_pauses']:,} "
+            f"are in pauses ({of})"
+        )
+        raise DatasetError(
+            message, where=where, fix="give a smaller --threshold, --min-moving or --cut-last"
+        )
 
 
 def find_ranges(
@@ -122,8 +157,9 @@ def find_ranges(
     """Find the ranges to keep.
 
     Returns:
-        (table row -> ranges, for every episode with frames; summary as plain values). The summary's `cut` lists
-        [episode id, frames, frames kept] of each episode that loses frames, the largest share first.
+        (table row -> ranges, for every episode with frames; summary as plain values). The summary's
+        `cut` lists [episode id, frames, frames kept] of each episode that loses frames, the largest
+        share first.
 
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
@@ -177,29 +213,35 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
     way = "changes" if config.difference else "values"
     share = facts["frames_kept"] / facts["frames"]
     lines = [
-        f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept ({share:.1%}), "
-        f"{facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} frames",
-        f"  idle in {facts['idle_share']:.1%} of the frames: {way} of {', '.join(facts['keys'])} below "
-        f"{_threshold(facts)}",
-        f"  pauses, idle for {'more than ' if rule['settled'] else ''}{rule['min_idle']} frames"
-        f"{'' if rule['settled'] else ' or more'}: {facts['frames_in_pauses']:,} frames are left out",
+        f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept "
+        f"({share:.1%}), {facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} "
+        "frames",
+        f"  idle in {facts['idle_share']:.1%} of the frames: {way} of {', '.join(facts['keys'])} "
+        f"below {_threshold(facts)}",
+        f"  pauses, idle for {'more than ' if rule['settled'] else ''}{rule['min_idle']} "
+        f"frames{'' if rule['settled'] else ' or more'}: {facts['frames_in_pauses']:,} frames are "
+        "left out",
     ]
     if moving := facts["frames"] - facts["frames_in_pauses"] - facts["frames_kept"]:
         lines.append(
-            f"  not idle and left out as well: {moving:,} frames, in stretches of less than {rule['min_moving']} "
-            f"or among the last {rule['cut_last']} of one"
+            f"  not idle and left out as well: {moving:,} frames, in stretches of less than "
+            f"{rule['min_moving']} or among the last {rule['cut_last']} of one"
         )
     if cut := facts["cut"]:
         largest = f", the {SHOWN} largest shares:" if len(cut) > SHOWN else ":"
         lines.append(f"  {len(cut):,} of {facts['episodes']:,} episodes lose frames{largest}")
         lines += [
-            f"    episode {episode}: {frames - used:,} of {frames:,} frames left out ({1 - used / frames:.1%})"
+            f"    episode {episode}: {frames - used:,} of {frames:,} frames left out "
+            f"({1 - used / frames:.1%})"
             for episode, frames, used in cut[:SHOWN]
         ]
     if facts["episodes_without"]:
-        first = ", ".join(map(str, facts["first_without"])) + (", ..." if facts["episodes_without"] > 5 else "")
+        first = ", ".join(map(str, facts["first_without"])) + (
+            ", ..." if facts["episodes_without"] > 5 else ""
+        )
         lines.append(
-            f"  {facts['episodes_without']:,} of {facts['episodes']:,} episodes are left with nothing: {first}"
+            f"  {facts['episodes_without']:,} of {facts['episodes']:,} episodes are left with "
+            f"nothing: {first}"
         )
     return "\n".join(lines)
 
@@ -208,12 +250,24 @@ def warn_of_large_cuts(facts: dict[str, Any], share: float) -> None:
     """Warn of the dataset and of the episodes that lose more than a share of their frames."""
     lost = 1 - facts["frames_kept"] / facts["frames"]
     if lost > share:
-        warnings.warn(f"{facts['root']}: {lost:.1%} of its frames are left out, more than {share:.0%}", stacklevel=2)
-    large = [f"{episode} ({1 - used / n:.0%})" for episode, n, used in facts["cut"] if 1 - used / n > share]
+        warnings.warn(
+            f"{facts['root']}: {lost:.1%} of its frames are left out, more than {share:.0%}",
+            stacklevel=2,
+        )
+    large = [
+        f"{episode} ({1 - used / n:.0%})"
+        for episode, n, used in facts["cut"]
+        if 1 - used / n > share
+    ]
     if large:
         more = ", ..." if len(large) > SHOWN else ""
-        text = f"{len(large):,} episodes lose more than {share:.0%} of their frames: {', '.join(large[:SHOWN])}{more}"
-        warnings.warn(f"{facts['root']}: {text}; look at them before you train on the rest", stacklevel=2)
+        text = (
+            f"{len(large):,} episodes lose more than {share:.0%} of their frames: "
+            f"{', '.join(large[:SHOWN])}{more}"
+        )
+        warnings.warn(
+            f"{facts['root']}: {text}; look at them before you train on the rest", stacklevel=2
+        )
 
 
 def _threshold(facts: dict[str, Any]) -> str:
@@ -229,13 +283,19 @@ def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
     texts = droid_keys(catalog) if name_by != "episode" else {}
     if name_by == "droid" and not texts:
-        message = "name_by: recording_folderpath and file_path are missing, or some episodes share them"
+        message = (
+            "name_by: recording_folderpath and file_path are missing, or some episodes share them"
+        )
         raise DatasetError(message, where=catalog.root, fix="name by episode")
     return texts or ids
 
 
-def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str], workers: Workers | None = None) -> "IdleRule":
-    """Rule of the preset with the given changes; reads the rows where thresholds are shares of speeds."""
+def rule_of(
+    config: RangesConfig, catalog: "Catalog", keys: list[str], workers: Workers | None = None
+) -> "IdleRule":
+    """Rule of the preset with the given changes; reads the rows where thresholds are shares of
+    speeds.
+    """
     from understudy_data.datasets.selection.motion import IdleRule, motion_thresholds
 
     droid = config.preset == "droid"
@@ -245,7 +305,9 @@ def rule_of(config: RangesConfig, catalog: "Catalog", keys: list[str], workers: 
     if not droid and config.threshold is None:
         share = config.threshold_share
         difference = config.difference
-        thresholds = motion_thresholds(catalog, keys, config.dims, share=share, difference=difference, workers=workers)
+        thresholds = motion_thresholds(
+            catalog, keys, config.dims, share=share, difference=difference, workers=workers
+        )
         options["threshold"], options["rates"] = thresholds
     return replace(rule, **{name: value for name, value in options.items() if value is not None})
 
@@ -254,7 +316,8 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
     """Columns to read.
 
     Raises:
-        DatasetError: A column does not exist or is not numeric, or a dimension is beyond their width.
+        DatasetError: A column does not exist or is not numeric, or a dimension is beyond their
+            width.
     """
     from understudy_data.datasets.selection.motion import motion_keys, numeric_keys
 
@@ -269,10 +332,15 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
             feature = catalog.features.get(key)
             reason = "unknown column" if feature is None else f"is {feature.dtype}"
             raise DatasetError(
-                f"key {key!r}: {reason}", where=catalog.root, fix=f"numeric columns: {', '.join(numeric)}"
+                f"key {key!r}: {reason}",
+                where=catalog.root,
+                fix=f"numeric columns: {', '.join(numeric)}",
             )
     width = sum(math.prod(catalog.features[key].value_shape) for key in keys)
     if config.dims and max(config.dims) >= width:
-        message = f"dims: {max(config.dims)} exceeds the {width} dimensions of {', '.join(keys)}, counted from 0"
+        message = (
+            f"dims: {max(config.dims)} exceeds the {width} dimensions of {', '.join(keys)}, "
+            "counted from 0"
+        )
         raise DatasetError(message, where=catalog.root, fix="`check` shows them")
     return keys

@@ -21,25 +21,31 @@ _LISTED = 20  # values of a list that are printed
 
 @dataclass(frozen=True)
 class SelectConfig(SelectionConfig):
-    """Save a selection of a dataset's episodes and frames as a view, which has a name; without NAME, list the views.
+    """Save a selection of a dataset's episodes and frames as a view, which has a name; without
+    NAME, list the views.
 
-    The dataset's address with `#NAME` is the view: in every command, in settings, and in `us.EpisodeDataset`. Each
-    change is a new version, and `#NAME@2` is the second one. Files of the settings are copied into the dataset.
+    The dataset's address with `#NAME` is the view: in every command, in settings, and in
+    `us.EpisodeDataset`. Each change is a new version, and `#NAME@2` is the second one. Files of the
+    settings are copied into the dataset.
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Folder of a LeRobot dataset, and the name of a view of it to save. If the dataset is itself a view, the new one
-    is a selection of that."""
+    """Folder of a LeRobot dataset, and the name of a view of it to save. If the dataset is itself a
+    view, the new one is a selection of that.
+    """
     val_fraction: Fraction | None = None
     """Share of its episodes for validation; the default is that of the run."""
     freeze: bool = False
-    """Save the ids of the selected episodes in place of the condition, so that episodes of a later time are left
-    out."""
+    """Save the ids of the selected episodes in place of the condition, so that episodes of a later
+    time are left out.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         is_list = len(self.paths) == 1 and self == SelectConfig(paths=self.paths)
-        usage = "paths: give a dataset and the name of the view to save: understudy select PATH NAME"
+        usage = (
+            "paths: give a dataset and the name of the view to save: understudy select PATH NAME"
+        )
         return [*super().problems(), *([] if is_list or len(self.paths) == 2 else [usage])]
 
 
@@ -58,9 +64,19 @@ def select(config: SelectConfig) -> None:
             chosen = {**catalog.view.select, **catalog.view.combine(chosen)}
         data = _open(catalog, chosen)
         if config.freeze:
-            chosen = {key: value for key, value in chosen.items() if key not in ("where", "exclude_episodes")}
+            chosen = {
+                key: value
+                for key, value in chosen.items()
+                if key not in ("where", "exclude_episodes")
+            }
             chosen["episodes"] = sorted(set(data.segments[:, 0].tolist()))
-        names = [str(save_view(catalog.files, name, chosen, catalog.episodes, {"episodes": data.num_episodes}))]
+        names = [
+            str(
+                save_view(
+                    catalog.files, name, chosen, catalog.episodes, {"episodes": data.num_episodes}
+                )
+            )
+        ]
     for name in names:
         try:
             view = catalog.with_view(f"#{name}").view
@@ -69,18 +85,25 @@ def select(config: SelectConfig) -> None:
         except DatasetError as error:
             print(f"#{name}: {error}")
             continue
-        print(f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; {_flags(view.select)}")
+        print(
+            f"{view.describe(data.num_episodes, len(catalog.episodes))}; {len(data):,} frames; "
+            f"{_flags(view.select)}"
+        )
     if not names:
         print(f"{catalog.root}: no views")
 
 
 def _warn_of_doubts(catalog: "Catalog") -> None:
-    """Warn of files that contradict the metadata, of rows in a sample of the data files: a view has them, too."""
+    """Warn of files that contradict the metadata, of rows in a sample of the data files: a view has
+    them, too.
+    """
     from understudy_data.datasets.check_files import doubt_of_reader, sampled_doubts
 
     bad = sampled_doubts(catalog)
     more = f"; and {plural(len(bad) - 1, 'more problem')}" if len(bad) > 1 else ""
-    advice = f"a training refuses these episodes; `understudy check {catalog.root}` names all of them"
+    advice = (
+        f"a training refuses these episodes; `understudy check {catalog.root}` names all of them"
+    )
     lines = [f"{bad[0].line}{more}; {advice}"] if bad else []
     for line in [*filter(None, [doubt_of_reader(catalog)]), *lines]:
         warnings.warn(f"{catalog.root}: {line}", stacklevel=3)
@@ -90,8 +113,14 @@ def _flags(select: Mapping[str, Any]) -> str:
     """Return settings as flags; of a list its first values, and their number."""
     words = list[str]()
     for name, value in select.items():
-        values = [shlex.quote(str(item)) for item in (value if isinstance(value, tuple) else (value,))]
-        words += [flag_of(name), *values[:_LISTED], *[f"... ({len(values):,} in all)"] * (len(values) > _LISTED)]
+        values = [
+            shlex.quote(str(item)) for item in (value if isinstance(value, tuple) else (value,))
+        ]
+        words += [
+            flag_of(name),
+            *values[:_LISTED],
+            *[f"... ({len(values):,} in all)"] * (len(values) > _LISTED),
+        ]
     return " ".join(words) or "all frames"
 
 
@@ -99,7 +128,11 @@ def _chosen(config: SelectConfig) -> dict[str, Any]:
     """Return the settings that are not the default, and the use of a file that is given."""
     from understudy_data.datasets.format.views import SETTINGS
 
-    chosen = {name: value for name in SETTINGS if (value := getattr(config, name)) != getattr(SelectConfig, name)}
+    chosen = {
+        name: value
+        for name in SETTINGS
+        if (value := getattr(config, name)) != getattr(SelectConfig, name)
+    }
     used = {"keep_ranges": "keep_rule", "frame_weights": "frame_weights_in"}
     return chosen | {use: getattr(config, use) for name, use in used.items() if name in chosen}
 

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewConfig:
-    """Show episodes in a browser: images of all cameras beside curves, tasks, keep-ranges and findings.
+    """Show episodes in a browser: images of all cameras beside curves, tasks, keep-ranges and
+    findings.
 
     Of a run, its validation episodes with predicted actions.
     """
 
     path: Positional[str] = ""
-    """Folder (or URL) of a LeRobot dataset, or a run directory: then the run's validation episodes, with the actions
-    that its policy predicts beside the recorded ones."""
+    """Folder (or URL) of a LeRobot dataset, or a run directory: then the run's validation episodes,
+    with the actions that its policy predicts beside the recorded ones.
+    """
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
     """Of a run: step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 0
@@ -40,37 +42,49 @@ class ViewConfig:
     keep_ranges: str = ""
     """JSON file of keep-ranges to mark."""
     findings: str = ""
-    """JSON of `understudy check PATH --json` to show; without it, the page has a button for a check."""
+    """JSON of `understudy check PATH --json` to show; without it, the page has a button for a
+    check.
+    """
     episodes: Ids = ()
     """Ids of the episodes to list, or to export; the default is all."""
     pairing: Literal["", "files", "columns"] = ""
-    """Side that decides where names (places) of data files and their columns name different episodes: to look which one
-    is right."""
+    """Side that decides where names (places) of data files and their columns name different
+    episodes: to look which one is right.
+    """
     export: str = ""
-    """New or empty folder to write instead of a server: a page that opens from a file, with the media of `--episodes`
-    beside it."""
+    """New or empty folder to write instead of a server: a page that opens from a file, with the
+    media of `--episodes` beside it.
+    """
 
     rerun: str = ""
-    """New .rrd file to write instead, a recording of `--episodes` for rerun's viewer (extra `rerun`)."""
+    """New .rrd file to write instead, a recording of `--episodes` for rerun's viewer (extra
+    `rerun`).
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [] if self.path else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
+        errors = (
+            []
+            if self.path
+            else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
+        )
         if self.export and not self.episodes:
             errors.append("export: name the episodes to write, as in --episodes 0 3 7")
         if self.rerun and not self.episodes:
             errors.append("rerun: name the episodes to write, as in --episodes 0 3 7")
         if self.rerun and (self.export or self.keep_ranges or self.findings):
             errors.append(
-                "rerun: a recording has images, curves and texts alone; give --rerun without --export, "
-                "--keep-ranges and --findings"
+                "rerun: a recording has images, curves and texts alone; give --rerun without "
+                "--export, --keep-ranges and --findings"
             )
         return errors
 
 
 GROUP = "understudy.view_sources"
-"""Entry points of other sources than datasets: functions (path, checkpoint, episodes) that return None for a folder of
-another kind, or a context of (title, [(name, catalog, table rows)] of each dataset, function as `Viewer.predict`)."""
+"""Entry points of other sources than datasets: functions (path, checkpoint, episodes) that return
+None for a folder of another kind, or a context of (title, [(name, catalog, table rows)] of each
+dataset, function as `Viewer.predict`).
+"""
 
 
 def view(config: ViewConfig) -> None:
@@ -90,13 +104,17 @@ def view(config: ViewConfig) -> None:
         for point in points.values():
             try:
                 open_source = point.load()
-            except (EntryPointError, MissingExtraError) as error:  # the folder may be one of another source
+            # the folder may be one of another source
+            except (EntryPointError, MissingExtraError) as error:
                 broken = broken or error
                 continue
             opened = open_source(config.path, config.checkpoint, config.episodes)
             if opened is not None:
                 if config.keep_ranges or config.findings:
-                    raise ConfigError("keep_ranges, findings: these are for a dataset, not for a run; view the dataset")
+                    raise ConfigError(
+                        "keep_ranges, findings: these are for a dataset, not for a run; view the "
+                        "dataset"
+                    )
                 with opened as (title, sources, predict):
                     _show(Viewer([Source(*source) for source in sources], title, predict), config)
                 return
@@ -105,7 +123,8 @@ def view(config: ViewConfig) -> None:
             raise broken
         if is_run:
             raise ConfigError(
-                f"path: {config.path} is a run, and no installed package shows runs: {PIP_LINES['understudy']}"
+                f"path: {config.path} is a run, and no installed package shows runs: "
+                f"{PIP_LINES['understudy']}"
             )
         if config.checkpoint != "latest":
             raise ConfigError(f"checkpoint: {config.path} is no run; it is a setting of runs")
@@ -143,7 +162,10 @@ def _dataset_viewer(config: ViewConfig) -> "Viewer":
 
     catalog = open_episodes(config.path, config.pairing or None)
     rows = np.sort(catalog.episodes.rows_of(config.episodes)) if config.episodes else None
-    return Viewer([Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)], catalog.name)
+    return Viewer(
+        [Source(catalog.name, catalog, rows, config.keep_ranges or None, config.findings)],
+        catalog.name,
+    )
 
 
 def _show(viewer: "Viewer", config: ViewConfig) -> None:
@@ -174,11 +196,14 @@ def _serve(viewer: "Viewer", config: ViewConfig) -> None:
 
 
 def _open_browser(url: str) -> None:
-    """Open the page where there is a screen; elsewhere, the browser would be one of text in this terminal."""
+    """Open the page where there is a screen; elsewhere, the browser would be one of text in this
+    terminal.
+    """
     import webbrowser
 
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        # The command line of a browser is readable by all users of the machine, and the address is a secret.
+        # The command line of a browser is readable by all users of the machine, and the address is
+        # a secret.
         handle, name = tempfile.mkstemp(prefix="understudy-view-", suffix=".html")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">')

@@ -23,7 +23,9 @@ _EPISODE = ("episode_index", "episode")
 _STARTS = ("start", "timestamp", "time", "start_time")
 _STOPS = ("stop", "end", "end_time")
 _TEXTS = ("subtask", "response", "text", "content", "label")
-_SUBTASKS = 'key of an episode -> [{"start": 0, "end": 1.5, "subtask": "reach"}, ...]; "end" may be missing'
+_SUBTASKS = (
+    'key of an episode -> [{"start": 0, "end": 1.5, "subtask": "reach"}, ...]; "end" may be missing'
+)
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -31,18 +33,19 @@ _DECIMAL = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9
 def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
     """Read the subtasks of frames from a JSON or CSV file.
 
-    A subtask is active from its start to its end, or without one to the next start or the episode's end. Frames without
-    a subtask have the text "".
+    A subtask is active from its start to its end, or without one to the next start or the episode's
+    end. Frames without a subtask have the text "".
 
     Args:
         catalog: the only source.
-        path: JSON, key of an episode -> list of {"start", "end", "subtask"}; or CSV with the columns episode_index,
-            start, end (optional) and subtask. For "start", "timestamp" and "time" count as well, for "subtask" also
-            "response", "text", "content" and "label".
+        path: JSON, key of an episode -> list of {"start", "end", "subtask"}; or CSV with the
+            columns episode_index, start, end (optional) and subtask. For "start", "timestamp" and
+            "time" count as well, for "subtask" also "response", "text", "content" and "label".
         unit: unit of the times. Seconds are rounded to the nearest frame.
 
     Raises:
-        DatasetError: the file cannot be read, names an unknown episode, or a subtask overlaps or leaves its episode.
+        DatasetError: the file cannot be read, names an unknown episode, or a subtask overlaps or
+            leaves its episode.
     """
     entries = _csv_entries(path) if path.endswith(".csv") else read_object(path, _SUBTASKS)
     texts: dict[int, list[str]] = {}
@@ -57,14 +60,19 @@ def _subtasks(texts: Mapping[int, list[str]], piece: Piece) -> Sequence[str]:
     return frame_texts[piece.start : piece.stop] if frame_texts is not None else [""] * piece.length
 
 
-def _parse(entry: Any, key: object, fps: float, unit: Unit, path: str) -> list[tuple[int, int | None, str]]:
+def _parse(
+    entry: Any, key: object, fps: float, unit: Unit, path: str
+) -> list[tuple[int, int | None, str]]:
     subtasks = []
     for item in entry if isinstance(entry, list) else [None]:
         start, stop, text = (_first(item, names) for names in (_STARTS, _STOPS, _TEXTS))
         frame = to_frame(start, fps, unit)
         last = None if stop is None else to_frame(stop, fps, unit)
         if frame is None or not isinstance(text, str) or (stop is not None and last is None):
-            problem = f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is not a subtask in {unit}"
+            problem = (
+                f"{key!r}: {json.dumps(item, ensure_ascii=False, default=str)[:100]} is not "
+                f"a subtask in {unit}"
+            )
             raise DatasetError(problem, where=path, fix=f"give {_SUBTASKS}")
         subtasks.append((frame, last, text))
     return sorted(subtasks, key=lambda subtask: subtask[0])
@@ -77,7 +85,9 @@ def _first(item: Any, names: Sequence[str]) -> Any:
     return next((item[name] for name in names if item.get(name) is not None), None)
 
 
-def _fill(subtasks: list[tuple[int, int | None, str]], key: object, length: int, path: str) -> list[str]:
+def _fill(
+    subtasks: list[tuple[int, int | None, str]], key: object, length: int, path: str
+) -> list[str]:
     texts = [""] * length
     before = 0
     following = [start for start, _, _ in subtasks[1:]] + [length]
@@ -85,9 +95,14 @@ def _fill(subtasks: list[tuple[int, int | None, str]], key: object, length: int,
         end = after if stop is None else stop
         if not before <= start < end <= length or end > max(after, start):
             problem = (
-                f"{key!r}: subtask {text!r} has frames {start} to {end} of {length}, and the next begins at {after}"
+                f"{key!r}: subtask {text!r} has frames {start} to {end} of {length}, and the "
+                f"next begins at {after}"
             )
-            raise DatasetError(problem, where=path, fix="give subtasks that neither overlap nor leave their episode")
+            raise DatasetError(
+                problem,
+                where=path,
+                fix="give subtasks that neither overlap nor leave their episode",
+            )
         texts[start:end] = [text] * (end - start)
         before = end
     return texts
@@ -97,7 +112,9 @@ def _csv_entries(path: str) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for episode, line in _read_csv(path):
         times = {name: _typed(text) for name, text in line.items() if name in (*_STARTS, *_STOPS)}
-        entries.setdefault(episode, []).append({name: text or None for name, text in line.items()} | times)
+        entries.setdefault(episode, []).append(
+            {name: text or None for name, text in line.items()} | times
+        )
     return entries
 
 
@@ -112,10 +129,14 @@ def text_column(catalog: Catalog, name: str) -> TextColumn:
         DatasetError: there is no such column, or it holds no text.
     """
     responses = Responses(catalog, name)
-    return partial(_responses, catalog.tasks, responses, Rows(catalog, list(responses.columns), 1 << 26))
+    return partial(
+        _responses, catalog.tasks, responses, Rows(catalog, list(responses.columns), 1 << 26)
+    )
 
 
-def _responses(task_texts: Sequence[str], responses: Responses, rows: Rows, piece: Piece) -> Sequence[str]:
+def _responses(
+    task_texts: Sequence[str], responses: Responses, rows: Rows, piece: Piece
+) -> Sequence[str]:
     rows_of_frames = np.full(piece.length, piece.row)
     numbers = rows.take(rows_of_frames, {"task_index": piece.frames})["task_index"]
     tasks = [task_texts[int(number)] for number in np.asarray(numbers).tolist()]
@@ -123,15 +144,17 @@ def _responses(task_texts: Sequence[str], responses: Responses, rows: Rows, piec
 
 
 def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
-    """Read metadata of episodes from a file: name -> episode id -> number, text, true, false or None.
+    """Read metadata of episodes from a file: name -> episode id -> number, text, true, false or
+    None.
 
     Args:
         catalog: the only source.
-        path: JSON, key of an episode -> {name: value}; or CSV with the column episode_index and one column per name,
-            where an empty field is None.
+        path: JSON, key of an episode -> {name: value}; or CSV with the column episode_index and one
+            column per name, where an empty field is None.
 
     Raises:
-        DatasetError: the file cannot be read, names an unknown episode or lacks one, or a value is of another kind.
+        DatasetError: the file cannot be read, names an unknown episode or lacks one, or a value is
+            of another kind.
     """
     form = 'an object: key of an episode -> {"success": true, "quality": 3}'
     entries: dict[str, Any]
@@ -140,24 +163,37 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
         typed = _typed_columns([line for _, line in lines])
         entries = {episode: values for (episode, _), values in zip(lines, typed)}
         if len(entries) < len(lines):
-            raise DatasetError("an episode has two lines", where=path, fix="give each episode one line")
+            raise DatasetError(
+                "an episode has two lines", where=path, fix="give each episode one line"
+            )
     else:
         entries = read_object(path, form)
     matched = match_all(catalog, entries, path)
     rows = {row for _, row in matched}
     without = [int(e) for row, e in enumerate(catalog.episodes.ids) if row not in rows]
     if without:
-        problem = f"has nothing about {len(without)} of {len(catalog.episodes)} episodes, first {without[0]}"
-        raise DatasetError(problem, where=path, fix="name all episodes; a value that is not known is null")
+        problem = (
+            f"has nothing about {len(without)} of {len(catalog.episodes)} episodes, first "
+            f"{without[0]}"
+        )
+        raise DatasetError(
+            problem, where=path, fix="name all episodes; a value that is not known is null"
+        )
     metadata: dict[str, dict[int, Any]] = {}
     for key, row in matched:
         if not isinstance(entries[key], dict):
-            raise DatasetError(f"{key!r} is {str(entries[key])[:60]}", where=path, fix=f"give {form}")
+            raise DatasetError(
+                f"{key!r} is {str(entries[key])[:60]}", where=path, fix=f"give {form}"
+            )
         for name, value in entries[key].items():
             if OF_FORMAT.match(name) or not name:
-                raise DatasetError(f"{name!r} is a name of the format itself", where=path, fix="name it otherwise")
+                raise DatasetError(
+                    f"{name!r} is a name of the format itself", where=path, fix="name it otherwise"
+                )
             if not (value is None or isinstance(value, (bool, int, float, str))):
-                raise DatasetError(f"{key!r}: {name!r} is {str(value)[:60]}", where=path, fix=f"give {form}")
+                raise DatasetError(
+                    f"{key!r}: {name!r} is {str(value)[:60]}", where=path, fix=f"give {form}"
+                )
             if value is not None:
                 metadata.setdefault(name, {})[int(catalog.episodes.ids[row])] = value
     return metadata
@@ -166,28 +202,41 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
 def piece_metadata(
     catalogs: Sequence[Catalog], pieces: Sequence[Piece], attached: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, list[Any]]:
-    """Return the metadata of pieces: that of their episodes in the sources, and of the only source's file.
+    """Return the metadata of pieces: that of their episodes in the sources, and of the only
+    source's file.
 
-    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has this mark. An earlier
-    mark ends where the file says how the episode ended: `attached` has its "success" or "truncated".
+    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has
+    this mark. An earlier mark ends where the file says how the episode ended: `attached` has its
+    "success" or "truncated".
     """
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
-    names = dict.fromkeys(name for metadata in of_source for name in metadata if not OF_FORMAT.match(name))
+    names = dict.fromkeys(
+        name for metadata in of_source for name in metadata if not OF_FORMAT.match(name)
+    )
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for piece in pieces:
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
         for name in names:
             columns[name].append(of_source[piece.source].get(name, {}).get(episode))
-        if any(attached.get(name, {}).get(episode) is not None for name in ("success", "truncated")):
+        if any(
+            attached.get(name, {}).get(episode) is not None for name in ("success", "truncated")
+        ):
             columns.get(END_IS_CUT, [None])[-1] = None
     lengths = [catalog.episodes.lengths for catalog in catalogs]
     before = columns.get(END_IS_CUT, [False] * len(pieces))
-    cut = [bool(mark) or piece.stop < lengths[piece.source][piece.row] for piece, mark in zip(pieces, before)]
+    cut = [
+        bool(mark) or piece.stop < lengths[piece.source][piece.row]
+        for piece, mark in zip(pieces, before)
+    ]
     if any(cut):
         columns[END_IS_CUT] = cut
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }
 
 
 def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
@@ -202,8 +251,14 @@ def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
             f"cannot be read as CSV: {error}", where=path, fix="give UTF-8 text with a head line"
         ) from None
     if "" in head or len(set(head)) < len(head):
-        problem = "a column has no name" if "" in head else f"two columns are named {max(head, key=head.count)!r}"
-        raise DatasetError(problem, where=path, fix="name each column once; for pandas, to_csv(..., index=False)")
+        problem = (
+            "a column has no name"
+            if "" in head
+            else f"two columns are named {max(head, key=head.count)!r}"
+        )
+        raise DatasetError(
+            problem, where=path, fix="name each column once; for pandas, to_csv(..., index=False)"
+        )
     rows = []
     for number, line in enumerate(lines, 2):
         episode = _first(line, _EPISODE)
@@ -219,13 +274,18 @@ def _typed_columns(lines: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     typed = [{name: _typed(text) for name, text in line.items()} for line in lines]
     texts = {name for line in typed for name, value in line.items() if isinstance(value, str)}
     return [
-        {name: (lines[row][name] or None) if name in texts else value for name, value in line.items()}
+        {
+            name: (lines[row][name] or None) if name in texts else value
+            for name, value in line.items()
+        }
         for row, line in enumerate(typed)
     ]
 
 
 def _typed(text: str) -> Any:
-    """Value of a CSV field: None, a truth value, a number or text. A number with leading zeros is a text."""
+    """Value of a CSV field: None, a truth value, a number or text. A number with leading zeros is a
+    text.
+    """
     if text.lower() in ("", "true", "false"):
         return {"": None, "true": True, "false": False}[text.lower()]
     if _WHOLE.fullmatch(text):
@@ -248,7 +308,11 @@ def read_tasks(path: str, old_tasks: Sequence[str]) -> dict[str, str]:
     content = read_object(path, "an object: task text -> new text")
     for old, new in content.items():
         if old not in old_tasks:
-            raise DatasetError(f"{old!r} is not a task of a source", where=path, fix=f"its tasks: {_brief(old_tasks)}")
+            raise DatasetError(
+                f"{old!r} is not a task of a source",
+                where=path,
+                fix=f"its tasks: {_brief(old_tasks)}",
+            )
         if not isinstance(new, str) or not new.strip():
             raise DatasetError(f"{old!r} becomes {new!r}", where=path, fix="give a text")
     return content

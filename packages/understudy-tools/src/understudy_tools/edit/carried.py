@@ -1,8 +1,9 @@
-"""Facts of the sources that rows and videos do not hold: carried into the output where they stay true, or named.
+"""Facts of the sources that rows and videos do not hold: carried into the output where they stay
+true, or named.
 
-Carried are further fields of info.json, and further entries of its features, where all sources have them and agree.
-Counts and lists of episodes, and facts about images of a camera that are resized, do not stay true. Files beside rows
-and videos are named.
+Carried are further fields of info.json, and further entries of its features, where all sources have
+them and agree. Counts and lists of episodes, and facts about images of a camera that are resized,
+do not stay true. Files beside rows and videos are named.
 """
 
 import json
@@ -13,8 +14,22 @@ from typing import Any
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.edit.plan import Plan
 
-_WRITTEN = {"codebase_version", "robot_type", "chunks_size", "fps", "data_path", "video_path", "features"}
-_WRITTEN |= {"data_files_size_in_mb", "video_files_size_in_mb", "total_episodes", "total_frames", "total_tasks"}
+_WRITTEN = {
+    "codebase_version",
+    "robot_type",
+    "chunks_size",
+    "fps",
+    "data_path",
+    "video_path",
+    "features",
+}
+_WRITTEN |= {
+    "data_files_size_in_mb",
+    "video_files_size_in_mb",
+    "total_episodes",
+    "total_frames",
+    "total_tasks",
+}
 _WRITTEN |= {"total_videos", "total_chunks", "splits"}
 _OF_FEATURE = {"dtype", "shape", "names", "info", "video_info"}
 OF_VIDEO = ("video.", "audio.", "has_audio", "is_depth_map")
@@ -30,20 +45,28 @@ _FILES = (
     "published.json",
 )
 _FOLDERS = ("data", "videos", "meta", "images")
-_OF_EPISODES = re.compile(r"total|episode|(^|_)(num|count|counts|frames|rows|indices|duration|hours)(_|$)")
-"""Names of fields that count or list episodes or frames, which an output has others of, or numbers anew."""
+_OF_EPISODES = re.compile(
+    r"total|episode|(^|_)(num|count|counts|frames|rows|indices|duration|hours)(_|$)"
+)
+"""Names of fields that count or list episodes or frames, which an output has others of, or numbers
+anew.
+"""
 _MOST = 8  # names in a line
 
 
 def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
-    """Return the further fields of info.json that hold for the output, and lines about those that are left out."""
+    """Return the further fields of info.json that hold for the output, and lines about those that
+    are left out.
+    """
     infos = [source.info for source in _used(plan)]
     names = dict.fromkeys(name for info in infos for name in info if name not in _WRITTEN)
     carried = {}
     left_out = []
     for name in names:
         values = [info[name] for info in infos if name in info]
-        if _OF_EPISODES.search(name.lower()) and any(value not in ([], {}, None) for value in values):
+        if _OF_EPISODES.search(name.lower()) and any(
+            value not in ([], {}, None) for value in values
+        ):
             left_out.append(f"{name} of info.json: left out, since episodes may differ")
         elif len(values) < len(infos) or _differ(values):
             left_out.append(f"{name} of info.json: left out, since the sources differ")
@@ -52,15 +75,22 @@ def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     others = [name for info in infos for name in _other_splits(info)]
     if others:
         listed = ", ".join(dict.fromkeys(others))
-        left_out.append(f"splits {listed} of info.json: left out, since episodes are numbered anew; see --split")
+        left_out.append(
+            f"splits {listed} of info.json: left out, since episodes are numbered anew; see --split"
+        )
     return carried, left_out
 
 
 def carried_entries(plan: Plan, key: str) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return further entries of a feature, further ones of its `info`, and lines about those that are left out."""
+    """Return further entries of a feature, further ones of its `info`, and lines about those that
+    are left out.
+    """
     entries = [_entry(source, key) for source in _used(plan)]
     resized = key in plan.encode and plan.encode[key].size is not None
-    whole = [{name: value for name, value in entry.items() if name not in _OF_FEATURE} for entry in entries]
+    whole = [
+        {name: value for name, value in entry.items() if name not in _OF_FEATURE}
+        for entry in entries
+    ]
     is_video = key in plan.features and plan.features[key].is_video
     details = [_details(entry, is_video) for entry in entries]
     left_out: list[str] = []
@@ -80,13 +110,17 @@ def carried_entries(plan: Plan, key: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def left_files(plan: Plan) -> list[str]:
-    """Return a line about the files of each source that are neither rows, videos nor written anew."""
+    """Return a line about the files of each source that are neither rows, videos nor written
+    anew.
+    """
     lines = []
     for source in _used(plan):
         names = _further_files(source, set(plan.files))
         if names:
             more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-            lines.append(f"{', '.join(names[:_MOST])}{more} of {source.root}: left out, copy what stays true")
+            lines.append(
+                f"{', '.join(names[:_MOST])}{more} of {source.root}: left out, copy what stays true"
+            )
     return lines
 
 
@@ -115,7 +149,9 @@ def _details(entry: Mapping[str, Any], is_video: bool) -> dict[str, Any]:
     info = entry.get("info") or entry.get("video_info") or {}
     if not isinstance(info, dict):
         return {}
-    return {name: value for name, value in info.items() if not (is_video and name.startswith(OF_VIDEO))}
+    return {
+        name: value for name, value in info.items() if not (is_video and name.startswith(OF_VIDEO))
+    }
 
 
 def _further_files(source: Catalog, written: set[str]) -> list[str]:
@@ -126,4 +162,8 @@ def _further_files(source: Catalog, written: set[str]) -> list[str]:
         known = name.startswith(_FILES) and (path != "meta/contract.json" or path in written)
         if not known:
             names.append(f"{path}/" if is_folder else path)
-    return [name for name in names if not name.rpartition("/")[2].startswith(".") and not name.startswith(".")]
+    return [
+        name
+        for name in names
+        if not name.rpartition("/")[2].startswith(".") and not name.startswith(".")
+    ]

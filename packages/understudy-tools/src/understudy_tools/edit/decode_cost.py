@@ -1,8 +1,9 @@
 """Cost of decoding a camera before and after it was encoded again.
 
-Both are measured in turns in the same run, with one decoder and one thread, into RGB. Two figures count, in CPU
-milliseconds per image: `stretch`, images of consecutive frames (a clip of the training order), and `single`, one image
-at a random place (validation, or a list of frames), which decodes from the key frame before it.
+Both are measured in turns in the same run, with one decoder and one thread, into RGB. Two figures
+count, in CPU milliseconds per image: `stretch`, images of consecutive frames (a clip of the
+training order), and `single`, one image at a random place (validation, or a list of frames), which
+decodes from the key frame before it.
 """
 
 from collections.abc import Sequence
@@ -54,9 +55,13 @@ def measure_cost(
         source_first = _first_frame(sources[piece.source], camera, piece.row) + piece.start
         output_first = _first_frame(output, camera, number)
         with _open(sources[piece.source], camera, piece.row) as reader:
-            source_costs.append(_time_reader(reader, stretch + source_first, singles + source_first))
+            source_costs.append(
+                _time_reader(reader, stretch + source_first, singles + source_first)
+            )
         with _open(output, camera, number) as reader:
-            output_costs.append(_time_reader(reader, stretch + output_first, singles + output_first))
+            output_costs.append(
+                _time_reader(reader, stretch + output_first, singles + output_first)
+            )
     return _median(source_costs), _median(output_costs)
 
 
@@ -76,7 +81,9 @@ def _median(costs: Sequence[DecodeCost]) -> DecodeCost:
 def _time_reader(reader: VideoReader, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
     """Measure one round: frames `stretch` in one read, then each of `singles` in its own read."""
     reader.read(stretch[:1])  # opens the decoder
-    return DecodeCost(_time(reader, [stretch]), _time(reader, [position[None] for position in singles]))
+    return DecodeCost(
+        _time(reader, [stretch]), _time(reader, [position[None] for position in singles])
+    )
 
 
 def _time(reader: VideoReader, reads: Sequence[np.ndarray]) -> float:

@@ -1,6 +1,7 @@
 """Features of the output: renamed, dropped and cast, and equal in all sources.
 
-The changes are made to a source's `Catalog`, so its readers deliver rows under the new keys and dtypes.
+The changes are made to a source's `Catalog`, so its readers deliver rows under the new keys and
+dtypes.
 
 A size of encoded images is `224` for the longer side, or `WIDTHxHEIGHT`.
 """
@@ -19,7 +20,10 @@ from understudy_data.datasets.format.standard_keys import rename_keys, suggest_k
 
 
 def edit_features(
-    catalogs: Sequence[Catalog], rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]
+    catalogs: Sequence[Catalog],
+    rename: Mapping[str, str],
+    drop: Sequence[str],
+    cast: Mapping[str, str],
 ) -> tuple[Catalog, ...]:
     """Return the sources with changed features.
 
@@ -27,23 +31,37 @@ def edit_features(
         catalogs: the sources.
         rename: key -> new key, for the sources that have the key.
         drop: keys to leave out, of the sources that have them.
-        cast: new key -> numeric dtype. `cast_values` refuses values that the dtype cannot hold, when they are written.
+        cast: new key -> numeric dtype. `cast_values` refuses values that the dtype cannot hold,
+            when they are written.
 
     Raises:
-        DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be cast.
+        DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be
+            cast.
     """
-    all_keys = list(dict.fromkeys(key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS))
-    droppable = {key for catalog in catalogs for key in (*catalog.skipped_features, *catalog.sensors)}
+    all_keys = list(
+        dict.fromkeys(
+            key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS
+        )
+    )
+    droppable = {
+        key for catalog in catalogs for key in (*catalog.skipped_features, *catalog.sensors)
+    }
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
             if key not in all_keys and not (name == "drop_features" and key in droppable):
                 hint = suggest_key(key, all_keys)
-                raise DatasetError(f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root)
+                raise DatasetError(
+                    f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root
+                )
     renamed = [rename.get(key, key) for key in all_keys if key not in drop]
     for key in cast:
         if key not in renamed:
-            problem = f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
-            raise DatasetError(problem, where=catalogs[0].root, fix="name features as they are after --rename")
+            problem = (
+                f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
+            )
+            raise DatasetError(
+                problem, where=catalogs[0].root, fix="name features as they are after --rename"
+            )
     for key in rename.values():
         if (
             not key.strip(".")
@@ -58,7 +76,9 @@ def edit_features(
     return tuple(_edit(catalog, rename, drop, cast) for catalog in catalogs)
 
 
-def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]) -> Catalog:
+def _edit(
+    catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast: Mapping[str, str]
+) -> Catalog:
     features = {key: feature for key, feature in catalog.features.items() if key not in drop}
     sensors = {key: sensor for key, sensor in catalog.sensors.items() if key not in drop}
     catalog = replace(catalog, features=features, sensors=sensors)
@@ -68,13 +88,20 @@ def _edit(catalog: Catalog, rename: Mapping[str, str], drop: Sequence[str], cast
             problem = f"rename gives {old!r} the name of another feature, {new!r}"
             raise DatasetError(problem, where=catalog.root, fix=f"drop or rename {new!r}, too")
     catalog = rename_keys(catalog, {new: old for old, new in new_names.items()})
-    changed = {key: _cast(feature, cast[key], catalog) for key, feature in catalog.features.items() if key in cast}
+    changed = {
+        key: _cast(feature, cast[key], catalog)
+        for key, feature in catalog.features.items()
+        if key in cast
+    }
     return replace(catalog, features={**catalog.features, **changed})
 
 
 def _cast(feature: Feature, dtype: str, catalog: Catalog) -> Feature:
     if dtype not in NUMBERS:
-        raise DatasetError(f"cast gives {feature.key!r} the dtype {dtype!r}", fix=f"give one of {', '.join(NUMBERS)}")
+        raise DatasetError(
+            f"cast gives {feature.key!r} the dtype {dtype!r}",
+            fix=f"give one of {', '.join(NUMBERS)}",
+        )
     if feature.is_encoded or feature.is_text:
         problem = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
         raise DatasetError(problem, where=catalog.root, fix="cast numeric features only")
@@ -100,7 +127,8 @@ def cast_values(values: np.ndarray, dtype: str, key: str, where: str) -> np.ndar
         where: name of the episode, for errors.
 
     Raises:
-        DatasetError: an integer would change, a fraction would be cut off, or a number would become infinite.
+        DatasetError: an integer would change, a fraction would be cut off, or a number would become
+            infinite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         result = values.astype(dtype)
@@ -109,7 +137,10 @@ def cast_values(values: np.ndarray, dtype: str, key: str, where: str) -> np.ndar
         else:
             lost = result.astype(values.dtype) != values
     if lost.any():
-        problem = f"{key!r} holds {values[lost].flat[0].item()!r} ({values.dtype}), which {dtype} cannot hold"
+        problem = (
+            f"{key!r} holds {values[lost].flat[0].item()!r} ({values.dtype}), which {dtype} "
+            "cannot hold"
+        )
         raise DatasetError(problem, where=where, fix=f"cast {key!r} to a wider dtype")
     return result
 
@@ -122,7 +153,8 @@ def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> 
         ignore_names: accept other names of dimensions.
 
     Raises:
-        DatasetError: a source lacks a feature, or has it with another dtype, shape or names of dimensions.
+        DatasetError: a source lacks a feature, or has it with another dtype, shape or names of
+            dimensions.
     """
     first = catalogs[0]
     shared = {key: feature for key, feature in first.features.items() if key not in INDEX_KEYS}
@@ -134,7 +166,9 @@ def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> 
             if key not in others or key not in shared:
                 without, having = (other, first) if key not in others else (first, other)
                 fix = f"leave it out with --drop-features {key}, or give it this name with --rename"
-                raise DatasetError(f"has no {key!r}, which {having.root} has", where=without.root, fix=fix)
+                raise DatasetError(
+                    f"has no {key!r}, which {having.root} has", where=without.root, fix=fix
+                )
             _compare(shared[key], others[key], first, other, ignore_names)
     return shared
 
@@ -142,15 +176,31 @@ def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> 
 def _compare(a: Feature, b: Feature, first: Catalog, other: Catalog, ignore_names: bool) -> None:
     if a.dtype != b.dtype:
         problem = f"{a.key!r} is {b.dtype}, in {first.root} {a.dtype}"
-        raise DatasetError(problem, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE")
+        raise DatasetError(
+            problem, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE"
+        )
     if (a.size, a.channels) != (b.size, b.channels) if a.is_encoded else a.shape != b.shape:
-        fix = "make them equal with --size" if a.is_video else "leave it out with --drop-features, or merge other sets"
-        raise DatasetError(f"{a.key!r} has shape {b.shape}, in {first.root} {a.shape}", where=other.root, fix=fix)
-    if a.is_encoded or ignore_names or a.names is None or b.names is None or a.dimension_names == b.dimension_names:
+        fix = (
+            "make them equal with --size"
+            if a.is_video
+            else "leave it out with --drop-features, or merge other sets"
+        )
+        raise DatasetError(
+            f"{a.key!r} has shape {b.shape}, in {first.root} {a.shape}", where=other.root, fix=fix
+        )
+    if (
+        a.is_encoded
+        or ignore_names
+        or a.names is None
+        or b.names is None
+        or a.dimension_names == b.dimension_names
+    ):
         return
     differ = next((n, m) for n, m in zip(a.dimension_names, b.dimension_names) if n != m)
     problem = f"a dimension of {a.key!r} is named {differ[1]!r}, in {first.root} {differ[0]!r}"
-    raise DatasetError(problem, where=other.root, fix="give --ignore-names if the dimensions mean the same")
+    raise DatasetError(
+        problem, where=other.root, fix="give --ignore-names if the dimensions mean the same"
+    )
 
 
 def common_rate(catalogs: Sequence[Catalog]) -> float:
@@ -166,8 +216,13 @@ def common_robot(catalogs: Sequence[Catalog], name: str) -> str | None:
     """Return `name`, or the robot type of all sources. Raises DatasetError where they differ."""
     for other in catalogs[1:] if not name else ():
         if other.robot_type != catalogs[0].robot_type:
-            problem = f"is of robot type {other.robot_type!r}, {catalogs[0].root} of {catalogs[0].robot_type!r}"
-            raise DatasetError(problem, where=other.root, fix="name the robot of the output: --robot-type NAME")
+            problem = (
+                f"is of robot type {other.robot_type!r}, {catalogs[0].root} of "
+                f"{catalogs[0].robot_type!r}"
+            )
+            raise DatasetError(
+                problem, where=other.root, fix="name the robot of the output: --robot-type NAME"
+            )
     return name or catalogs[0].robot_type
 
 
@@ -194,7 +249,8 @@ def parse_size(text: str) -> tuple[int, int | None]:
     sides = [int(side) for side in match.groups() if side] if match else []
     if not sides or min(sides) < 16 or max(sides) > _MOST or any(side % 2 for side in sides):
         raise DatasetError(
-            f"size is {text!r}", fix=f"give even sides from 16 to {_MOST}: 224, or WIDTHxHEIGHT as in 224x168"
+            f"size is {text!r}",
+            fix=f"give even sides from 16 to {_MOST}: 224, or WIDTHxHEIGHT as in 224x168",
         )
     return sides[0], sides[1] if len(sides) > 1 else None
 
@@ -202,8 +258,8 @@ def parse_size(text: str) -> tuple[int, int | None]:
 def fit_size(size: tuple[int, int], goal: tuple[int, int | None]) -> tuple[int, int]:
     """Return (height, width) of images of `size` (height, width) for a parsed size.
 
-    With the longer side alone the aspect ratio stays, up to rounding to even sides of at least 16, and images that are
-    not larger keep their size.
+    With the longer side alone the aspect ratio stays, up to rounding to even sides of at least 16,
+    and images that are not larger keep their size.
     """
     side, second = goal
     if second is not None:

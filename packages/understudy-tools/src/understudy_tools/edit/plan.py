@@ -1,7 +1,8 @@
-"""Description of the dataset to write: its episodes as pieces of source episodes, its features, tasks and videos.
+"""Description of the dataset to write: its episodes as pieces of source episodes, its features,
+tasks and videos.
 
-Pieces are selected by id, condition, finding and ranges of frames, or cut at given times, where a text column changes,
-or at idle gaps.
+Pieces are selected by id, condition, finding and ranges of frames, or cut at given times, where a
+text column changes, or at idle gaps.
 """
 
 import hashlib
@@ -63,8 +64,8 @@ class Encoding:
         size: (height, width) of the images; None keeps theirs.
         codec: encoder; None takes the one of the source's codec.
         gop: frames from key frame to key frame; None keeps the source's.
-        crf: quality on the encoder's own scale; None is 6 steps better than the encoder's default where frames of the
-            same size and codec are encoded again, and that default otherwise.
+        crf: quality on the encoder's own scale; None is 6 steps better than the encoder's default
+            where frames of the same size and codec are encoded again, and that default otherwise.
     """
 
     size: tuple[int, int] | None = None
@@ -76,7 +77,8 @@ class Encoding:
 TextColumn = Callable[[Piece], Sequence[str]]
 """Texts of a new column for each frame of a piece."""
 NumberColumn = Callable[[Piece], np.ndarray]
-"""Numbers of a new column for each frame of a piece, (length, *shape) in the dtype of its feature."""
+"""Numbers of a new column for each frame of a piece, (length, *shape) in the dtype of its feature.
+"""
 
 
 def same_task(piece: Piece, text: str) -> str:
@@ -86,7 +88,9 @@ def same_task(piece: Piece, text: str) -> str:
 
 @dataclass(frozen=True)
 class Base:
-    """Counts of a dataset to whose end the output is appended, and its tasks. Files are numbered from 0 on disk."""
+    """Counts of a dataset to whose end the output is appended, and its tasks. Files are numbered
+    from 0 on disk.
+    """
 
     episodes: int = 0
     frames: int = 0
@@ -148,8 +152,12 @@ class Plan:
     def without(self, numbers: Container[int]) -> "Plan":
         """Return the plan without the pieces of these numbers."""
         remaining = [number for number in range(len(self.pieces)) if number not in numbers]
-        metadata = {name: [values[number] for number in remaining] for name, values in self.metadata.items()}
-        return replace(self, pieces=tuple(self.pieces[number] for number in remaining), metadata=metadata)
+        metadata = {
+            name: [values[number] for number in remaining] for name, values in self.metadata.items()
+        }
+        return replace(
+            self, pieces=tuple(self.pieces[number] for number in remaining), metadata=metadata
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,9 @@ class PlanWork:
         return self.mark
 
     def compute(self, item: Any) -> Any:
-        """Compute the result of an item: the number of a piece, or the number of a file with those of its pieces."""
+        """Compute the result of an item: the number of a piece, or the number of a file with those
+        of its pieces.
+        """
         raise NotImplementedError
 
     def __call__(self, part: Part) -> list[Any]:
@@ -203,11 +213,19 @@ def run_plan(
     """
     for part, results in workers.run(work, parts, done):
         if isinstance(results, Lost):
-            pieces = [plan.pieces[number] for number in (part if isinstance(part[0], int) else part[0][1])]
+            pieces = [
+                plan.pieces[number] for number in (part if isinstance(part[0], int) else part[0][1])
+            ]
             source = plan.sources[pieces[0].source]
-            episodes = source.episodes.ids[[piece.row for piece in pieces if piece.source == pieces[0].source]]
+            episodes = source.episodes.ids[
+                [piece.row for piece in pieces if piece.source == pieces[0].source]
+            ]
             problem = f"episodes {describe_ids(episodes)} cannot be written: {results.reason}"
-            error = DatasetError(problem, where=source.root, fix="leave them out: --skip-bad, or --exclude-episodes ID")
+            error = DatasetError(
+                problem,
+                where=source.root,
+                fix="leave them out: --skip-bad, or --exclude-episodes ID",
+            )
             if not plan.skip_bad:
                 raise error
             results = [error]
@@ -233,14 +251,16 @@ def write_files(
     bad: Bad,
     done: Callable[[Part], None] = lambda part: None,
 ) -> Iterator[tuple[tuple[int, Sequence[int]], Any]]:
-    """Write files of pieces; yield file and result of each, up to the first error. Then try each piece of such files.
+    """Write files of pieces; yield file and result of each, up to the first error. Then try each
+    piece of such files.
 
     Args:
         plan: the output.
         workers: processes.
         work: writes (number of a file, its pieces).
         files: number and pieces of each file.
-        bad: receives the pieces that cannot be written; files above the last one then have other pieces.
+        bad: receives the pieces that cannot be written; files above the last one then have other
+            pieces.
         done: called with each finished part.
 
     Raises:
@@ -256,21 +276,27 @@ def write_files(
     for members, error in failed:
         trials: list[Part] = [((len(files) + number, (number,)),) for number in members]
         unwritable: Bad = {}
-        keep_sound(((numbers[0], trial) for (_, numbers), trial in run_plan(plan, workers, work, trials)), unwritable)
+        keep_sound(
+            ((numbers[0], trial) for (_, numbers), trial in run_plan(plan, workers, work, trials)),
+            unwritable,
+        )
         if not unwritable:
             raise error
         bad |= unwritable
 
 
 def select_pieces(catalog: Catalog, source: int, selection: Selection) -> list[Piece]:
-    """Select the pieces of source number `source`. Each range of frames becomes an episode, so no window spans a cut.
+    """Select the pieces of source number `source`. Each range of frames becomes an episode, so no
+    window spans a cut.
 
     Raises:
         DatasetError: an unknown episode, an unusable condition or file, or no frame is left.
     """
     segments = replace(selection, keep_rule="start").apply(catalog).segments
     rows = catalog.episodes.rows_of(segments[:, 0]).tolist()
-    return [Piece(source, row, start, stop) for row, (_, start, stop) in zip(rows, segments.tolist())]
+    return [
+        Piece(source, row, start, stop) for row, (_, start, stop) in zip(rows, segments.tolist())
+    ]
 
 
 def read_bad_episodes(path: str) -> list[int]:
@@ -286,10 +312,14 @@ def read_bad_episodes(path: str) -> list[int]:
             raise ValueError("an episode id is not a whole number")
         return sorted(set(episodes))
     except OSError as error:
-        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix="give the output of check") from None
+        raise DatasetError(
+            f"cannot be read: {error.strerror}", where=path, fix="give the output of check"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         problem = f"is not the output of `understudy check --json`: {type(error).__name__}: {error}"
-        raise DatasetError(problem, where=path, fix="write it with: understudy check DATASET --json > FILE") from None
+        raise DatasetError(
+            problem, where=path, fix="write it with: understudy check DATASET --json > FILE"
+        ) from None
 
 
 def split_pieces(
@@ -300,8 +330,9 @@ def split_pieces(
     Args:
         catalogs: the sources.
         pieces: the pieces to divide.
-        parts: "NAME=SHARE" with a share from 0 to 1, or "NAME=IDS" with episode ids of the only source. The shares
-            divide the episodes in a random order of `seed`; together they are at most 1.
+        parts: "NAME=SHARE" with a share from 0 to 1, or "NAME=IDS" with episode ids of the only
+            source. The shares divide the episodes in a random order of `seed`; together they are at
+            most 1.
         seed: seed of the random order.
 
     Raises:
@@ -313,7 +344,9 @@ def split_pieces(
         name, equals, value = part.partition("=")
         fix = "as in --split train=0.9 val=0.1, or --split train=0-7 val=8,9"
         if not equals or not re.fullmatch(r"\w[\w.-]*", name) or name in shares or name in ids:
-            raise DatasetError(f"split holds {part!r}, which is not a new NAME=SHARE or NAME=IDS", fix=fix)
+            raise DatasetError(
+                f"split holds {part!r}, which is not a new NAME=SHARE or NAME=IDS", fix=fix
+            )
         if re.fullmatch(r"0?\.\d+|1\.0*", value):
             shares[name] = float(value)
         else:
@@ -323,18 +356,25 @@ def split_pieces(
                 raise DatasetError(f"split holds {part!r}: {error}", fix=fix) from None
     if shares and ids:
         raise DatasetError(
-            "split mixes shares and ids", fix="give one kind; an id is a whole number, a share has a dot"
+            "split mixes shares and ids",
+            fix="give one kind; an id is a whole number, a share has a dot",
         )
     if sum(shares.values()) > 1 + 1e-9:
-        raise DatasetError(f"the shares of split add up to {sum(shares.values()):g}", fix="give 1 at most")
+        raise DatasetError(
+            f"the shares of split add up to {sum(shares.values()):g}", fix="give 1 at most"
+        )
     divided = _by_share(pieces, shares, seed) if shares else _by_id(catalogs, pieces, ids)
     for name, part_pieces in divided.items():
         if not part_pieces:
-            raise DatasetError(f"the part {name!r} of split holds no episode", fix="give it more episodes")
+            raise DatasetError(
+                f"the part {name!r} of split holds no episode", fix="give it more episodes"
+            )
     return divided
 
 
-def _by_share(pieces: Sequence[Piece], shares: dict[str, float], seed: int) -> dict[str, list[Piece]]:
+def _by_share(
+    pieces: Sequence[Piece], shares: dict[str, float], seed: int
+) -> dict[str, list[Piece]]:
     episodes = sorted({(piece.source, piece.row) for piece in pieces})
     keys = [_place(seed, source, row) for source, row in episodes]
     shuffled = [episodes[i] for i in np.argsort(keys, kind="stable")]
@@ -352,20 +392,27 @@ def _by_share(pieces: Sequence[Piece], shares: dict[str, float], seed: int) -> d
 
 def _place(seed: int, source: int, row: int) -> float:
     """Random place of an episode, the same for any number of episodes."""
-    digest = hashlib.blake2b(f"understudy edit {seed} {source} {row}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        f"understudy edit {seed} {source} {row}".encode(), digest_size=8
+    ).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
-def _by_id(catalogs: Sequence[Catalog], pieces: Sequence[Piece], ids: dict[str, list[int]]) -> dict[str, list[Piece]]:
+def _by_id(
+    catalogs: Sequence[Catalog], pieces: Sequence[Piece], ids: dict[str, list[int]]
+) -> dict[str, list[Piece]]:
     if len(catalogs) > 1:
-        raise DatasetError("split gives ids, and there are several sources", fix="split by shares, or one source")
+        raise DatasetError(
+            "split gives ids, and there are several sources", fix="split by shares, or one source"
+        )
     table = catalogs[0].episodes
     part_of = dict[int, str]()
     for name, episodes in ids.items():
         for row, episode in zip(table.rows_of(np.array(episodes)).tolist(), episodes):
             if row in part_of:
                 raise DatasetError(
-                    f"split gives episode {episode} to {part_of[row]!r} and {name!r}", fix="name it once"
+                    f"split gives episode {episode} to {part_of[row]!r} and {name!r}",
+                    fix="name it once",
                 )
             part_of[row] = name
     divided: dict[str, list[Any]] = {name: [] for name in ids}
@@ -386,11 +433,13 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
     Args:
         catalog: the source.
         source: its number.
-        path: the file: key of an episode -> cut points, or segments [start, end). Keys are the same as in keep-ranges.
+        path: the file: key of an episode -> cut points, or segments [start, end). Keys are the same
+            as in keep-ranges.
         unit: unit of the times in the file. Seconds are rounded to the nearest frame.
 
     Raises:
-        DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its episode.
+        DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its
+            episode.
     """
     content = read_object(path, _FORMAT)
     pieces = []
@@ -401,7 +450,9 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
     return pieces
 
 
-def _segments(entry: Any, key: object, length: int, fps: float, unit: Unit, path: str) -> list[tuple[int, int]]:
+def _segments(
+    entry: Any, key: object, length: int, fps: float, unit: Unit, path: str
+) -> list[tuple[int, int]]:
     def refuse(problem: str) -> DatasetError:
         return DatasetError(f"{key!r}: {problem}", where=path, fix=f"give {_FORMAT}")
 
@@ -427,7 +478,9 @@ def _segments(entry: Any, key: object, length: int, fps: float, unit: Unit, path
 
 
 def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]:
-    """Cut episodes where the text of a frame differs from the one before; frames with an empty text are left out."""
+    """Cut episodes where the text of a frame differs from the one before; frames with an empty text
+    are left out.
+    """
     pieces = []
     for row, length in enumerate(catalog.episodes.lengths.tolist()):
         if not length:
@@ -440,7 +493,9 @@ def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]
     return pieces
 
 
-def cut_at_pauses(catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule) -> list[Piece]:
+def cut_at_pauses(
+    catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule
+) -> list[Piece]:
     """Cut episodes at their idle gaps, which are left out (`data.selection.motion`).
 
     Args:
@@ -470,11 +525,17 @@ def match_all(catalog: Catalog, entries: Record, path: str) -> list[tuple[str, i
     matched, _ = match_keys(catalog, list(entries), path)
     lost = [key for key in entries if key not in matched]
     if lost:
-        raise DatasetError(f"{lost[0]!r} is not an episode of {catalog.root}", where=path, fix="remove it")
+        raise DatasetError(
+            f"{lost[0]!r} is not an episode of {catalog.root}", where=path, fix="remove it"
+        )
     pairs = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
     for (key, row), (other, after) in pairwise(pairs):
         if row == after:
-            raise DatasetError(f"{key!r} and {other!r} are one episode", where=path, fix="give each episode one key")
+            raise DatasetError(
+                f"{key!r} and {other!r} are one episode",
+                where=path,
+                fix="give each episode one key",
+            )
     return pairs
 
 

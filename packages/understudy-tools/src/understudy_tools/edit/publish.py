@@ -1,15 +1,16 @@
 """Datasets of several writers as one, to which each publication appends their new episodes.
 
     OUT -> .OUT.versions/000002        the dataset: a link, whose replacement is the publication
-    .OUT.versions/000002/              its folder: own meta files, and a link to each of its `files` (`hf upload`
-                                       leaves out linked folders)
-    .OUT.versions/files/               files with rows, videos and the episode table, which never change; and views
+    .OUT.versions/000002/              its folder: own meta files, and a link to each of its `files`
+                                       (`hf upload` leaves out linked folders)
+    .OUT.versions/files/               files with rows, videos and the episode table, which never
+                                       change; and views
 
-So every reader finds the earlier version or the new one, also after a kill at any instant, and one that has the earlier
-version open finds all its files. OUT@000002 is the address of that publication (`storage/dataset_version.py`), as long
-as it is one of the latest `KEPT`. What else lies in the store is left alone. Episodes keep their numbers and files.
-meta/published.json has a digest of each writer's published episodes, and the metadata `writer` of an episode the name
-of its writer.
+So every reader finds the earlier version or the new one, also after a kill at any instant, and one
+that has the earlier version open finds all its files. OUT@000002 is the address of that publication
+(`storage/dataset_version.py`), as long as it is one of the latest `KEPT`. What else lies in the
+store is left alone. Episodes keep their numbers and files. meta/published.json has a digest of each
+writer's published episodes, and the metadata `writer` of an episode the name of its writer.
 """
 
 import fcntl
@@ -53,11 +54,13 @@ from understudy_tools.edit.write_set import write_set
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
 _COPY = (
-    "let its recorder finish or restore the files, or publish a copy with the listed episodes in a folder of its own: "
-    "understudy edit {root} COPY --skip-bad"
+    "let its recorder finish or restore the files, or publish a copy with the listed episodes in a "
+    "folder of its own: understudy edit {root} COPY --skip-bad"
 )
 LINK = "link"
-"""Link to a version from before its folder is made until it is published, which moves the link to OUT."""
+"""Link to a version from before its folder is made until it is published, which moves the link to
+OUT.
+"""
 
 DRAFT = "draft"
 """Folder in which new episodes are written."""
@@ -68,36 +71,43 @@ _STORE = re.compile(r"\.(.+)\.versions")
 
 
 def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> dict[str, int]:
-    """Append the new episodes of writers to the dataset at `out`, and return their number by writer.
+    """Append the new episodes of writers to the dataset at `out`, and return their number by
+    writer.
 
     Without new episodes nothing changes.
 
     Args:
-        roots: datasets of the writers, whose folders have different names. One that is recorded now has the episodes
-            that are saved.
+        roots: datasets of the writers, whose folders have different names. One that is recorded now
+            has the episodes that are saved.
         out: the dataset; nothing, or one of earlier publications.
         workers: processes; None writes in this one.
 
     Raises:
-        DatasetError: `out` is of another origin, a writer changed published episodes, or features differ.
+        DatasetError: `out` is of another origin, a writer changed published episodes, or features
+            differ.
     """
     store = out.parent / f".{out.name}.versions"
     names = [os.path.basename(os.path.abspath(root)) for root in roots]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DatasetError(
-            f"two writers are named {twice[0]!r}", fix="rename the folder of one: it is known by its name"
+            f"two writers are named {twice[0]!r}",
+            fix="rename the folder of one: it is known by its name",
         )
     _refuse_inside(out)
     for root in roots:
         _refuse_overlap(out, root)
-    if os.path.lexists(out) and not (out.is_symlink() and Path(os.readlink(out)).parent.name == store.name):
+    if os.path.lexists(out) and not (
+        out.is_symlink() and Path(os.readlink(out)).parent.name == store.name
+    ):
         raise DatasetError("was not published", where=out, fix="name a new folder")
     (store / "files").mkdir(parents=True, exist_ok=True)
     with _locked(store):
         if not out.is_symlink() and (used := _in_use(out, store)):
             fix = "give the link its name back, or name a new folder"
             raise DatasetError(
-                "is gone, and its files are in use or were published", where=out, fix=f"{fix}: {used[0]}"
+                "is gone, and its files are in use or were published",
+                where=out,
+                fix=f"{fix}: {used[0]}",
             )
         old = Catalog.open(out) if out.is_symlink() else None
         published = read_json(old.files, LEDGER) if old else {}
@@ -112,7 +122,9 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
                     raise
                 continue
             if writer.view is not None:
-                raise DatasetError(f"{writer.view} is a view", where=writer.root, fix="publish the whole dataset")
+                raise DatasetError(
+                    f"{writer.view} is a view", where=writer.root, fix="publish the whole dataset"
+                )
             _check_finished(writer)
             new = writer.episodes.ids >= _first_new(writer, published.get(name, ""))
             rows = np.flatnonzero(new & (writer.episodes.lengths > 0)).tolist()
@@ -121,40 +133,55 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]
             added[name], published[name] = len(rows), _digest(writer)
         if pieces:
-            plan = _plan(old, writers, pieces, [name for name, count in added.items() for _ in range(count)])
+            plan = _plan(
+                old, writers, pieces, [name for name, count in added.items() for _ in range(count)]
+            )
             _add_version(plan, old, published, store, out, workers or Workers())
         return added
 
 
 def _refuse_inside(out: Path) -> None:
-    """Raise DatasetError where the publication would be written into another one, whose next version replaces it."""
+    """Raise DatasetError where the publication would be written into another one, whose next
+    version replaces it.
+    """
     for folder in Path(os.path.realpath(out.parent), out.name).parents:
         if match := _STORE.fullmatch(folder.name):
             other = folder.with_name(match[1])
-            raise DatasetError(f"lies in the publication {other}", where=out, fix="name a folder outside of it")
+            raise DatasetError(
+                f"lies in the publication {other}", where=out, fix="name a folder outside of it"
+            )
 
 
 def _refuse_overlap(out: Path, root: str) -> None:
-    """Raise DatasetError where the publication would be written into a writer, or a writer lies in its store."""
+    """Raise DatasetError where the publication would be written into a writer, or a writer lies in
+    its store.
+    """
     if "://" in root:
         return
     writer = Path(os.path.realpath(split_view(root)[0]))
     place = Path(os.path.realpath(out.parent), out.name)
     store = place.with_name(f".{out.name}.versions")
     if writer in (place, Path(os.path.realpath(out))):
-        raise DatasetError("is a writer, too", where=out, fix="name the folders of the writers alone")
+        raise DatasetError(
+            "is a writer, too", where=out, fix="name the folders of the writers alone"
+        )
     if writer in place.parents:
-        raise DatasetError(f"lies in the writer {root}", where=out, fix="name a folder outside of the writers")
+        raise DatasetError(
+            f"lies in the writer {root}", where=out, fix="name a folder outside of the writers"
+        )
     if place in writer.parents or store in writer.parents:
-        raise DatasetError(f"the writer {root} lies in it", where=out, fix="name a folder outside of the writers")
+        raise DatasetError(
+            f"the writer {root} lies in it", where=out, fix="name a folder outside of the writers"
+        )
 
 
 def _check_finished(writer: Catalog) -> None:
-    """Warn of absent ids and of files that no episode names; a recording of `EpisodeWriter` has some while it goes on.
+    """Warn of absent ids and of files that no episode names; a recording of `EpisodeWriter` has
+    some while it goes on.
 
     Raises:
-        DatasetError: files are missing, or contradict the table: another recorder was killed, for example, and its next
-            episodes may be those again.
+        DatasetError: files are missing, or contradict the table: another recorder was killed, for
+            example, and its next episodes may be those again.
     """
     if is_recorded_here(writer.files):
         return
@@ -164,15 +191,27 @@ def _check_finished(writer: Catalog) -> None:
     if contradiction:
         raise DatasetError(contradiction, where=writer.root, fix=_COPY.format(root=writer.root))
     if irregular:
-        warnings.warn(f"{writer.root}: {irregular}; the listed episodes are published", stacklevel=3)
+        warnings.warn(
+            f"{writer.root}: {irregular}; the listed episodes are published", stacklevel=3
+        )
 
 
 def _in_use(out: Path, store: Path) -> list[Path]:
-    """Links of other names to the versions of `out`, as after `mv`, and versions that were published."""
-    links = [path for path in out.parent.glob("*") if path.is_symlink() and store.name in Path(os.readlink(path)).parts]
+    """Links of other names to the versions of `out`, as after `mv`, and versions that were
+    published.
+    """
+    links = [
+        path
+        for path in out.parent.glob("*")
+        if path.is_symlink() and store.name in Path(os.readlink(path)).parts
+    ]
     link = store / LINK
     unpublished = Path(os.readlink(link)).name if link.is_symlink() else ""
-    return links + [path for path in store.glob("*") if _VERSION.fullmatch(path.name) and path.name != unpublished]
+    return links + [
+        path
+        for path in store.glob("*")
+        if _VERSION.fullmatch(path.name) and path.name != unpublished
+    ]
 
 
 @contextmanager
@@ -187,7 +226,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _digest(writer: Catalog, last: int | None = None) -> str:
-    """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of the last episode."""
+    """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of
+    the last episode.
+    """
     lengths = lengths_digest(writer, last)
     numbers = hashlib.sha256()
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
@@ -195,20 +236,31 @@ def _digest(writer: Catalog, last: int | None = None) -> str:
     rows = Rows(writer, keys, cache_bytes=0)
     for row in sorted({0, count - 1}) if count else ():
         for key in keys if writer.episodes.lengths[row] else ():
-            numbers.update(np.ascontiguousarray(rows.span(row, key, 0, int(writer.episodes.lengths[row]))).data)
+            numbers.update(
+                np.ascontiguousarray(rows.span(row, key, 0, int(writer.episodes.lengths[row]))).data
+            )
     return f"{lengths} {numbers.hexdigest()[:32]}"
 
 
 def _first_new(writer: Catalog, published: str) -> int:
-    """First id of a writer that is not published. Raises DatasetError where published episodes changed."""
+    """First id of a writer that is not published. Raises DatasetError where published episodes
+    changed.
+    """
     last = int(published.partition(" ")[0] or -1)
     if published and _digest(writer, last) != published:
-        problem = f"its episodes up to {last} are published, and were removed, renumbered, changed or recorded anew"
-        raise DatasetError(problem, where=writer.root, fix="restore them, or record into a folder of another name")
+        problem = (
+            f"its episodes up to {last} are published, and were removed, renumbered, changed "
+            "or recorded anew"
+        )
+        raise DatasetError(
+            problem, where=writer.root, fix="restore them, or record into a folder of another name"
+        )
     return last + 1
 
 
-def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], names: list[str]) -> Plan:
+def _plan(
+    old: Catalog | None, writers: list[Catalog], pieces: list[Piece], names: list[str]
+) -> Plan:
     sources = edit_features([old, *writers] if old else writers, {}, (), {})
     base = Base()
     if old:
@@ -220,7 +272,10 @@ def _plan(old: Catalog | None, writers: list[Catalog], pieces: list[Piece], name
         fps = common_rate(sources)
         robot = common_robot(sources, "")
     except DatasetError as error:
-        fix = "publish into another OUT, or a copy of a writer in a folder of its name, made by `understudy edit`: "
+        fix = (
+            "publish into another OUT, or a copy of a writer in a folder of its name, made by "
+            "`understudy edit`: "
+        )
         raise error.replaced(fix=fix + error.fix) from error
     return Plan(
         sources=sources,
@@ -252,12 +307,17 @@ def _add_version(
     link.unlink(missing_ok=True)  # after the version that it excuses
     try:
         write_set(plan, draft, workers, version.name)
-        now = {number: Catalog.open(plan.sources[number].root) for number in {piece.source for piece in plan.pieces}}
+        now = {
+            number: Catalog.open(plan.sources[number].root)
+            for number in {piece.source for piece in plan.pieces}
+        }
         for piece in plan.pieces:  # a recorder that joins its files uses their names again
             source = plan.sources[piece.source]
             writer = now[piece.source]
             if writer.data_path(piece.row) != source.data_path(piece.row):
-                raise DatasetError("its files were joined meanwhile", where=source.root, fix="publish again")
+                raise DatasetError(
+                    "its files were joined meanwhile", where=source.root, fix="publish again"
+                )
         os.symlink(f"{store.name}/{version.name}", link)
         (version / "meta").mkdir(parents=True)
         if old:
@@ -266,9 +326,14 @@ def _add_version(
             (files / "views").mkdir(exist_ok=True)
             os.symlink("../../files/views", version / VIEWS)
         for path in list(draft.rglob("chunk-*/file-*")):
-            number = int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
+            number = (
+                int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
+            )
             chunk, file = divmod(number, FILES_PER_CHUNK)
-            place = path.parents[1].relative_to(draft) / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
+            place = (
+                path.parents[1].relative_to(draft)
+                / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
+            )
             target = files / place
             listed = version / place
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -289,8 +354,12 @@ def _add_version(
 
 
 def _removable(store: Path, before: str) -> list[Path]:
-    """Remains of a kill, and versions of earlier times than `KEPT`; nothing that a publication did not make."""
-    versions = sorted(path for path in store.iterdir() if _VERSION.fullmatch(path.name) and _is_folder(path))
+    """Remains of a kill, and versions of earlier times than `KEPT`; nothing that a publication did
+    not make.
+    """
+    versions = sorted(
+        path for path in store.iterdir() if _VERSION.fullmatch(path.name) and _is_folder(path)
+    )
     old = [path for path in versions if path.name <= before][: 1 - KEPT]
     unpublished = [path for path in versions if path.name > before]
     return [*old, *unpublished, *(path for path in [store / DRAFT] if _is_folder(path))]
@@ -300,10 +369,14 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _write_meta(plan: Plan, old: Catalog | None, published: dict[str, str], draft: Path, version: Path) -> None:
+def _write_meta(
+    plan: Plan, old: Catalog | None, published: dict[str, str], draft: Path, version: Path
+) -> None:
     """Write the meta files that each version has for itself."""
     shutil.copyfile(draft / "meta/tasks.parquet", version / "meta/tasks.parquet")
-    info, stats = (json.loads((draft / f"meta/{name}.json").read_bytes()) for name in ("info", "stats"))
+    info, stats = (
+        json.loads((draft / f"meta/{name}.json").read_bytes()) for name in ("info", "stats")
+    )
     if old:
         info = {**old.info, "total_tasks": info["total_tasks"]}
         info |= {
@@ -315,7 +388,9 @@ def _write_meta(plan: Plan, old: Catalog | None, published: dict[str, str], draf
         for key, entry in stats.items():
             new = {name: np.asarray(value) for name, value in entry.items()}
             merged = aggregate([old.stats[key], new])
-            stats[key] = {n: statistic_value(features[key], n, merged[n]) for n in NAMES if n in merged}
+            stats[key] = {
+                n: statistic_value(features[key], n, merged[n]) for n in NAMES if n in merged
+            }
     replace_json(version / "meta/info.json", info)
     replace_json(version / "meta/stats.json", stats)
     replace_json(version / LEDGER, published)

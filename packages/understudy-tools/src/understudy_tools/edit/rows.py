@@ -1,9 +1,10 @@
-"""Rows of the output: read from the sources, numbered anew, and written as data files with their statistics.
+"""Rows of the output: read from the sources, numbered anew, and written as data files with their
+statistics.
 
-Times of records in language columns count from the first frame of a piece. A record has a `timestamp` in seconds of its
-episode, and is active from there on until the next one of its kind. Its kind are all its other fields but the
-`content`. In a piece, records that began before it start at 0, and only the latest of each kind stays; those after its
-end go.
+Times of records in language columns count from the first frame of a piece. A record has a
+`timestamp` in seconds of its episode, and is active from there on until the next one of its kind.
+Its kind are all its other fields but the `content`. In a piece, records that began before it start
+at 0, and only the latest of each kind stays; those after its end go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,12 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.format.features import DEFAULTS, Feature
 from understudy_data.datasets.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.stats.running import ImageStatistics, Moments, image_step, sample_stride
+from understudy_data.datasets.stats.running import (
+    ImageStatistics,
+    Moments,
+    image_step,
+    sample_stride,
+)
 from understudy_data.datasets.write.dataset_files import (
     data_schema,
     number_statistics,
@@ -46,16 +52,21 @@ def shift_records(column: Sequence[Any], start: int, length: int, fps: float) ->
 def _shift(value: Any, start: int, length: int, fps: float) -> Any:
     if not isinstance(value, list) or not all(isinstance(record, Mapping) for record in value):
         return value
-    latest: dict[str, tuple[int, int]] = {}  # kind -> frame and place of the record that is active at the start
+    # kind -> frame and place of the record that is active at the start
+    latest: dict[str, tuple[int, int]] = {}
     frames: list[int | None] = []
     for place, record in enumerate(value):
         time = record.get("timestamp")
         frame = None if time is None else round(float(time) * fps) - start
         frames.append(frame)
         if frame is not None and frame <= 0:
-            kind = repr(sorted((k, v) for k, v in record.items() if k not in ("timestamp", "content")))
+            kind = repr(
+                sorted((k, v) for k, v in record.items() if k not in ("timestamp", "content"))
+            )
             latest[kind] = max(
-                latest.get(kind, (frame, place)), (frame, place), key=lambda frame_and_place: frame_and_place[0]
+                latest.get(kind, (frame, place)),
+                (frame, place),
+                key=lambda frame_and_place: frame_and_place[0],
             )
     active = {place for _, place in latest.values()}
     shifted = []
@@ -79,7 +90,8 @@ class EpisodeRows:
     Attributes:
         tasks: its task texts, in order of appearance.
         columns: its statistics in meta/episodes.
-        numbers: numeric column -> moments, and the rows that count for quantiles in the whole output.
+        numbers: numeric column -> moments, and the rows that count for quantiles in the whole
+            output.
         images: statistics of its image columns, with `first` as in the whole output.
         has_clock: whether its recorded timestamps are frame / fps within a millisecond.
     """
@@ -96,7 +108,9 @@ class SourceRows:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        keys = [key for key, f in plan.features.items() if not f.is_encoded and key not in plan.columns]
+        keys = [
+            key for key, f in plan.features.items() if not f.is_encoded and key not in plan.columns
+        ]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
         images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
@@ -113,14 +127,19 @@ class SourceRows:
         texts = list(dict.fromkeys(self._texts(piece, numbers)))
         if not all(text.strip() for text in texts):
             source = self.plan.sources[piece.source]
-            problem = f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
-            raise DatasetError(problem, where=source.root, fix="name its task: --task TEXT, or --tasks FILE")
+            problem = (
+                f"episode {int(source.episodes.ids[piece.row])} has a frame with an empty task text"
+            )
+            raise DatasetError(
+                problem, where=source.root, fix="name its task: --task TEXT, or --tasks FILE"
+            )
         return texts
 
     def _texts(self, piece: Piece, numbers: Any) -> list[str]:
         source_tasks = self.plan.sources[piece.source].tasks
         text_of = {
-            number: self.plan.task_of(piece, source_tasks[number]) for number in set(np.asarray(numbers).tolist())
+            number: self.plan.task_of(piece, source_tasks[number])
+            for number in set(np.asarray(numbers).tolist())
         }
         return [text_of[number] for number in np.asarray(numbers).tolist()]
 
@@ -129,17 +148,25 @@ class SourceRows:
         return rows.take(rows_of_frames, dict.fromkeys(keys, piece.frames))
 
     def read(self, number: int) -> tuple[dict[str, Any], list[str], bool]:
-        """Return the columns of a piece (arrays, or lists of texts and encoded images), tasks, and `has_clock`."""
+        """Return the columns of a piece (arrays, or lists of texts and encoded images), tasks, and
+        `has_clock`.
+        """
         plan = self.plan
         piece = plan.pieces[number]
-        taken = self._take(self._rows[piece.source], piece, [*self._keys, "task_index", "timestamp"])
+        taken = self._take(
+            self._rows[piece.source], piece, [*self._keys, "task_index", "timestamp"]
+        )
         times = np.asarray(taken.pop("timestamp"), np.float64).reshape(-1)
         tasks = self._texts(piece, taken.pop("task_index"))
         has_clock = not len(times) or np.abs(times - piece.frames / plan.fps).max() <= 1e-3
         source = plan.sources[piece.source]
         for key, feature in plan.features.items():
             values = taken.get(key)
-            if isinstance(values, np.ndarray) and not feature.is_text and values.dtype != feature.dtype:
+            if (
+                isinstance(values, np.ndarray)
+                and not feature.is_text
+                and values.dtype != feature.dtype
+            ):
                 where = f"{source.root} (episode {int(source.episodes.ids[piece.row])})"
                 taken[key] = cast_values(values, feature.dtype, key, where)
             elif feature.dtype == "image":
@@ -198,7 +225,11 @@ def nested_types(plan: Plan) -> dict[str, pa.DataType]:
                 kind = file.schema_arrow.field(name).type
             if kinds.setdefault(key, kind) != kind:
                 problem = f"{key!r} is {kind}, in another source {kinds[key]}"
-                raise DatasetError(problem, where=catalog.files.where(path), fix="leave it out with --drop-features")
+                raise DatasetError(
+                    problem,
+                    where=catalog.files.where(path),
+                    fix="leave it out with --drop-features",
+                )
     return kinds
 
 
@@ -226,8 +257,12 @@ class RowWriter:
         self.starts = row_starts(self._plan)
         self._stride = sample_stride(self._plan.frames)
         self._features, self._nested = {**self._plan.features, **DEFAULTS}, nested_types(self._plan)
-        images = {key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"}
-        self._measured = {key: measured_before(self._plan, feature) for key, feature in images.items()}
+        images = {
+            key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"
+        }
+        self._measured = {
+            key: measured_before(self._plan, feature) for key, feature in images.items()
+        }
 
     def write(self, path: Path, group: Sequence[int]) -> list[EpisodeRows]:
         """Write the pieces `group` to one file, one row group each."""
@@ -238,7 +273,9 @@ class RowWriter:
             for number in group:
                 columns, tasks, has_clock = self._rows.read(number)
                 columns |= self._defaults(number, tasks)
-                yield pa.Table.from_arrays([self._column(columns[key], key) for key in schema.names], schema=schema)
+                yield pa.Table.from_arrays(
+                    [self._column(columns[key], key) for key in schema.names], schema=schema
+                )
                 images = {key: self._measure(columns[key], key, number) for key in self._measured}
                 episode = EpisodeRows(list(dict.fromkeys(tasks)), {}, {}, images, has_clock)
                 for key, feature in self._features.items():
@@ -246,7 +283,9 @@ class RowWriter:
                         values = columns[key].reshape(-1, *feature.shape)
                         statistics = number_statistics(feature)
                         statistics.add(values)
-                        sample = statistics.sample(values[-self.starts[number] % self._stride :: self._stride])
+                        sample = statistics.sample(
+                            values[-self.starts[number] % self._stride :: self._stride]
+                        )
                         episode.numbers[key] = statistics.moments, sample
                         episode.columns.update(statistic_columns(feature, statistics.result()))
                     elif key in images:
@@ -271,7 +310,8 @@ class RowWriter:
             return pa.array(values, self._nested[key])
         feature = self._features[key]
         return to_column(
-            np.reshape(values, (-1, *feature.shape)) if isinstance(values, np.ndarray) else values, feature
+            np.reshape(values, (-1, *feature.shape)) if isinstance(values, np.ndarray) else values,
+            feature,
         )
 
     def _measure(self, images: Sequence[bytes], key: str, number: int) -> ImageStatistics:

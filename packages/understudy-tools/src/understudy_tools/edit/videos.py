@@ -1,12 +1,14 @@
 """Videos of the output: packets copied where the images do not change, encoded again elsewhere.
 
-A piece is copied when it begins at a key frame and its packets depend on no other ones (`video.encode.find_span`).
-Otherwise all frames of the piece, of this camera, are decoded and encoded again. Copied and encoded pieces with unequal
-stream settings lie in different files, so each file is one stream that every reader decodes.
+A piece is copied when it begins at a key frame and its packets depend on no other ones
+(`video.encode.find_span`). Otherwise all frames of the piece, of this camera, are decoded and
+encoded again. Copied and encoded pieces with unequal stream settings lie in different files, so
+each file is one stream that every reader decodes.
 
-Some encoded images are compared with the images that were encoded. PSNR = 10 log10(255^2 / MSE) in dB, over all three
-channels and images together. SSIM is the mean of Wang, Bovik, Sheikh & Simoncelli (2004) on luma (BT.601), over uniform
-windows of 8x8 pixels at every second pixel, with K1 = 0.01 and K2 = 0.03.
+Some encoded images are compared with the images that were encoded. PSNR = 10 log10(255^2 / MSE) in
+dB, over all three channels and images together. SSIM is the mean of Wang, Bovik, Sheikh &
+Simoncelli (2004) on luma (BT.601), over uniform windows of 8x8 pixels at every second pixel, with
+K1 = 0.01 and K2 = 0.03.
 """
 
 from collections import deque
@@ -42,7 +44,16 @@ from understudy_data.video.encode import (
 from understudy_data.video.index import VideoIndex
 from understudy_data.video.packets import open_packets
 from understudy_data.video.reader import VideoReader, open_video
-from understudy_tools.edit.plan import Bad, Encoding, Piece, Plan, PlanWork, keep_sound, run_plan, write_files
+from understudy_tools.edit.plan import (
+    Bad,
+    Encoding,
+    Piece,
+    Plan,
+    PlanWork,
+    keep_sound,
+    run_plan,
+    write_files,
+)
 from understudy_tools.edit.rows import measured_before, step_of
 
 _WINDOW = 8
@@ -89,7 +100,9 @@ def compare_images(reference: np.ndarray, decoded: np.ndarray) -> Quality:
     for image, other in zip(reference, decoded, strict=True):
         difference = image.astype(np.float64) - other
         squares = float((difference**2).sum())
-        total = total.add(Quality(1, difference.size, squares, structural_similarity(_luma(image), _luma(other))))
+        total = total.add(
+            Quality(1, difference.size, squares, structural_similarity(_luma(image), _luma(other)))
+        )
     return total
 
 
@@ -118,10 +131,11 @@ def _means(image: np.ndarray) -> np.ndarray:
 
 
 _ENCODER = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
-# Without arithmetic coding and deblocking, H.264 of 224x168 decodes in 0.14 ms instead of 0.25, for 4 % more bytes and
-# 0.3 dB (crf 22, GOP 2).
+# Without arithmetic coding and deblocking, H.264 of 224x168 decodes in 0.14 ms instead of 0.25, for
+# 4 % more bytes and 0.3 dB (crf 22, GOP 2).
 _OPTIONS = {"libx264": {"tune": "fastdecode"}}
-_BETTER = 6  # steps of crf by which images that are encoded again are better than the encoder's default
+# steps of crf by which images that are encoded again are better than the encoder's default
+_BETTER = 6
 _BATCH = 16  # images in memory
 _SAMPLES = 8  # images per encoded piece whose quality is measured
 _OPENED = 16  # source files
@@ -130,7 +144,9 @@ PART_IMAGES = 4096
 FILES = 16
 """Video files on this host at a time, where the output is a bucket."""
 PARTS_OF_PROCESS = 8
-"""Parts of each process that are encoded before full files are joined, where the output is a bucket."""
+"""Parts of each process that are encoded before full files are joined, where the output is a
+bucket.
+"""
 PARTS = ".parts"
 """Folder of encoded pieces, under that of the output."""
 
@@ -210,7 +226,9 @@ class Original:
 
 
 class Originals:
-    """Frames of each piece in the sources' files, by the number of the piece; a few files are open at a time."""
+    """Frames of each piece in the sources' files, by the number of the piece; a few files are open
+    at a time.
+    """
 
     def __init__(self, plan: Plan, camera: str) -> None:
         self._plan = plan
@@ -263,7 +281,8 @@ class CameraWork(PlanWork):
         camera: key of the camera.
         root: folder of the output.
         encoded: bool (pieces,), those to encode.
-        file: number of each piece's video file, as far as it is known; `first` is its first frame there.
+        file: number of each piece's video file, as far as it is known; `first` is its first frame
+            there.
     """
 
     camera: str
@@ -310,7 +329,9 @@ class FindStreams(CameraWork):
         span = None if self.encoded[item] else self.span(item)
         size = span.bytes if span else 0
         settings = stream_settings(original.index)
-        return Stream(settings, size, original.bytes, span is not None, _is_encodable(original.index))
+        return Stream(
+            settings, size, original.bytes, span is not None, _is_encodable(original.index)
+        )
 
 
 class EncodePieces(CameraWork):
@@ -341,7 +362,12 @@ class JoinPieces(CameraWork):
         index = _read_index(str(path))
         with av.open(str(path)) as container:
             pix_fmt = container.streams.video[0].pix_fmt
-        return path.stat().st_size, (*index.image_size, index.codec, pix_fmt, index.gops.median_length)
+        return path.stat().st_size, (
+            *index.image_size,
+            index.codec,
+            pix_fmt,
+            index.gops.median_length,
+        )
 
 
 class MoveFiles(CameraWork):
@@ -382,7 +408,8 @@ class MeasurePieces(CameraWork):
             if not self.encoded[item]:
                 original = self.originals[item]
                 with closing(original.open()) as reader:
-                    deque(original.images(reader), 0)  # raises the error of the source, which names its file
+                    # raises the error of the source, which names its file
+                    deque(original.images(reader), 0)
             raise
 
     def _measure(self, item: int) -> ImageStatistics:
@@ -419,9 +446,15 @@ class CameraStreams:
     def encoded(self, pieces: Sequence[Piece]) -> np.ndarray:
         """Return which pieces of a dataset are to be encoded, bool (pieces,)."""
         streams = [self.stored[piece] for piece in pieces if piece in self.stored]
-        # Another codec will be written where no encoder writes this one, and one camera does not mix codecs.
+        # Another codec will be written where no encoder writes this one, and one camera does not
+        # mix codecs.
         mixes = any(not (stream.is_whole or stream.is_encodable) for stream in streams)
-        return np.array([piece in self.stored and (mixes or not self.stored[piece].is_whole) for piece in pieces])
+        return np.array(
+            [
+                piece in self.stored and (mixes or not self.stored[piece].is_whole)
+                for piece in pieces
+            ]
+        )
 
 
 def _cut(plan: Plan, numbers: Sequence[int]) -> list[Part]:
@@ -429,14 +462,23 @@ def _cut(plan: Plan, numbers: Sequence[int]) -> list[Part]:
 
 
 def _before_encoding(length: int) -> int:
-    """Frames of an encoded piece that count as done when it is encoded; the others do when it is measured."""
+    """Frames of an encoded piece that count as done when it is encoded; the others do when it is
+    measured.
+    """
     return length // 2
 
 
 def find_streams(
-    plan: Plan, camera: str, root: Path, workers: Workers, mark: str, count: Callable[[int], None], bad: Bad
+    plan: Plan,
+    camera: str,
+    root: Path,
+    workers: Workers,
+    mark: str,
+    count: Callable[[int], None],
+    bad: Bad,
 ) -> CameraStreams:
-    """Find the streams of a camera's pieces, and encode those that cannot be copied, for a local output.
+    """Find the streams of a camera's pieces, and encode those that cannot be copied, for a local
+    output.
 
     See `write_set`; for a bucket `write_videos` encodes them, as far as the disk is to hold them.
 
@@ -484,7 +526,8 @@ def write_videos(
     count: Callable[[int], None],
     bad: Bad,
 ) -> CameraVideos:
-    """Write all videos of a camera under `root`, as `write_set` does, and measure their images into `statistics`.
+    """Write all videos of a camera under `root`, as `write_set` does, and measure their images into
+    `statistics`.
 
     Raises:
         DatasetError: a source's video is missing or broken.
@@ -493,9 +536,13 @@ def write_videos(
     pieces = plan.pieces
     encoded = streams.encoded(pieces)
     lengths = [piece.length for piece in pieces]
-    done = CameraVideos([0] * len(pieces), [0] * len(pieces), encoded=np.flatnonzero(encoded).tolist())
+    done = CameraVideos(
+        [0] * len(pieces), [0] * len(pieces), encoded=np.flatnonzero(encoded).tolist()
+    )
     base = plan, mark, camera, root, encoded
-    missing = iter(_cut(plan, [number for number in done.encoded if pieces[number] not in streams.made]))
+    missing = iter(
+        _cut(plan, [number for number in done.encoded if pieces[number] not in streams.made])
+    )
 
     def sizes() -> Iterator[tuple[tuple[object, ...], int]]:
         for number, piece in enumerate(pieces):
@@ -519,14 +566,18 @@ def write_videos(
     files = _divide(sizes(), file_mb)
     while group := sorted(islice(files, FILES if plan.bucket else None)):
         done.place(group, lengths)
-        for (number, _), (size, stream) in write_files(plan, workers, JoinPieces(*base), group, bad):
+        for (number, _), (size, stream) in write_files(
+            plan, workers, JoinPieces(*base), group, bad
+        ):
             done.bytes = done.bytes + size
             done.stream = done.stream if number else stream
         numbers = sorted(number for _, members in group for number in members)
         if not plan.skip_bad:
             for number in numbers:
                 work.encoded_path(number).unlink(missing_ok=True)
-        for number, measured in () if bad else run_plan(plan, workers, work, _cut(plan, numbers), finish):
+        for number, measured in (
+            () if bad else run_plan(plan, workers, work, _cut(plan, numbers), finish)
+        ):
             if isinstance(measured, DatasetError):
                 bad[number] = measured
             elif not bad:
@@ -558,7 +609,9 @@ def _complete(encoding: Encoding, index: VideoIndex) -> Encoding:
     """Fill in the settings that are not given from the source's video."""
     codec = encoding.codec or (_ENCODER[index.codec] if _is_encodable(index) else "libx264")
     same = encoding.size in (None, index.image_size) and _ENCODER.get(index.codec) == codec
-    crf = encoding.crf if encoding.crf is not None else default_crf(codec) - (_BETTER if same else 0)
+    crf = (
+        encoding.crf if encoding.crf is not None else default_crf(codec) - (_BETTER if same else 0)
+    )
     return replace(encoding, codec=codec, gop=encoding.gop or index.gops.median_length, crf=crf)
 
 
@@ -578,7 +631,9 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
         check_size(codec, height, width)
     except ValueError as error:
         fix = "give an even --size, or another --codec"
-        raise DatasetError(f"cannot be encoded as {error}", where=original.source.where, fix=fix) from None
+        raise DatasetError(
+            f"cannot be encoded as {error}", where=original.source.where, fix=fix
+        ) from None
     resize = (
         None
         if (height, width) == (reader.height, reader.width)
@@ -587,7 +642,9 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
     total = original.stop - original.first
     sampled = set(np.linspace(0, total - 1, min(_SAMPLES, total)).round().astype(int).tolist())
     samples: list[np.ndarray] = []
-    encoder = VideoEncoder(path, fps, height, width, codec, settings.gop or 1, settings.crf, _OPTIONS.get(codec))
+    encoder = VideoEncoder(
+        path, fps, height, width, codec, settings.gop or 1, settings.crf, _OPTIONS.get(codec)
+    )
     try:
         for image in original.images(reader):
             if resize is not None:
@@ -607,8 +664,11 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
         return compare_images(np.stack(samples), written.read(np.array(sorted(sampled))))
 
 
-def _divide(streams: Iterable[tuple[tuple[object, ...], int]], file_mb: float) -> Iterator[tuple[int, list[int]]]:
-    """Divide pieces, each (stream settings, bytes), into files: equal settings, and about `file_mb` megabytes each.
+def _divide(
+    streams: Iterable[tuple[tuple[object, ...], int]], file_mb: float
+) -> Iterator[tuple[int, list[int]]]:
+    """Divide pieces, each (stream settings, bytes), into files: equal settings, and about `file_mb`
+    megabytes each.
 
     Yields (number of a file, its pieces) as files are full.
     """
@@ -629,5 +689,11 @@ def _divide(streams: Iterable[tuple[tuple[object, ...], int]], file_mb: float) -
 def _compare_first(image: np.ndarray, original: Original) -> None:
     with closing(original.open()) as reader:
         if not np.array_equal(reader.read(np.array([original.first]))[0], image):
-            problem = f"frame {original.first} decodes to another image after its packets were copied"
-            raise DatasetError(problem, where=original.source.where, fix="encode this camera again: --codec and --gop")
+            problem = (
+                f"frame {original.first} decodes to another image after its packets were copied"
+            )
+            raise DatasetError(
+                problem,
+                where=original.source.where,
+                fix="encode this camera again: --codec and --gop",
+            )

@@ -1,10 +1,10 @@
 """Write a plan as a LeRobot v3.0 dataset: rows, videos, episode table, tasks and statistics.
 
-Statistics are computed from the written rows and images, by the rules of `data.write.EpisodeWriter`: an edited
-recording has the figures of a recording of the same episodes.
+Statistics are computed from the written rows and images, by the rules of
+`data.write.EpisodeWriter`: an edited recording has the figures of a recording of the same episodes.
 
-meta/edit.json has the origin of the dataset: command, versions, sources, and the origin of each episode. The folder
-appears in one step, complete.
+meta/edit.json has the origin of the dataset: command, versions, sources, and the origin of each
+episode. The folder appears in one step, complete.
 """
 
 import hashlib
@@ -56,9 +56,30 @@ from understudy_data.plain_values import is_result, read_result, write_result
 from understudy_data.storage.dataset_version import DatasetVersion
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
-from understudy_tools.edit.plan import Bad, Encoding, Plan, PlanWork, keep_sound, run_plan, write_files
-from understudy_tools.edit.rows import EpisodeRows, RowWriter, SourceRows, group_pieces, row_starts, undeclared_columns
-from understudy_tools.edit.videos import PARTS, CameraStreams, CameraVideos, find_streams, write_videos
+from understudy_tools.edit.plan import (
+    Bad,
+    Encoding,
+    Plan,
+    PlanWork,
+    keep_sound,
+    run_plan,
+    write_files,
+)
+from understudy_tools.edit.rows import (
+    EpisodeRows,
+    RowWriter,
+    SourceRows,
+    group_pieces,
+    row_starts,
+    undeclared_columns,
+)
+from understudy_tools.edit.videos import (
+    PARTS,
+    CameraStreams,
+    CameraVideos,
+    find_streams,
+    write_videos,
+)
 
 Statistics = dict[str, RunningStatistics | ImageStatistics]
 
@@ -101,7 +122,8 @@ def write_set(
     mark: str,
     count: Callable[[int], None] = lambda frames: None,
 ) -> Written:
-    """Write a dataset into the folder `root`, which is empty or has files of the same call, cut by a kill.
+    """Write a dataset into the folder `root`, which is empty or has files of the same call, cut by
+    a kill.
 
     Args:
         plan: the dataset.
@@ -119,11 +141,19 @@ def write_set(
     _check_plan(plan)
     work = replace(plan, metadata={}, origin={})
     lengths = [piece.length for piece in plan.pieces]
-    path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad" if workers.folder else None
+    path = (
+        workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
+        if workers.folder
+        else None
+    )
     bad: Bad = read_result(path) if path is not None and is_result(path) else {}
     read = ReadTasks(work, mark)
-    texts = keep_sound(run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad)
-    streams = {key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras}
+    texts = keep_sound(
+        run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad
+    )
+    streams = {
+        key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras
+    }
     while len(bad) < len(lengths):
         if bad and path is not None:
             write_result(path, bad)  # no later call may write the files of another choice
@@ -153,13 +183,17 @@ def _write_kept(
     bad: Bad,
     count: Callable[[int], None],
 ) -> Written:
-    """Write a dataset of pieces with known task texts and streams; with pieces in `bad` it remains incomplete."""
+    """Write a dataset of pieces with known task texts and streams; with pieces in `bad` it remains
+    incomplete.
+    """
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
     work = replace(plan, metadata={}, origin={})
     tasks = _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
     statistics: Statistics = {
-        key: ImageStatistics(feature.channels or 3) if feature.is_encoded else number_statistics(feature)
+        key: ImageStatistics(feature.channels or 3)
+        if feature.is_encoded
+        else number_statistics(feature)
         for key, feature in features.items()
         if not feature.is_text
     }
@@ -168,7 +202,9 @@ def _write_kept(
     for key in () if bad else plan.cameras:
         part = statistics[key]
         assert isinstance(part, ImageStatistics)
-        videos[key] = write_videos(work, streams[key], root, workers, mark, part, VIDEO_MB, count, bad)
+        videos[key] = write_videos(
+            work, streams[key], root, workers, mark, part, VIDEO_MB, count, bad
+        )
     written = Written(len(plan.pieces), plan.frames, len(tasks), clocks, [], videos, plan)
     if bad:
         return written
@@ -195,12 +231,18 @@ def _write_kept(
     for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
         draft.unlink()  # of a killed process
     files = {root / file_path(DATA_PATH, number) for number in range(len(tables))}
-    files |= {root / file_path(VIDEO_PATH, number, key) for key, done in videos.items() for number in done.file}
+    files |= {
+        root / file_path(VIDEO_PATH, number, key)
+        for key, done in videos.items()
+        for number in done.file
+    }
     for other in {*root.glob("data/*/*"), *root.glob("videos/*/*/*")} - files:
         other.unlink()  # of a choice with more pieces
         with suppress(OSError):
             other.parent.rmdir()
-    undeclared = {name for number in range(len(plan.sources)) for name in undeclared_columns(plan, number)}
+    undeclared = {
+        name for number in range(len(plan.sources)) for name in undeclared_columns(plan, number)
+    }
     left_out = [*left_out, *left_entries, *left_files(plan)]
     return replace(written, undeclared=sorted(undeclared), left_out=left_out)
 
@@ -225,7 +267,9 @@ def _check_plan(plan: Plan) -> None:
     unwritten |= {key: "a sensor" for source in plan.sources for key in source.sensors}
     for key, kind in unwritten.items():
         fix = f"write a dataset without it first: understudy edit SRC OUT --drop-features {key}"
-        raise DatasetError(f"{key!r} is {kind}, which is not written", where=plan.sources[0].root, fix=fix)
+        raise DatasetError(
+            f"{key!r} is {kind}, which is not written", where=plan.sources[0].root, fix=fix
+        )
 
 
 class ReadTasks(PlanWork):
@@ -262,10 +306,14 @@ class WriteRows(PlanWork):
 
 
 def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
-    """Number the task texts in use: in order of the sources and of their task lists, then new texts as they appear."""
+    """Number the task texts in use: in order of the sources and of their task lists, then new texts
+    as they appear.
+    """
     used = dict.fromkeys(used)
     listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
-    return {text: number for number, text in enumerate(dict.fromkeys(plan.base.tasks) | listed | used)}
+    return {
+        text: number for number, text in enumerate(dict.fromkeys(plan.base.tasks) | listed | used)
+    }
 
 
 def _write_rows(
@@ -278,7 +326,9 @@ def _write_rows(
     count: Callable[[int], None],
     bad: Bad,
 ) -> tuple[list[pa.Table], int]:
-    """Write all data files; return the rows of meta/episodes of each, without columns of videos, and odd clocks."""
+    """Write all data files; return the rows of meta/episodes of each, without columns of videos,
+    and odd clocks.
+    """
     groups = group_pieces(plan, DATA_MB)
     features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
     schema = episode_schema(features).remove_metadata()
@@ -289,12 +339,17 @@ def _write_rows(
     def done(part: Part) -> None:
         count(sum(plan.pieces[piece].length for _, group in part for piece in group))
 
-    files = write_files(plan, workers, WriteRows(plan, mark, root, tasks), list(enumerate(groups)), bad, done)
+    files = write_files(
+        plan, workers, WriteRows(plan, mark, root, tasks), list(enumerate(groups)), bad, done
+    )
     for (number, group), episodes in files:
         table = []
         for piece, episode in zip(group, episodes):
             length = plan.pieces[piece].length
-            row = episode_columns(plan.base.episodes + piece, episode.tasks, length, starts[piece]) | episode.columns
+            row = (
+                episode_columns(plan.base.episodes + piece, episode.tasks, length, starts[piece])
+                | episode.columns
+            )
             file = plan.base.files + number
             table.append(row | file_columns("data", file) | file_columns("meta/episodes", file))
             clocks += not episode.has_clock
@@ -316,13 +371,17 @@ def _write_episodes(
     videos: Mapping[str, CameraVideos],
     metadata: Mapping[str, pa.Array],
 ) -> None:
-    """Write meta/episodes, one file per data file, with places and statistics of videos, and metadata."""
+    """Write meta/episodes, one file per data file, with places and statistics of videos, and
+    metadata.
+    """
     schema = episode_schema({**plan.features, **DEFAULTS}).remove_metadata()
     first = 0
     for number, table in enumerate(tables):
         columns = {name: table.column(name) for name in table.column_names}
         for key, done in videos.items():
-            rows = [_video_row(plan, key, done, piece) for piece in range(first, first + table.num_rows)]
+            rows = [
+                _video_row(plan, key, done, piece) for piece in range(first, first + table.num_rows)
+            ]
             for name in rows[0]:
                 columns[name] = pa.array([row[name] for row in rows], schema.field(name).type)
         whole = pa.table({name: columns[name] for name in schema.names}, schema)
@@ -337,7 +396,10 @@ def _video_row(plan: Plan, camera: str, done: CameraVideos, piece: int) -> dict[
     first = done.first[piece]
     length = plan.pieces[piece].length
     prefix = f"videos/{camera}"
-    times = {f"{prefix}/from_timestamp": first / plan.fps, f"{prefix}/to_timestamp": (first + length) / plan.fps}
+    times = {
+        f"{prefix}/from_timestamp": first / plan.fps,
+        f"{prefix}/to_timestamp": (first + length) / plan.fps,
+    }
     figures = statistic_columns(plan.features[camera], done.figures[piece])
     return file_columns(prefix, plan.base.files + done.file[piece]) | times | figures
 
@@ -351,28 +413,40 @@ def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:
             column = pa.array(list(values), pa.uint64())
     except OverflowError:
         fix = "give whole numbers of 64 bits, or texts"
-        raise DatasetError(f"metadata {name!r} has a whole number of more than 64 bits", fix=fix) from None
+        raise DatasetError(
+            f"metadata {name!r} has a whole number of more than 64 bits", fix=fix
+        ) from None
     except (pa.ArrowException, ValueError, TypeError) as error:
         problem = f"metadata {name!r} has values of different kinds: {str(error).splitlines()[0]}"
-        raise DatasetError(problem, fix="give all episodes numbers, all texts, or all true and false") from None
+        raise DatasetError(
+            problem, fix="give all episodes numbers, all texts, or all true and false"
+        ) from None
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
 
 
 def _entries(
     plan: Plan, features: Mapping[str, Feature], videos: Mapping[str, CameraVideos]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the features of info.json, and lines about entries that are left out; videos describe written files."""
+    """Return the features of info.json, and lines about entries that are left out; videos describe
+    written files.
+    """
     entries: dict[str, Any] = {}
     left_out: list[str] = []
     for key, feature in features.items():
-        entries[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
+        entries[key] = {
+            "dtype": feature.dtype,
+            "shape": list(feature.shape),
+            "names": feature.names,
+        }
         further, details, lines = carried_entries(plan, key)
         entries[key] |= further | ({"info": details} if details else {})
         left_out += lines
         if key in videos and (stream := videos[key].stream) is not None:
             height, width, codec, pix_fmt, gop = stream
             video = video_info(height, width, codec, pix_fmt, _number(plan.fps), 3)
-            recorded = {n: v for n, v in feature.info.items() if n in details or n.startswith(OF_VIDEO)}
+            recorded = {
+                n: v for n, v in feature.info.items() if n in details or n.startswith(OF_VIDEO)
+            }
             copied_info = details if videos[key].encoded else recorded | details
             entries[key]["info"] = {**copied_info, **video, **PLAIN_VIDEO}
             if videos[key].encoded:
@@ -404,13 +478,18 @@ _ENDS = 1 << 16  # bytes at each end of a file that count for its digest
 def describe_sources(plan: Plan) -> list[dict[str, Any]]:
     """Describe the sources of a plan, as far as it uses them (`describe_source`)."""
     return [
-        describe_source(catalog, sorted({p.row for p in plan.pieces if p.source == number}), plan.cameras)
+        describe_source(
+            catalog, sorted({p.row for p in plan.pieces if p.source == number}), plan.cameras
+        )
         for number, catalog in enumerate(plan.sources)
     ]
 
 
-def write_provenance(root: Path, command: Sequence[str], written: Written, sources: Sequence[dict[str, Any]]) -> None:
-    """Write meta/edit.json of an output; each of its episodes becomes [source, episode id, start, stop].
+def write_provenance(
+    root: Path, command: Sequence[str], written: Written, sources: Sequence[dict[str, Any]]
+) -> None:
+    """Write meta/edit.json of an output; each of its episodes becomes [source, episode id, start,
+    stop].
 
     Args:
         root: folder of the output.
@@ -432,8 +511,12 @@ def write_provenance(root: Path, command: Sequence[str], written: Written, sourc
     replace_json(root / PATH, content)
 
 
-def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> dict[str, Any]:
-    """Describe a source: root, version, counts, a digest of the files in use, and its own origin if it was edited."""
+def describe_source(
+    catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]
+) -> dict[str, Any]:
+    """Describe a source: root, version, counts, a digest of the files in use, and its own origin if
+    it was edited.
+    """
     description: dict[str, Any] = {
         "root": catalog.root,
         "version": catalog.version,
@@ -443,14 +526,17 @@ def describe_source(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str
     }
     try:
         if catalog.files.exists(PATH):
-            description["edited"] = {k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"}
+            description["edited"] = {
+                k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"
+            }
     except DatasetError:
         pass  # a source can be read without its origin
     return description
 
 
 def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) -> str:
-    """Return a digest of info.json, of table rows, and of their files: path, size, first and last 64 KiB of each.
+    """Return a digest of info.json, of table rows, and of their files: path, size, first and last
+    64 KiB of each.
 
     Args:
         catalog: the source.
@@ -458,11 +544,21 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
         cameras: keys of the video cameras in use, under the output's names.
     """
     episodes = catalog.episodes
-    tables = [(episodes.data, episodes.data_file)] + [(v.files, v.file) for v in map(catalog.videos, cameras)]
-    paths = [table.find(catalog.files, file) for table, of in tables for file in np.unique(of[list(rows)]).tolist()]
+    tables = [(episodes.data, episodes.data_file)] + [
+        (v.files, v.file) for v in map(catalog.videos, cameras)
+    ]
+    paths = [
+        table.find(catalog.files, file)
+        for table, of in tables
+        for file in np.unique(of[list(rows)]).tolist()
+    ]
     digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
     chosen = list(rows)
-    for column in (episodes.ids, episodes.lengths, *(catalog.videos(camera).first for camera in cameras)):
+    for column in (
+        episodes.ids,
+        episodes.lengths,
+        *(catalog.videos(camera).first for camera in cameras),
+    ):
         digest.update(column[chosen].tobytes())
     for path in sorted(paths):
         source = catalog.files.source(path)
@@ -482,7 +578,11 @@ def check_output(out: Path | Bucket, catalogs: Sequence[Catalog]) -> None:
         return
     for catalog in catalogs:
         if catalog.files.is_local and out.resolve().is_relative_to(Path(catalog.root).resolve()):
-            raise DatasetError("is a source, or a folder inside it", where=out, fix="a set is never edited in place")
+            raise DatasetError(
+                "is a source, or a folder inside it",
+                where=out,
+                fix="a set is never edited in place",
+            )
     if is_taken(out):
         raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten")
 
@@ -502,8 +602,9 @@ def missing_pieces(plan: Plan) -> Bad:
         for gap in source.missing_files(plan.cameras) or []:
             if lost := sorted(of_row.keys() & set(gap.rows.tolist())):
                 ids = source.episodes.ids[lost].tolist()
-                fix = "restore the files, or leave their episodes out: --skip-bad, or --exclude-episodes " + " ".join(
-                    map(str, ids[:99])
+                fix = (
+                    "restore the files, or leave their episodes out: --skip-bad, or "
+                    "--exclude-episodes " + " ".join(map(str, ids[:99]))
                 )
                 error = DatasetError(gap.line, where=source.root, fix=fix)
                 if not plan.skip_bad:
@@ -521,19 +622,20 @@ def write_outputs(
 ) -> dict[str, Written]:
     """Write datasets into the new folder `out`: one under the name "", or several in folders of it.
 
-    All is written to a hidden folder next to `out`, flushed and renamed. So a kill leaves either nothing at `out` or
-    all of it. In a bucket a kill leaves files without `info.json`.
+    All is written to a hidden folder next to `out`, flushed and renamed. So a kill leaves either
+    nothing at `out` or all of it. In a bucket a kill leaves files without `info.json`.
 
     Args:
         plans: datasets by name.
         out: the folder.
         command: words of the command line, for meta/edit.json.
-        workers: processes; None writes in this one. With a folder, unfinished output stays there for the next call. A
-            bucket needs one.
+        workers: processes; None writes in this one. With a folder, unfinished output stays there
+            for the next call. A bucket needs one.
         count: called with numbers of frames as they are done, the sum of `Plan.work`.
 
     Raises:
-        DatasetError: `out` exists, another process writes it, or a source cannot be read. Nothing is left behind.
+        DatasetError: `out` exists, another process writes it, or a source cannot be read. Nothing
+            is left behind.
     """
     for plan in plans.values():
         check_output(out, plan.sources)
@@ -550,16 +652,27 @@ def write_outputs(
         _claim(workers.folder, mark)
         bucket = replace(out, work=workers.folder) if isinstance(out, Bucket) else None
     elif isinstance(out, Bucket):
-        raise DatasetError("is written from a local folder", where=str(out), fix="give one: --work FOLDER")
+        raise DatasetError(
+            "is written from a local folder", where=str(out), fix="give one: --work FOLDER"
+        )
     try:
-        # The processes end before the folder of an interrupted edit is removed, in which they write.
-        with bucket.create(mark) if bucket else create_folder(Path(str(out)), workers.folder) as draft, workers:
+        # The processes end before the folder of an interrupted edit is removed, in which they
+        # write.
+        with (
+            bucket.create(mark)
+            if bucket
+            else create_folder(Path(str(out)), workers.folder) as draft,
+            workers,
+        ):
             for name, plan in plans.items():
                 plan = replace(plan, bucket=None if plan.skip_bad else bucket)
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
                 written = write_set(plan, root, workers, f"{mark} {name}", count)
-                bad = sorted(skipped[name] + written.skipped, key=lambda entry: (entry["source"], entry["episode"]))
+                bad = sorted(
+                    skipped[name] + written.skipped,
+                    key=lambda entry: (entry["source"], entry["episode"]),
+                )
                 if not written.episodes:
                     raise _no_episode(name, bad)
                 done[name] = replace(written, skipped=bad)
@@ -569,12 +682,16 @@ def write_outputs(
         fix = "wait for its end, or name another folder"
         raise DatasetError("another process is writing it", where=out, fix=fix) from error
     except FileExistsError as error:
-        raise DatasetError("exists", where=out, fix="name a new folder; nothing is overwritten") from error
+        raise DatasetError(
+            "exists", where=out, fix="name a new folder; nothing is overwritten"
+        ) from error
     return done
 
 
 class _Marker(pickle.Pickler):
-    """Pickler of what an output is made from: of a dataset's version its files, and not when it was opened."""
+    """Pickler of what an output is made from: of a dataset's version its files, and not when it was
+    opened.
+    """
 
     def persistent_id(self, value: Any) -> Any:
         """Return the files of a version; None for all else, which is pickled as it is."""
@@ -601,6 +718,10 @@ def _claim(folder: Path, mark: str) -> None:
     """Raise DatasetError unless `folder` is new, or holds parts of the output with this mark."""
     path = folder / "mark"
     if is_taken(folder) and not (path.is_file() and path.read_text() == mark):
-        raise DatasetError("holds other things than parts of this output", where=folder, fix="name a new --work folder")
+        raise DatasetError(
+            "holds other things than parts of this output",
+            where=folder,
+            fix="name a new --work folder",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, mark)

@@ -1,4 +1,6 @@
-"""Episodes of HDF5 and Zarr files: arrays with a row for each time. A block of rows is in memory at a time."""
+"""Episodes of HDF5 and Zarr files: arrays with a row for each time. A block of rows is in memory at
+a time.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +11,15 @@ import numpy as np
 
 from understudy_tools.imports.bounds import require_size
 from understudy_tools.imports.limits import MAX_CHUNK, MAX_ROW, MAX_ROWS
-from understudy_tools.imports.recording import NANO, Recording, RecordingError, Sample, Times, even_times, reading
+from understudy_tools.imports.recording import (
+    NANO,
+    Recording,
+    RecordingError,
+    Sample,
+    Times,
+    even_times,
+    reading,
+)
 from understudy_tools.imports.settings import ImportMapping
 
 _BLOCK = 16 << 20  # bytes of a block of rows
@@ -23,7 +33,8 @@ class Opened:
         file: what to close.
         arrays: key -> array.
         barred: key -> fault of an array that must not be read.
-        check: raises a RecordingError for an array whose bytes would be more than it declares; called before its use.
+        check: raises a RecordingError for an array whose bytes would be more than it declares;
+            called before its use.
     """
 
     file: Any
@@ -93,7 +104,12 @@ class Rows(Recording):
             require_size(_bytes(array, array.shape[1:]), MAX_ROW, "a row")
             if array.chunks:
                 of_row = int(
-                    np.prod([-(-size // max(1, part)) for size, part in zip(array.shape[1:], array.chunks[1:])])
+                    np.prod(
+                        [
+                            -(-size // max(1, part))
+                            for size, part in zip(array.shape[1:], array.chunks[1:])
+                        ]
+                    )
                 )
                 require_size(_bytes(array, array.chunks) * of_row, MAX_CHUNK, "the chunks of a row")
             with reading(fix=self._explain):
@@ -116,7 +132,9 @@ class Rows(Recording):
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{key} {count}" for key, count in counts.items())
             raise RecordingError(
-                "shape", f"arrays differ in length: {listed}", min(counts, key=lambda key: counts[key])
+                "shape",
+                f"arrays differ in length: {listed}",
+                min(counts, key=lambda key: counts[key]),
             )
         times = even_times(min(counts.values()), self.rate or 1)
         if self._time:
@@ -128,7 +146,9 @@ class Rows(Recording):
             if len(seconds) and np.abs(seconds).max() > 4e9:
                 odd = seconds[np.argmax(np.abs(seconds))]
                 fix = "`time` names an array of seconds; divide milliseconds or nanoseconds"
-                raise RecordingError("value", f"has the time {odd:g} s, later than any clock", self._time, fix=fix)
+                raise RecordingError(
+                    "value", f"has the time {odd:g} s, later than any clock", self._time, fix=fix
+                )
             times = np.rint(seconds * NANO).astype(np.int64)
         return dict.fromkeys(streams, Times(times))
 

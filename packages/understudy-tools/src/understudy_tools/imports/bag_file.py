@@ -1,4 +1,6 @@
-"""What the readers of bag files share: topics, days of messages, and stretches that are sorted by time."""
+"""What the readers of bag files share: topics, days of messages, and stretches that are sorted by
+time.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +20,9 @@ FAR = 30
 
 
 def clip(time: int) -> int:
-    """Return a log time within 146 years of 1970, so that sums of times fit; others are far from any recording."""
+    """Return a log time within 146 years of 1970, so that sums of times fit; others are far from
+    any recording.
+    """
     return max(-(1 << 62), min(1 << 62, time))
 
 
@@ -76,7 +80,9 @@ class Days:
         return 0
 
     def near(self, topic: str, middle: int) -> tuple[int, int, int]:
-        """Return count, first and last time of a topic's messages near a day; count 0 where it has none."""
+        """Return count, first and last time of a topic's messages near a day; count 0 where it has
+        none.
+        """
         days = [of for day, of in self.topics.get(topic, {}).items() if abs(day - middle) <= FAR]
         if not days:
             return 0, 0, 0
@@ -115,7 +121,9 @@ class BagFile(Protocol):
         ...
 
     def recorded(self, topics: Collection[str]) -> Iterator[Message]:
-        """Yield the messages of topics as they were written; those of sqlite3 and ROS 1 by log time."""
+        """Yield the messages of topics as they were written; those of sqlite3 and ROS 1 by log
+        time.
+        """
         ...
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ from understudy_tools.imports.mcap import McapFile
 from understudy_tools.imports.recording import RecordingError
 
 _BACKWARDS = """SELECT name, before, time FROM (SELECT topic_id, timestamp AS time,
-LAG(timestamp) OVER (PARTITION BY topic_id ORDER BY id) AS before FROM messages) JOIN topics ON topics.id = topic_id
+LAG(timestamp) OVER (PARTITION BY topic_id ORDER BY id) AS before FROM messages)
+JOIN topics ON topics.id = topic_id
 WHERE time < before - 1000000000"""
 _FORMATS = {"ros2msg": "msg", "ros2idl": "idl"}
 _UNPACKED = 64  # times the size of a compressed file that it may have
@@ -49,18 +50,31 @@ class SqliteFile:
         except sqlite3.Error as error:
             self._base.close()
             fix = "`sqlite3 FILE .recover` writes what can be read of a cut file into a new one"
-            raise RecordingError("unreadable", f"{path.name} is no bag, cut or damaged: {error}", fix=fix) from error
+            raise RecordingError(
+                "unreadable", f"{path.name} is no bag, cut or damaged: {error}", fix=fix
+            ) from error
 
     def _open(self) -> None:
-        tables = {name for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        tables = {
+            name
+            for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         if missing := {"messages", "topics"} - tables:
-            raise RecordingError("unreadable", f"{self.path.name} has no table {', '.join(sorted(missing))}")
+            raise RecordingError(
+                "unreadable", f"{self.path.name} has no table {', '.join(sorted(missing))}"
+            )
         columns = {row[1] for row in self._base.execute("PRAGMA table_info(topics)")}
         digest = "type_description_hash" if "type_description_hash" in columns else "''"
         definitions = dict[str, tuple[str, str]]()
         if "message_definitions" in tables:
-            query = "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions ORDER BY id DESC"
-            definitions = {kind: (_FORMATS.get(form, ""), text) for kind, form, text in self._base.execute(query)}
+            query = (
+                "SELECT topic_type, encoding, encoded_message_definition FROM "
+                "message_definitions ORDER BY id DESC"
+            )
+            definitions = {
+                kind: (_FORMATS.get(form, ""), text)
+                for kind, form, text in self._base.execute(query)
+            }
         self.topics, self._names = list[Topic](), dict[int, str]()
         query = f"SELECT id, name, type, serialization_format, {digest} FROM topics ORDER BY id"
         for number, name, kind, encoding, hashed in self._base.execute(query):
@@ -82,12 +96,17 @@ class SqliteFile:
         """Yield the messages of topics by time."""
         numbers = [number for number, name in self._names.items() if name in topics]
         marks = ", ".join("?" * len(numbers))
-        query = f"SELECT topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) ORDER BY timestamp, id"
+        query = (
+            f"SELECT topic_id, timestamp, data FROM messages WHERE topic_id IN ({marks}) ORDER "
+            "BY timestamp, id"
+        )
         try:
             for number, time, data in self._base.execute(query, numbers):
                 yield self._names[number], clip(time), bytes(data)
         except sqlite3.DataError as error:
-            problem = f"a message of {self.path.name} has more than {MAX_MESSAGES:,} bytes, the limit"
+            problem = (
+                f"a message of {self.path.name} has more than {MAX_MESSAGES:,} bytes, the limit"
+            )
             raise RecordingError("size", problem) from error
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
@@ -101,7 +120,8 @@ class SqliteFile:
 
 
 class Ros1File:
-    """An open .bag file of ROS 1, read by `rosbags`; its chunks decode to the sizes that they state.
+    """An open .bag file of ROS 1, read by `rosbags`; its chunks decode to the sizes that they
+    state.
 
     Raises:
         RecordingError: it is cut.
@@ -117,15 +137,22 @@ class Ros1File:
             self._reader.open()
         except Exception as error:
             fix = "`rosbag reindex` mends a bag that was not closed"
-            raise RecordingError("unreadable", f"{path.name} is cut or damaged: {error}", fix=fix) from error
+            raise RecordingError(
+                "unreadable", f"{path.name} is cut or damaged: {error}", fix=fix
+            ) from error
         for place, chunk in self._reader.chunks.items():
-            bounded = partial(_decode_chunk, chunk.decompressor, self._stated_size(place), path.name)
+            bounded = partial(
+                _decode_chunk, chunk.decompressor, self._stated_size(place), path.name
+            )
             self._reader.chunks[place] = chunk._replace(decompressor=bounded)
         self.topics = [
-            Topic(of.topic, of.msgtype, "msg", str(of.msgdef.data), of.digest) for of in self._reader.connections
+            Topic(of.topic, of.msgtype, "msg", str(of.msgdef.data), of.digest)
+            for of in self._reader.connections
         ]
         for of in self._reader.connections:
-            self.days.add_times(of.topic, np.array([entry.time for entry in self._reader.indexes[of.id]], np.int64))
+            self.days.add_times(
+                of.topic, np.array([entry.time for entry in self._reader.indexes[of.id]], np.int64)
+            )
 
     def _stated_size(self, place: int) -> int:
         with self.path.open("rb") as file:
@@ -185,18 +212,34 @@ def open_bag(path: Path) -> tuple[list[BagFile], str, list[RecordingError]]:
     findings = list[RecordingError]()
     mode = str(content.get("compression_mode") or "").lower()
     form = str(content.get("compression_format") or "")
-    if mode not in ("", "none", "file", "message") or (mode in ("file", "message") and form != "zstd"):
-        raise RecordingError("unreadable", f"has compression {form!r} by {mode!r}; zstd by file or message is read")
+    if mode not in ("", "none", "file", "message") or (
+        mode in ("file", "message") and form != "zstd"
+    ):
+        raise RecordingError(
+            "unreadable", f"has compression {form!r} by {mode!r}; zstd by file or message is read"
+        )
     listed = [str(entry) for entry in content["relative_file_paths"]]
     paths = list(dict.fromkeys(_listed(path, entry) for entry in listed))
     if len(paths) < len(listed):
-        twice = ", ".join(sorted({PurePath(entry).name for entry in listed if listed.count(entry) > 1})) or "a file"
-        findings.append(RecordingError("layout", f"metadata.yaml lists {twice} twice; it is read once"))
+        twice = (
+            ", ".join(sorted({PurePath(entry).name for entry in listed if listed.count(entry) > 1}))
+            or "a file"
+        )
+        findings.append(
+            RecordingError("layout", f"metadata.yaml lists {twice} twice; it is read once")
+        )
     ends = {".".join(entry.name.split(".")[1:]) for entry in paths}
-    beside = [entry for entry in path.iterdir() if not entry.name.startswith(".") and entry not in paths]
+    beside = [
+        entry for entry in path.iterdir() if not entry.name.startswith(".") and entry not in paths
+    ]
     if lost := [entry.name for entry in beside if ".".join(entry.name.split(".")[1:]) in ends]:
-        problem = f"metadata.yaml does not list {', '.join(sorted(lost))}, which lies beside the listed files"
-        raise RecordingError("layout", problem, fix=f"{_REINDEX}; move a file that is of no use elsewhere")
+        problem = (
+            f"metadata.yaml does not list {', '.join(sorted(lost))}, which lies beside the "
+            "listed files"
+        )
+        raise RecordingError(
+            "layout", problem, fix=f"{_REINDEX}; move a file that is of no use elsewhere"
+        )
     files = list[BagFile]()
     try:
         for file in paths:
@@ -208,18 +251,25 @@ def open_bag(path: Path) -> tuple[list[BagFile], str, list[RecordingError]]:
     return files, "zstd" if mode == "message" else "", findings
 
 
-_REINDEX = "`ros2 bag reindex` writes metadata.yaml anew from the files that are there; keep a copy of the old one"
+_REINDEX = (
+    "`ros2 bag reindex` writes metadata.yaml anew from the files that are there; keep a "
+    "copy of the old one"
+)
 
 
 def _listed(folder: Path, entry: str) -> Path:
-    """Return a listed file of a bag's folder; early versions list it with the name of the folder."""
+    """Return a listed file of a bag's folder; early versions list it with the name of the
+    folder.
+    """
     pure = PurePath(entry)
     file = folder / PurePath(entry).name
     is_of_folder = not pure.is_absolute() and ".." not in pure.parts
     if not file.exists():
         if not is_of_folder:
             problem = f"metadata.yaml names {entry}, outside of the folder, which is not read"
-            raise RecordingError("link", problem, fix="move the file into the folder, and list its name")
+            raise RecordingError(
+                "link", problem, fix="move the file into the folder, and list its name"
+            )
         fix = "restore it; an import without it would lack its messages"
         raise RecordingError("missing", f"metadata.yaml lists {entry}, which is not there", fix=fix)
     require_inside(file, folder)
@@ -239,7 +289,8 @@ def _open_file(path: Path, is_compressed: bool) -> BagFile:
             return SqliteFile(path, Path(unpacked.name))
     if kind != ".mcap":
         raise RecordingError("layout", f"{path.name} is neither MCAP nor sqlite3")
-    file: Any = tempfile.TemporaryFile() if is_compressed else path.open("rb")  # noqa: SIM115  # McapFile closes it
+    # McapFile closes it
+    file: Any = tempfile.TemporaryFile() if is_compressed else path.open("rb")  # noqa: SIM115
     try:
         if is_compressed:
             _unpack(path, file)
@@ -262,8 +313,13 @@ def _unpack(path: Path, target: Any) -> None:
             size += len(piece)
             if size > limit:
                 before = path.stat().st_size
-                problem = f"{path.name} of {before:,} bytes decodes to more than {limit:,} bytes, its limit"
-                raise RecordingError("size", problem, fix="decode it by hand: `zstd -d`, and list the decoded file")
+                problem = (
+                    f"{path.name} of {before:,} bytes decodes to more than {limit:,} bytes, "
+                    "its limit"
+                )
+                raise RecordingError(
+                    "size", problem, fix="decode it by hand: `zstd -d`, and list the decoded file"
+                )
             target.write(piece)
             data = b""
             if decoder.eof:
@@ -274,5 +330,7 @@ def _unpack(path: Path, target: Any) -> None:
             elif decoder.needs_input:
                 data = file.read(1 << 20)
                 if not data:
-                    raise RecordingError("unreadable", f"{path.name} is cut: its zstd data ends early")
+                    raise RecordingError(
+                        "unreadable", f"{path.name} is cut: its zstd data ends early"
+                    )
     target.flush()

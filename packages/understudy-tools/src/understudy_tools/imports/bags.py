@@ -1,4 +1,6 @@
-"""ROS bags: MCAP and sqlite3 of ROS 2, .bag of ROS 1. One message, or one chunk of a file, is in memory at a time."""
+"""ROS bags: MCAP and sqlite3 of ROS 2, .bag of ROS 1. One message, or one chunk of a file, is in
+memory at a time.
+"""
 
 import re
 import struct
@@ -11,12 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from understudy_tools.imports.bag_file import DAY, FAR, BagFile, Days, Message, Stretch, Topic, merge
+from understudy_tools.imports.bag_file import (
+    DAY,
+    FAR,
+    BagFile,
+    Days,
+    Message,
+    Stretch,
+    Topic,
+    merge,
+)
 from understudy_tools.imports.bag_files import SqliteFile, open_bag
 from understudy_tools.imports.bounds import decompress
 from understudy_tools.imports.limits import MAX_MESSAGES
 from understudy_tools.imports.message_types import MessageTypes
-from understudy_tools.imports.recording import NANO, Recording, RecordingError, Sample, Times, reading
+from understudy_tools.imports.recording import (
+    NANO,
+    Recording,
+    RecordingError,
+    Sample,
+    Times,
+    reading,
+)
 
 SUFFIXES = (".mcap", ".db3", ".bag")
 _STAMP = 4  # byte at which the stamp of a leading header begins, in CDR and in ROS 1
@@ -43,13 +61,20 @@ class Bag(Recording):
         for file in self._listing:
             for journal in (file.with_name(file.name + end) for end in ("-wal", "-journal")):
                 if file.suffix == ".db3" and journal.exists() and journal.stat().st_size:
-                    fix = f"end the recording, or in a copy: sqlite3 {file.name} 'PRAGMA journal_mode=delete'"
-                    raise RecordingError("unreadable", f"has messages in {journal.name}, which are not read", fix=fix)
+                    fix = (
+                        f"end the recording, or in a copy: sqlite3 {file.name} 'PRAGMA "
+                        "journal_mode=delete'"
+                    )
+                    raise RecordingError(
+                        "unreadable", f"has messages in {journal.name}, which are not read", fix=fix
+                    )
         with reading():
             self._types = MessageTypes(self._distro, self._path.suffix == ".bag")
             self._files, self._compression, self.findings = open_bag(self._path)
         self._topics = {topic.name: topic for file in self._files for topic in file.topics}
-        self.findings += [RecordingError("unreadable", fault) for of in self._files for fault in of.faults]
+        self.findings += [
+            RecordingError("unreadable", fault) for of in self._files for fault in of.faults
+        ]
         self.kinds = {topic.name: topic.kind for topic in self._topics.values()}
         self._days = Days()
         for opened in self._files:
@@ -60,7 +85,10 @@ class Bag(Recording):
         for name in self._topics:
             count, first = self._days.far(name, self._middle)
             if count:
-                problem = f"{count} of its messages are stamped more than {FAR} days from the middle of the recording"
+                problem = (
+                    f"{count} of its messages are stamped more than {FAR} days from the "
+                    "middle of the recording"
+                )
                 self.findings.append(RecordingError("time", problem, name, first / NANO))
 
     def close(self) -> None:
@@ -69,7 +97,9 @@ class Bag(Recording):
             file.close()
 
     def rates(self) -> dict[str, float]:
-        """Return topic -> messages per second; 0 where they are too few, or too close, to have a rate."""
+        """Return topic -> messages per second; 0 where they are too few, or too close, to have a
+        rate.
+        """
         rates = dict[str, float]()
         for name in self._topics:
             count, first, last = self._days.near(name, self._middle)
@@ -95,13 +125,18 @@ class Bag(Recording):
         if not self._compression:
             return message
         stream, time, raw = message
-        return stream, time, decompress(self._compression, raw, MAX_MESSAGES, f"a message of {stream}")
+        return (
+            stream,
+            time,
+            decompress(self._compression, raw, MAX_MESSAGES, f"a message of {stream}"),
+        )
 
     def scan(self, streams: Collection[str]) -> dict[str, Times]:
         """Read the log time of each message, and the stamp of its header.
 
         Raises:
-            RecordingError: the recorder's clock was set back: messages sorted by it would mix two times.
+            RecordingError: the recorder's clock was set back: messages sorted by it would mix two
+                times.
         """
         wanted = self._readable(streams)
         tables: dict[str, list[tuple[BagFile, np.ndarray]]] = {stream: [] for stream in streams}
@@ -146,16 +181,23 @@ class Bag(Recording):
         if not fields or fields[0][0] != "header":
             return 0
         if len(raw) < _STAMP + 8:
-            raise RecordingError("unreadable", f"has a message of {len(raw)} bytes, too few for a header", topic.name)
+            raise RecordingError(
+                "unreadable", f"has a message of {len(raw)} bytes, too few for a header", topic.name
+            )
         is_big = self._path.suffix != ".bag" and not raw[1] & 1
         seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", raw, _STAMP)
         return int(seconds * NANO + rest)
 
     def _check_sequence(self, tables: dict[str, list[tuple[BagFile, np.ndarray]]]) -> None:
-        """Compare the times of a stream in several files with each other, and with the list of the files."""
+        """Compare the times of a stream in several files with each other, and with the list of the
+        files.
+        """
         wrong = dict[tuple[str, str], None]()
         for stream, all_parts in tables.items():
-            near = [(file, table[np.abs(table[:, 0] // DAY - self._middle) <= FAR]) for file, table in all_parts]
+            near = [
+                (file, table[np.abs(table[:, 0] // DAY - self._middle) <= FAR])
+                for file, table in all_parts
+            ]
             parts = [(file, table) for file, table in near if len(table)]
             for (before, early), (after, late) in pairwise(parts):
                 if late[0, 0] >= early[-1, 0] - NANO:
@@ -163,18 +205,30 @@ class Bag(Recording):
                 names = before.path.name, after.path.name
                 overlap = min(early[-1, 0], late[-1, 0]) - max(early[0, 0], late[0, 0])
                 if overlap > NANO:
-                    problem = f"{names[0]} and {names[1]} have {overlap / NANO:.3f} s in common: one is a copy of the "
+                    problem = (
+                        f"{names[0]} and {names[1]} have {overlap / NANO:.3f} s in common: "
+                        "one is a copy of the "
+                    )
                     problem += "other, or the recorder's clock was set back between them"
-                    fix = "import each file alone, as a recording of its own, or list a copy once in metadata.yaml"
+                    fix = (
+                        "import each file alone, as a recording of its own, or list a copy once "
+                        "in metadata.yaml"
+                    )
                     raise RecordingError("reset", problem, stream, int(late[0, 0]) / NANO, fix)
                 if _by_number(names[0]) < _by_number(names[1]):
                     back = (int(early[-1, 0]) - int(late[0, 0])) / NANO
-                    problem = f"the recorder's clock goes back by {back:.3f} s from {names[0]} to {names[1]}"
+                    problem = (
+                        f"the recorder's clock goes back by {back:.3f} s from {names[0]} to "
+                        f"{names[1]}"
+                    )
                     fix = "import each file alone, as a recording of its own"
                     raise RecordingError("reset", problem, stream, int(early[-1, 0]) / NANO, fix)
                 wrong[names] = None
         for first, second in wrong:
-            problem = f"metadata.yaml lists {second} after {first}, which begins later; they are read by time"
+            problem = (
+                f"metadata.yaml lists {second} after {first}, which begins later; they are "
+                "read by time"
+            )
             if problem not in [finding.what for finding in self.findings]:
                 self.findings.append(RecordingError("layout", problem))
 

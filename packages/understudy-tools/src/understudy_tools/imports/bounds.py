@@ -1,7 +1,7 @@
 """Sizes compared with a limit, and decompression that stops at one.
 
-A small file can declare, or decode to, any size. Each size is compared with a limit before it is allocated, and the
-message names both.
+A small file can declare, or decode to, any size. Each size is compared with a limit before it is
+allocated, and the message names both.
 """
 
 import bz2
@@ -48,7 +48,9 @@ def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
             piece, rest, is_stuck = _step(decoder, rest)
             size += len(piece)
             if size > limit:
-                problem = f"{what} of {len(data):,} bytes decodes to more than {limit:,} bytes, its limit"
+                problem = (
+                    f"{what} of {len(data):,} bytes decodes to more than {limit:,} bytes, its limit"
+                )
                 raise RecordingError("size", problem)
             pieces.append(piece)
             if is_stuck:
@@ -60,7 +62,9 @@ def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
 
 
 def _step(decoder: Any, data: bytes) -> tuple[bytes, bytes, bool]:
-    """Decode a piece. Return it, the input for the next call, and whether the input has ended too early."""
+    """Decode a piece. Return it, the input for the next call, and whether the input has ended too
+    early.
+    """
     if hasattr(decoder, "unconsumed_tail"):  # zlib
         piece = decoder.decompress(data, _STEP)
         data = decoder.unconsumed_tail
@@ -72,7 +76,9 @@ def _step(decoder: Any, data: bytes) -> tuple[bytes, bytes, bool]:
 
 
 def zstd_decoder() -> Any:
-    """Return a decoder of one zstd frame: of Python 3.14, or of the package that `rosbags` brings."""
+    """Return a decoder of one zstd frame: of Python 3.14, or of the package that `rosbags`
+    brings.
+    """
     try:
         module = importlib.import_module("compression.zstd")
     except ImportError:

@@ -1,7 +1,8 @@
 """Values of all frames of a recording: one pass in the sequence of recording.
 
-Images stay in memory, encoded, while a frame needs them; numbers until their episode ends. A frame is complete when
-each of its streams has arrived, so memory depends on an episode's numbers and on how far its streams are apart.
+Images stay in memory, encoded, while a frame needs them; numbers until their episode ends. A frame
+is complete when each of its streams has arrived, so memory depends on an episode's numbers and on
+how far its streams are apart.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,10 @@ def read_frames(
     parts = layout.mapping.parts
     episodes = timeline.episodes
     picks, nexts = (
-        {name: np.concatenate([getattr(episode, kind)[name] for episode in episodes]) for name in parts}
+        {
+            name: np.concatenate([getattr(episode, kind)[name] for episode in episodes])
+            for name in parts
+        }
         for kind in ("picks", "nexts")
     )
 
@@ -57,14 +61,22 @@ def read_frames(
             sample = of_part[pick]
             if after != pick:
                 before, later = (int(timeline.clocks[name][number]) for number in (pick, after))
-                sample = sample + (time - before) / (later - before) * (of_part[after].astype(np.float64) - sample)
+                sample = sample + (time - before) / (later - before) * (
+                    of_part[after].astype(np.float64) - sample
+                )
             if name not in layout.images and name != TASK and not np.isfinite(sample).all():
-                raise RecordingError("value", f"number {int(np.argmin(np.isfinite(sample)))} is not finite")
+                raise RecordingError(
+                    "value", f"number {int(np.argmin(np.isfinite(sample)))} is not finite"
+                )
         return sample
 
     needed = {name: set(picks[name].tolist()) for name in layout.images}
     brightest = dict.fromkeys(layout.images, 0)
-    places = [(number, frame) for number, episode in enumerate(episodes) for frame in range(len(episode.times))]
+    places = [
+        (number, frame)
+        for number, episode in enumerate(episodes)
+        for frame in range(len(episode.times))
+    ]
     latest = dict.fromkeys(parts, -1)
     done = 0
     for stream, number, load in recording.samples(layout.mapping.streams):
@@ -86,11 +98,15 @@ def read_frames(
             yield episode, frame, {name: value(name, done, time) for name in parts}
             done += 1
     for name in (name for name, of_part in brightest.items() if of_part <= 1):
-        problem = f"all values of its images are 0{' or 1' * brightest[name]} of 255: they look black"
+        problem = (
+            f"all values of its images are 0{' or 1' * brightest[name]} of 255: they look black"
+        )
         fix = "write masks as bools, and images of 0 to 1 as floats in all recordings"
         timeline.findings.append(RecordingError("image", problem, parts[name].stream, fix=fix))
     if done < len(places):
-        raise RecordingError("unreadable", f"ends {len(places) - done} frames before its first reading")
+        raise RecordingError(
+            "unreadable", f"ends {len(places) - done} frames before its first reading"
+        )
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""HDF5 files of robomimic, LIBERO, ALOHA and other layouts. Nothing outside of the file is opened or read.
+"""HDF5 files of robomimic, LIBERO, ALOHA and other layouts. Nothing outside of the file is opened
+or read.
 
-HDF5 can point elsewhere: external links, external raw storage, and virtual datasets of other files. Links are resolved
-here, one by one, so the library never follows one; arrays whose bytes lie elsewhere are barred.
+HDF5 can point elsewhere: external links, external raw storage, and virtual datasets of other files.
+Links are resolved here, one by one, so the library never follows one; arrays whose bytes lie
+elsewhere are barred.
 """
 
 import json
@@ -26,7 +28,10 @@ _SMALL = 1 << 26  # bytes that may be declared without being stored
 _DECODED = 1 << 28  # bytes that a chunk may decode to without a look at it
 _MOST_KEYS = 20_000
 _DEEPEST = 32  # groups and links below each other
-_FIX = "other files are not read: copy the array into this file (`h5repack`, or h5py's `copy`), or leave it out"
+_FIX = (
+    "other files are not read: copy the array into this file (`h5repack`, or h5py's `copy`), or "
+    "leave it out"
+)
 
 
 def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], str]:
@@ -36,12 +41,20 @@ def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], 
 
     with reading(fix=explain), h5py.File(path, "r") as file:
         data = _at(file, file, "data")
-        groups = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)] if _is_group(data) else []
+        groups = (
+            [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
+            if _is_group(data)
+            else []
+        )
         groups.sort(key=lambda name: int(name[5:]))
-        env_args, problem_info = ({name: _fact(data, name)} if groups else {} for name in ("env_args", "problem_info"))
+        env_args, problem_info = (
+            {name: _fact(data, name)} if groups else {} for name in ("env_args", "problem_info")
+        )
         layout = "" if _at(file, file, "observations/qpos") is None else "aloha"
         if groups:
-            layout = "libero" if _is_there(file, data, f"{groups[0]}/obs/agentview_rgb") else "robomimic"
+            layout = (
+                "libero" if _is_there(file, data, f"{groups[0]}/obs/agentview_rgb") else "robomimic"
+            )
         rate = None if mapping.source_fps else _rate(env_args.get("env_args", {}))
         task = _task(problem_info.get("problem_info", {}))
     size = path.stat().st_size // max(1, len(groups))
@@ -65,7 +78,9 @@ def _fact(data: Any, name: str) -> dict[str, Any]:
         problem = f"attribute {name} of data is {str(text)[:40]!r}, expected JSON: {error}"
         raise RecordingError("unreadable", problem) from error
     if not isinstance(content, dict):
-        raise RecordingError("unreadable", f"attribute {name} of data is {str(text)[:40]}, expected a JSON object")
+        raise RecordingError(
+            "unreadable", f"attribute {name} of data is {str(text)[:40]}, expected a JSON object"
+        )
     return content
 
 
@@ -74,13 +89,17 @@ def _rate(env_args: dict[str, Any]) -> float | None:
     fix = "correct it in the file, or state `source_fps` in a mapping"
     arguments = env_args.get("env_kwargs") or {}
     if not isinstance(arguments, dict):
-        problem = f"env_kwargs of env_args is {str(arguments)[:40]}, expected an object with control_freq"
+        problem = (
+            f"env_kwargs of env_args is {str(arguments)[:40]}, expected an object with control_freq"
+        )
         raise RecordingError("rate", problem, fix=fix)
     rate = arguments.get("control_freq")
     if rate is None:
         return None
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < np.inf:
-        problem = f"control_freq of env_args is {rate!r}, expected a number of rows per second above 0"
+        problem = (
+            f"control_freq of env_args is {rate!r}, expected a number of rows per second above 0"
+        )
         raise RecordingError("rate", problem, fix=fix)
     return float(rate)
 
@@ -137,14 +156,18 @@ def _at(file: Any, group: Any, path: str, depth: int = 0) -> Any:
         try:
             link = item.get(name, getlink=True)
         except TypeError as error:
-            raise RecordingError("link", f"{item.name}/{name} is a link of a kind that is not followed") from error
+            raise RecordingError(
+                "link", f"{item.name}/{name} is a link of a kind that is not followed"
+            ) from error
         if link is None:
             return None
         if isinstance(link, h5py.ExternalLink):
             place = f"{item.name.rstrip('/')}/{name}"
             problem = f"{place} is a link to {link.path} in another file, {link.filename}"
             raise RecordingError("link", problem, fix=_FIX)
-        item = _at(file, item, link.path, depth + 1) if isinstance(link, h5py.SoftLink) else item[name]
+        item = (
+            _at(file, item, link.path, depth + 1) if isinstance(link, h5py.SoftLink) else item[name]
+        )
     return item
 
 
@@ -157,13 +180,20 @@ def _is_there(file: Any, group: Any, path: str) -> bool:
 
 
 def _list(
-    file: Any, group: Any, prefix: str, above: list[Any], arrays: dict[str, Any], barred: dict[str, RecordingError]
+    file: Any,
+    group: Any,
+    prefix: str,
+    above: list[Any],
+    arrays: dict[str, Any],
+    barred: dict[str, RecordingError],
 ) -> None:
     """Add the arrays below a group, and the faults of those that lie elsewhere."""
     import h5py
 
     if len(above) > _DEEPEST:
-        raise RecordingError("layout", f"has more than {_DEEPEST} groups below each other, as at {group.name[:80]}")
+        raise RecordingError(
+            "layout", f"has more than {_DEEPEST} groups below each other, as at {group.name[:80]}"
+        )
     for name in group:
         if len(arrays) + len(barred) > _MOST_KEYS:
             raise RecordingError("layout", f"has more than {_MOST_KEYS:,} arrays in an episode")
@@ -192,9 +222,14 @@ def _require_own(file: Any, array: Any, depth: int) -> None:
         raise RecordingError("link", f"is put together from arrays in more than {_DEEPEST} steps")
     for source in array.virtual_sources():
         if source.file_name != ".":
-            raise RecordingError("link", f"is put together from another file, {source.file_name}", fix=_FIX)
+            raise RecordingError(
+                "link", f"is put together from another file, {source.file_name}", fix=_FIX
+            )
         if "%" in source.dset_name:
-            problem = f"is put together from arrays by the pattern {source.dset_name}, which is not followed"
+            problem = (
+                f"is put together from arrays by the pattern {source.dset_name}, which is "
+                "not followed"
+            )
             raise RecordingError("link", problem, fix=_FIX)
         item = _at(file, file, f"/{source.dset_name}")
         if item is not None and not _is_group(item):
@@ -209,14 +244,23 @@ def check_size(array: Any) -> None:
     """
     stored = int(array.id.get_storage_size())
     declared = int(array.nbytes)
-    if declared > _SMALL and stored * 2 * _RATIO < declared and array.dtype.kind != "O" and not array.is_virtual:
+    if (
+        declared > _SMALL
+        and stored * 2 * _RATIO < declared
+        and array.dtype.kind != "O"
+        and not array.is_virtual
+    ):
         problem = (
-            f"declares {declared:,} bytes, of which {stored:,} are stored; the limit is {_SMALL:,} of missing ones"
+            f"declares {declared:,} bytes, of which {stored:,} are stored; the limit is "
+            f"{_SMALL:,} of missing ones"
         )
         raise RecordingError("size", problem, fix="write its rows, or leave the stream out")
     if not array.chunks:
         return
-    filters = [array.id.get_create_plist().get_filter(i) for i in range(array.id.get_create_plist().get_nfilters())]
+    filters = [
+        array.id.get_create_plist().get_filter(i)
+        for i in range(array.id.get_create_plist().get_nfilters())
+    ]
     kinds = [of[0] for of in filters]
     if kinds.count(_DEFLATE) > 1:
         raise RecordingError("size", "is compressed twice, so that its size cannot be known")
@@ -234,10 +278,15 @@ def check_size(array: Any) -> None:
                 try:
                     size += len(decoder.decompress(rest, 1 << 20))
                 except zlib.error:
-                    break  # its filter is switched off for this chunk, or it is damaged: the library says so
+                    # its filter is switched off for this chunk, or it is damaged: the library says
+                    # so
+                    break
                 rest = decoder.unconsumed_tail
             if size > limit:
-                problem = f"has a chunk of {info.size:,} bytes that decodes to more than {limit:,}, its limit"
+                problem = (
+                    f"has a chunk of {info.size:,} bytes that decodes to more than "
+                    f"{limit:,}, its limit"
+                )
                 raise RecordingError("size", problem)
 
 
@@ -256,8 +305,13 @@ def explain(error: Exception) -> str:
     text = str(error)
     if "truncated file" in text or "file signature not found" in text:
         return "the file is cut or no HDF5: copy it again"
-    if "filter" in text and ("plugin" in text or "not available" in text or "not registered" in text):
-        return "its filter is no part of h5py: rewrite the file with `h5repack -f GZIP=4`, or install hdf5plugin"
+    if "filter" in text and (
+        "plugin" in text or "not available" in text or "not registered" in text
+    ):
+        return (
+            "its filter is no part of h5py: rewrite the file with `h5repack -f GZIP=4`, or "
+            "install hdf5plugin"
+        )
     if "checksum" in text.lower() or "fletcher" in text.lower():
         return "the file is damaged: copy it again"
     return ""

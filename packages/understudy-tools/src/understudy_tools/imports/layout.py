@@ -45,13 +45,16 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
     """Return the layout of an opened recording.
 
     Raises:
-        RecordingError: a stream is missing, its first sample is not as its feature needs it, or no rate is stated.
+        RecordingError: a stream is missing, its first sample is not as its feature needs it, or no
+            rate is stated.
     """
     firsts = recording.firsts(mapping.streams)
     rate = config.fps or mapping.fps or recording.rate or 0
     if not rate or rate != int(rate):
         raise RecordingError(
-            "rate", f"states {rate or 'no'} frames per second", fix="--fps N; --propose prints a bag's rates"
+            "rate",
+            f"states {rate or 'no'} frames per second",
+            fix="--fps N; --propose prints a bag's rates",
         )
     samples = dict[str, np.ndarray]()
     names = dict[str, list[str] | None]()
@@ -66,8 +69,13 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
                     if name != key:
                         raise RecordingError("image", f"is an image, and {key} has other parts")
                     images.add(name)
-                    scaled |= {name} if _is_unit(recording, part.stream, firsts[part.stream]) else set()
-                    samples[name], names[name] = to_image(firsts[part.stream], part.color, name in scaled), None
+                    scaled |= (
+                        {name} if _is_unit(recording, part.stream, firsts[part.stream]) else set()
+                    )
+                    samples[name], names[name] = (
+                        to_image(firsts[part.stream], part.color, name in scaled),
+                        None,
+                    )
                 else:
                     part = replace(part, joints=joint_names(part, firsts[part.stream]))
                     samples[name] = to_numbers(part, firsts[part.stream])
@@ -79,16 +87,25 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
             features[key] = {"dtype": config.storage, "shape": samples[key].shape}
             continue
         values = np.concatenate([samples[name] for name in mapping.names(key)])
-        dtype = "float32" if values.dtype.kind == "f" else "int64" if values.dtype == np.uint64 else str(values.dtype)
+        dtype = (
+            "float32"
+            if values.dtype.kind == "f"
+            else "int64"
+            if values.dtype == np.uint64
+            else str(values.dtype)
+        )
         features[key] = {"dtype": dtype, "shape": values.shape, "names": None}
         if any(names[name] for name in mapping.names(key)):
             labeled = [
-                names[name] or [f"{name}[{i}]" for i in range(len(samples[name]))] for name in mapping.names(key)
+                names[name] or [f"{name}[{i}]" for i in range(len(samples[name]))]
+                for name in mapping.names(key)
             ]
             labels = features[key]["names"] = list(chain(*labeled))
             if len(labels) != len(values) or len(set(labels)) < len(labels):
                 fix = "give a different name for each with `names`"
-                raise RecordingError("names", f"{len(values)} values of {key} have the names {labels}", fix=fix)
+                raise RecordingError(
+                    "names", f"{len(values)} values of {key} have the names {labels}", fix=fix
+                )
     mapping = replace(mapping, features={key: tuple(parts) for key, parts in resolved.items()})
     continuous = {name for name in samples.keys() - images if samples[name].dtype.kind == "f"}
     linear = {name for name, part in mapping.parts.items() if part.resample == "linear"}
@@ -96,17 +113,31 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
         problem = f"{name} has no values between two samples"
         fix = "leave out `resample`"
         raise RecordingError("value", problem, mapping.parts[name].stream, fix=fix)
-    linear |= {name for name in continuous if mapping.parts[name].joints and not mapping.parts[name].resample}
+    linear |= {
+        name
+        for name in continuous
+        if mapping.parts[name].joints and not mapping.parts[name].resample
+    }
     features[TIME] = {"dtype": "int64", "shape": (1,)}
     features[AGE] = {"dtype": "int64", "shape": (len(mapping.parts),), "names": list(mapping.parts)}
     kinds = {stream: recording.kinds[stream] for stream in mapping.streams}
     return Layout(
-        mapping, int(rate), features, kinds, samples, frozenset(images), frozenset(scaled), frozenset(linear), names
+        mapping,
+        int(rate),
+        features,
+        kinds,
+        samples,
+        frozenset(images),
+        frozenset(scaled),
+        frozenset(linear),
+        names,
     )
 
 
 def _is_unit(recording: Recording, stream: str, first: Any) -> bool:
-    """Return whether images are of bools or of 3 channels of floats, and all values of the recording are in [0, 1]."""
+    """Return whether images are of bools or of 3 channels of floats, and all values of the
+    recording are in [0, 1].
+    """
     kind = getattr(getattr(first, "dtype", None), "kind", "")
     if kind != "b" and (kind != "f" or first.shape[2:] != (3,)):
         return False

@@ -1,4 +1,6 @@
-"""Limits of what one recording may ask of memory. Messages name them; bounds.py, values.py and timeline.py use them."""
+"""Limits of what one recording may ask of memory. Messages name them; bounds.py, values.py and
+timeline.py use them.
+"""
 
 MAX_CHUNK = 1 << 30
 """Decoded bytes of the chunks of a row of an array."""
@@ -15,4 +17,6 @@ MAX_FRAMES = 1 << 22
 MAX_PIXELS = 1 << 25
 """Pixels of an image: 8192 x 4096."""
 MAX_METADATA = 1 << 24
-"""Bytes of a file of metadata, of a record outside of a chunk that is not a message, and of one message definition."""
+"""Bytes of a file of metadata, of a record outside of a chunk that is not a message, and of one
+message definition.
+"""

@@ -1,7 +1,9 @@
-"""MCAP files: records in sequence, chunks that are decoded one at a time, and the checksums that a file has.
+"""MCAP files: records in sequence, chunks that are decoded one at a time, and the checksums that a
+file has.
 
-Only the data section has to be there. A summary spares the look into chunks for schemas and channels, where it
-repeats them; message indexes spare it for times. The specification makes both optional.
+Only the data section has to be there. A summary spares the look into chunks for schemas and
+channels, where it repeats them; message indexes spare it for times. The specification makes both
+optional.
 """
 
 import struct
@@ -85,11 +87,15 @@ class McapFile:
         self._size = file.seek(0, 2)
         file.seek(0)
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise RecordingError("unreadable", f"{path.name} is {'no MCAP file' if self._size else 'empty'}")
+            raise RecordingError(
+                "unreadable", f"{path.name} is {'no MCAP file' if self._size else 'empty'}"
+            )
         try:
             self._open()
         except struct.error as error:
-            raise self._damaged(f"has a record that is shorter than its fields ({error})") from error
+            raise self._damaged(
+                f"has a record that is shorter than its fields ({error})"
+            ) from error
         self.topics = list(self._channels.values())
 
     def _open(self) -> None:
@@ -108,7 +114,9 @@ class McapFile:
             self._read_summary(start, end)
         self._walk(start or end)
         for chunk in self._parts:
-            if isinstance(chunk, _Chunk) and (chunk.ids is None or not chunk.ids <= self._channels.keys()):
+            if isinstance(chunk, _Chunk) and (
+                chunk.ids is None or not chunk.ids <= self._channels.keys()
+            ):
                 self._look_into(chunk)
         for part in self._parts:
             if isinstance(part, _Loose):
@@ -139,7 +147,9 @@ class McapFile:
     def _read_summary(self, start: int, end: int) -> None:
         for operation, offset, size in self._records(start, end):
             if operation in (_SCHEMA, _CHANNEL):
-                self._define(operation, self._read(offset, size, MAX_METADATA, "a schema or channel"))
+                self._define(
+                    operation, self._read(offset, size, MAX_METADATA, "a schema or channel")
+                )
 
     def _records(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield operation, place and size of the content of records."""
@@ -148,7 +158,10 @@ class McapFile:
             operation, size = _HEAD.unpack(self._file.read(_HEAD.size))
             start += _HEAD.size
             if start + size > end:
-                raise self._damaged(f"is cut or damaged: a record of {size} bytes at byte {start} reaches over its end")
+                raise self._damaged(
+                    f"is cut or damaged: a record of {size} bytes at byte {start} reaches over its "
+                    "end"
+                )
             yield operation, start, size
             start += size
 
@@ -179,7 +192,9 @@ class McapFile:
             elif operation == _INDEX and self._parts and isinstance(self._parts[-1], _Chunk):
                 self._read_index(self._parts[-1], self._file.read(size))
             elif operation in (_SCHEMA, _CHANNEL):
-                self._define(operation, self._read(offset, size, MAX_METADATA, "a schema or channel"))
+                self._define(
+                    operation, self._read(offset, size, MAX_METADATA, "a schema or channel")
+                )
             elif operation == _ATTACHMENT:
                 self._check_attachment(offset, size)
             elif operation == _END:
@@ -188,7 +203,9 @@ class McapFile:
                     raise self._damaged("has a data section that does not match its checksum")
                 return
         if operation and operation != _END:
-            self.faults.append(f"{self.path.name} has no end of its data section, and so no checksum of it")
+            self.faults.append(
+                f"{self.path.name} has no end of its data section, and so no checksum of it"
+            )
 
     def _read_index(self, chunk: _Chunk, content: bytes) -> None:
         number, length = struct.unpack_from("<HI", content)
@@ -206,7 +223,10 @@ class McapFile:
         self._file.seek(offset + size - 4)
         (checksum,) = struct.unpack("<I", self._file.read(4))
         if checksum and self._checksum(offset, offset + size - 4) != checksum:
-            self.faults.append(f"an attachment of {self.path.name}, which is not imported, does not match its checksum")
+            self.faults.append(
+                f"an attachment of {self.path.name}, which is not imported, does not match its "
+                "checksum"
+            )
 
     def _define(self, operation: int, content: bytes | memoryview) -> None:
         """Remember a schema or channel; the first of an id counts."""
@@ -224,8 +244,14 @@ class McapFile:
         if schema and schema not in self._schemas:
             return  # the summary repeats channels alone
         kind, encoding, definition = self._schemas.get(schema, ("", "", ""))
-        strange = "" if messages in ("cdr", "") and encoding in _FORMATS else f"{messages} with a schema of {encoding}"
-        of = Topic(topic, kind or strange or "no type", _FORMATS.get(encoding, ""), definition, "", strange)
+        strange = (
+            ""
+            if messages in ("cdr", "") and encoding in _FORMATS
+            else f"{messages} with a schema of {encoding}"
+        )
+        of = Topic(
+            topic, kind or strange or "no type", _FORMATS.get(encoding, ""), definition, "", strange
+        )
         self._channels.setdefault(number, of)
 
     def _look_into(self, chunk: _Chunk) -> None:
@@ -254,17 +280,25 @@ class McapFile:
             raise self._damaged(f"has a chunk with {length} bytes of records in {len(data)}")
         what = f"a chunk of {self.path.name} at byte {chunk.offset}"
         if kind not in ("", "zstd", "lz4"):
-            raise RecordingError("unreadable", f"{what} has compression {kind!r}", fix="read are none, zstd and lz4")
+            raise RecordingError(
+                "unreadable", f"{what} has compression {kind!r}", fix="read are none, zstd and lz4"
+            )
         try:
             decoded = decompress(kind, data[:length], size, what) if kind else bytes(data[:length])
         except RecordingError:
             raise
         except Exception as error:  # each library has its own
-            raise self._damaged(f"has a chunk at byte {chunk.offset} that {kind} cannot decode: {error}") from error
+            raise self._damaged(
+                f"has a chunk at byte {chunk.offset} that {kind} cannot decode: {error}"
+            ) from error
         if len(decoded) != size:
-            raise self._damaged(f"has a chunk of {len(decoded)} bytes at byte {chunk.offset}, and states {size}")
+            raise self._damaged(
+                f"has a chunk of {len(decoded)} bytes at byte {chunk.offset}, and states {size}"
+            )
         if checksum and zlib.crc32(decoded) != checksum:
-            raise self._damaged(f"has a chunk at byte {chunk.offset} that does not match its checksum")
+            raise self._damaged(
+                f"has a chunk at byte {chunk.offset} that does not match its checksum"
+            )
         view = memoryview(decoded)
         place = 0
         while place < size:
@@ -278,24 +312,35 @@ class McapFile:
             place += length
 
     def _wanted(self, topics: Collection[str]) -> dict[int, str]:
-        return {number: topic.name for number, topic in self._channels.items() if topic.name in topics}
+        return {
+            number: topic.name for number, topic in self._channels.items() if topic.name in topics
+        }
 
     def _of_chunk(self, chunk: _Chunk, wanted: dict[int, str]) -> Iterator[Message]:
         for operation, content in self._decoded(chunk):
             if operation == _MESSAGE:
                 number, _, time, _ = _OF_MESSAGE.unpack_from(content)
                 if chunk.ids is not None and number not in chunk.ids:
-                    raise self._damaged(f"has messages of channel {number} at byte {chunk.offset} in no index of them")
+                    raise self._damaged(
+                        f"has messages of channel {number} at byte {chunk.offset} in no index of "
+                        "them"
+                    )
                 if number in wanted:
                     if time < chunk.start:
-                        raise self._damaged(f"has a message at {time} ns, before its chunk at {chunk.start}")
+                        raise self._damaged(
+                            f"has a message at {time} ns, before its chunk at {chunk.start}"
+                        )
                     yield wanted[number], clip(time), bytes(content[_OF_MESSAGE.size :])
 
-    def _of_loose(self, loose: _Loose, wanted: dict[int, str], is_sorted: bool) -> Iterator[Message]:
+    def _of_loose(
+        self, loose: _Loose, wanted: dict[int, str], is_sorted: bool
+    ) -> Iterator[Message]:
         times = np.asarray(loose.times)
         rows = np.argsort(times, kind="stable") if is_sorted else np.arange(len(times))
         for row in rows[np.isin(np.asarray(loose.ids)[rows], list(wanted))].tolist():
-            content = self._read(loose.offsets[row], loose.sizes[row], loose.sizes[row], "a message")
+            content = self._read(
+                loose.offsets[row], loose.sizes[row], loose.sizes[row], "a message"
+            )
             yield wanted[loose.ids[row]], loose.times[row], content
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:

@@ -1,4 +1,5 @@
-"""Message types of the topics in use, each parsed by `rosbags` from the definition that its topic has.
+"""Message types of the topics in use, each parsed by `rosbags` from the definition that its topic
+has.
 
 A definition that cannot be parsed is a fault of the topics that need it, and of no other.
 """
@@ -31,9 +32,13 @@ class MessageTypes:
         self._is_ros1 = is_ros1
         self._release: Any = None
         if distro:
-            releases = [of.value.removeprefix("ros2_") for of in Stores if of.value.startswith("ros2_")]
+            releases = [
+                of.value.removeprefix("ros2_") for of in Stores if of.value.startswith("ros2_")
+            ]
             if distro not in releases:
-                raise RecordingError("layout", f"ros_distro is {distro!r}, expected one of {', '.join(releases)}")
+                raise RecordingError(
+                    "layout", f"ros_distro is {distro!r}, expected one of {', '.join(releases)}"
+                )
             self._release = get_typestore(Stores(f"ros2_{distro}"))
         self._stores = dict[Topic, Any]()
 
@@ -51,8 +56,13 @@ class MessageTypes:
         from rosbags.typesys import Stores, get_typestore
 
         if topic.encoding:
-            fix = "read are CDR and definitions of ros2msg or ros2idl: leave the topic out of the mapping"
-            raise RecordingError("unreadable", f"has messages of encoding {topic.encoding}", topic.name, fix=fix)
+            fix = (
+                "read are CDR and definitions of ros2msg or ros2idl: leave the topic out of the "
+                "mapping"
+            )
+            raise RecordingError(
+                "unreadable", f"has messages of encoding {topic.encoding}", topic.name, fix=fix
+            )
         is_in_release = self._release is not None and topic.kind in self._release.fielddefs
         if not topic.format:
             if is_in_release:
@@ -62,7 +72,9 @@ class MessageTypes:
             if self._release is not None:
                 fix = "this release does not have it: record with definitions, as MCAP does"
             raise RecordingError("unreadable", problem, topic.name, fix=fix)
-        require_size(len(topic.definition), MAX_METADATA, f"the definition of {topic.kind}", topic.name)
+        require_size(
+            len(topic.definition), MAX_METADATA, f"the definition of {topic.kind}", topic.name
+        )
         try:
             store = get_typestore(Stores.EMPTY)
             store.register(_parse(topic))
@@ -71,15 +83,23 @@ class MessageTypes:
             if missing := _missing(store.fielddefs, topic.kind):
                 raise ValueError(f"it does not define {', '.join(sorted(missing))}")
             if (values := _values(store.fielddefs, topic.kind, {})) > MAX_VALUES:
-                raise ValueError(f"it declares {values:,} values in each message, the limit is {MAX_VALUES:,}")
+                raise ValueError(
+                    f"it declares {values:,} values in each message, the limit is {MAX_VALUES:,}"
+                )
             if topic.digest:
-                digest = store.generate_msgdef(topic.kind)[1] if self._is_ros1 else store.hash_rihs01(topic.kind)
+                digest = (
+                    store.generate_msgdef(topic.kind)[1]
+                    if self._is_ros1
+                    else store.hash_rihs01(topic.kind)
+                )
                 if digest != topic.digest:
                     raise ValueError(f"its hash is {digest}, the bag states {topic.digest}")
         except Exception as error:
             if is_in_release:
                 return self._release
-            problem = f"has a definition of its type {topic.kind} that cannot be read: {summarize(error)}"
+            problem = (
+                f"has a definition of its type {topic.kind} that cannot be read: {summarize(error)}"
+            )
             fix = "`ros_distro` in the mapping takes a type of ROS 2 from a release instead"
             raise RecordingError("unreadable", problem, topic.name, fix=fix) from error
         return store
@@ -123,7 +143,9 @@ def _values(definitions: Any, kind: str, counts: dict[str, int]) -> int:
     """Return the values of a message that are there in any case; an array of numbers is one."""
     if kind not in counts:
         counts[kind] = 1  # also where it is within itself
-        counts[kind] += sum(_values_of(definitions, field, counts) for _, field in definitions[kind][1])
+        counts[kind] += sum(
+            _values_of(definitions, field, counts) for _, field in definitions[kind][1]
+        )
     return counts[kind]
 
 
@@ -142,4 +164,6 @@ def clean(definition: str) -> str:
     Writers end lines with CR LF, draw separators of other lengths, and glue one to the line before.
     """
     text = definition.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").rstrip("\0")
-    return re.sub(r"[ \t]*\n*={3,}[ \t]*\n+(?=(?:MSG|IDL): )", f"\n{_SEPARATOR}\n", text).lstrip("\n")
+    return re.sub(r"[ \t]*\n*={3,}[ \t]*\n+(?=(?:MSG|IDL): )", f"\n{_SEPARATOR}\n", text).lstrip(
+        "\n"
+    )

@@ -17,14 +17,20 @@ class RecordingError(DatasetError):
     """A fault of a recording. It ends the import, or is a finding of one.
 
     Attributes:
-        kind: unreadable, layout, link, size, missing, empty, reset, time, clocks, duplicates, gap, trimmed, rate,
-            names, shape, image, value or task.
+        kind: unreadable, layout, link, size, missing, empty, reset, time, clocks, duplicates, gap,
+            trimmed, rate, names, shape, image, value or task.
         stream: The stream at fault, or "".
         time: Seconds on the recording's clock, or None.
     """
 
     def __init__(
-        self, kind: str, problem: str, stream: str = "", time: float | None = None, fix: str = "", where: object = None
+        self,
+        kind: str,
+        problem: str,
+        stream: str = "",
+        time: float | None = None,
+        fix: str = "",
+        where: object = None,
     ) -> None:
         super().__init__(problem, where=where, fix=fix)
         self.kind = kind
@@ -61,12 +67,15 @@ def reading(stream: str = "", fix: str | Callable[[Exception], str] = "") -> Ite
         raise
     except Exception as error:
         remedy = fix(error) if callable(fix) else fix
-        raise RecordingError("unreadable", f"cannot be read: {summarize(error)}", stream, fix=remedy) from error
+        raise RecordingError(
+            "unreadable", f"cannot be read: {summarize(error)}", stream, fix=remedy
+        ) from error
 
 
 @dataclass
 class Times:
-    """Clock of a stream in nanoseconds, one number for each sample in the sequence of `Recording.samples`.
+    """Clock of a stream in nanoseconds, one number for each sample in the sequence of
+    `Recording.samples`.
 
     Attributes:
         log: time at which a sample was recorded, int64 (N,).
@@ -92,7 +101,8 @@ Sample = tuple[str, int, Callable[[], Any]]
 
 
 class Recording:
-    """One file, or one episode of it. A context manager opens it, and adds its name to a RecordingError.
+    """One file, or one episode of it. A context manager opens it, and adds its name to a
+    RecordingError.
 
     Args:
         where: path, and the episode's group.
@@ -108,7 +118,12 @@ class Recording:
     """
 
     def __init__(
-        self, where: str, size: int, rate: float | None = None, task: str = "", has_clock: bool = True
+        self,
+        where: str,
+        size: int,
+        rate: float | None = None,
+        task: str = "",
+        has_clock: bool = True,
     ) -> None:
         self.where = where
         self.size = size
@@ -126,7 +141,9 @@ class Recording:
             raise error.replaced(where=self.where) from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         self.close()
         if isinstance(error, RecordingError):
             raise error.replaced(where=self.where) from error
@@ -148,7 +165,9 @@ class Recording:
         raise NotImplementedError
 
     def rates(self) -> dict[str, float]:
-        """Return stream -> samples per second, where the streams differ; 0 where they are too few to have a rate."""
+        """Return stream -> samples per second, where the streams differ; 0 where they are too few
+        to have a rate.
+        """
         return {}
 
     def require(self, stream: str) -> None:
@@ -185,4 +204,6 @@ class Recording:
                 values[stream] = load()
                 if len(values) == len(streams):
                     return values
-        raise RecordingError("missing", "has no sample", next(stream for stream in streams if stream not in values))
+        raise RecordingError(
+            "missing", "has no sample", next(stream for stream in streams if stream not in values)
+        )

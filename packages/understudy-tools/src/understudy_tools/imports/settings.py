@@ -1,7 +1,7 @@
 """Settings of `understudy import`, and the mapping file.
 
-A stream is a topic of a bag, or a key of an HDF5 or Zarr file. A feature is one part or several; the vectors of its
-parts follow each other.
+A stream is a topic of a bag, or a key of an HDF5 or Zarr file. A feature is one part or several;
+the vectors of its parts follow each other.
 
     fps: 20
     task: pick up the cube
@@ -34,13 +34,19 @@ class Part:
     stream: str
     """Topic, or key below the episode's group."""
     field: tuple[str, ...] = ()
-    """Dotted paths of numbers in a message, as in `points.0.positions`; their values follow each other."""
+    """Dotted paths of numbers in a message, as in `points.0.positions`; their values follow each
+    other.
+    """
     joints: tuple[str, ...] = ()
-    """Joints of a message with names, picked and ordered by name; the default is all, as in the first message."""
+    """Joints of a message with names, picked and ordered by name; the default is all, as in the
+    first message.
+    """
     names: tuple[str, ...] = ()
     """Names of the values, where the recording has none."""
     resample: Literal["", "past", "linear"] = ""
-    """Value of a frame: the last sample, or between two. The default is linear for joints, past for all others."""
+    """Value of a frame: the last sample, or between two. The default is linear for joints, past for
+    all others.
+    """
     max_age: Annotated[float, Gt(0)] | None = None
     """Seconds of a step from which it is a gap; .inf for none. The default is 2.5 usual steps."""
     delay: float = 0.0
@@ -67,7 +73,9 @@ class ImportMapping:
     fps: Annotated[int, Interval(ge=1, le=1000)] | None = None
     """Frames per second of the dataset."""
     source_fps: Annotated[float, Gt(0)] | None = None
-    """Rows per second of an HDF5 or Zarr file without a clock; the default is that of the file, or `fps`."""
+    """Rows per second of an HDF5 or Zarr file without a clock; the default is that of the file, or
+    `fps`.
+    """
     time: str = ""
     """Key with the seconds of each row in an HDF5 or Zarr file."""
     clock: Literal["log", "header"] = "log"
@@ -80,17 +88,27 @@ class ImportMapping:
     """Stream that bounds episodes; without it each recording is one."""
     robot_type: str = ""
     ros_distro: str = ""
-    """Release of ROS 2 whose message types to use for a bag that does not hold them, as in `humble`."""
+    """Release of ROS 2 whose message types to use for a bag that does not hold them, as in
+    `humble`.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the mapping, one line each."""
-        empty = [f"features.{key}: give a stream" for key, parts in self.features.items() if not parts]
+        empty = [
+            f"features.{key}: give a stream" for key, parts in self.features.items() if not parts
+        ]
         return empty if self.features else ["features: required, at least one"]
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Part name -> part: the feature's key, numbered where it has several; `task` for the text."""
-        named = {name: part for key in self.features for name, part in zip(self.names(key), self.features[key])}
+        """Part name -> part: the feature's key, numbered where it has several; `task` for the
+        text.
+        """
+        named = {
+            name: part
+            for key in self.features
+            for name, part in zip(self.names(key), self.features[key])
+        }
         return named | ({TASK: self.task_from} if self.task_from else {})
 
     def names(self, key: str) -> list[str]:
@@ -105,7 +123,9 @@ class ImportMapping:
 
 
 def read_mapping(path: str) -> ImportMapping:
-    """Read a mapping file. A part may be its stream alone, and a list with one item the item alone."""
+    """Read a mapping file. A part may be its stream alone, and a list with one item the item
+    alone.
+    """
 
     def part(value: Any) -> Any:
         value = {"stream": value} if isinstance(value, str) else value
@@ -114,7 +134,9 @@ def read_mapping(path: str) -> ImportMapping:
 
     content = read_file(path)
     if isinstance(features := content.get("features"), dict):
-        lists = {key: value if isinstance(value, list) else [value] for key, value in features.items()}
+        lists = {
+            key: value if isinstance(value, list) else [value] for key, value in features.items()
+        }
         content["features"] = {key: list(map(part, values)) for key, values in lists.items()}
     content |= {name: part(content[name]) for name in ("task_from", "episodes") if name in content}
     return complete(validate(ImportMapping, content, path), path)
@@ -124,15 +146,18 @@ def read_mapping(path: str) -> ImportMapping:
 class ImportConfig:
     """Write ROS bags, HDF5 or Zarr files as a LeRobot v3.0 dataset.
 
-    Several files are several episodes. Frames are on an even clock. Each has the last sample of each stream, and joints
-    between two; columns hold its time and the age of each sample. The output is a new folder, which appears complete or
-    not at all. docs/importing.md has the mapping file, and the layouts that need none.
+    Several files are several episodes. Frames are on an even clock. Each has the last sample of
+    each stream, and joints between two; columns hold its time and the age of each sample. The
+    output is a new folder, which appears complete or not at all. docs/importing.md has the mapping
+    file, and the layouts that need none.
     """
 
     paths: Positional[tuple[str, ...]] = ()
     """Files and folders to read (MCAP, db3, .bag, HDF5, Zarr), then the folder to write."""
     mapping: str = ""
-    """Mapping file (YAML, TOML or JSON): streams -> features. robomimic, LIBERO, ALOHA and UMI layouts need none."""
+    """Mapping file (YAML, TOML or JSON): streams -> features. robomimic, LIBERO, ALOHA and UMI
+    layouts need none.
+    """
     propose: bool = False
     """Write nothing: print a mapping file for one source; of a folder, for its first recording."""
     fps: Annotated[int, Interval(ge=1, le=1000)] | None = None
@@ -157,12 +182,25 @@ class ImportConfig:
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         if len(self.paths) < 2 - self.propose:
-            return ["paths: required, the recordings and the folder to write: understudy import SOURCE OUT"]
+            return [
+                "paths: required, the recordings and the folder to write: understudy import SOURCE "
+                "OUT"
+            ]
         if self.propose:
             return (
-                ["paths: give one source with --propose, not " + ", ".join(self.paths)] if len(self.paths) > 1 else []
+                ["paths: give one source with --propose, not " + ", ".join(self.paths)]
+                if len(self.paths) > 1
+                else []
             )
         out = Path(self.paths[-1])
-        errors = [f"paths: {out} exists; name a new folder, nothing is overwritten"] if is_taken(out) else []
-        inside = [path for path in self.paths[:-1] if out.resolve().is_relative_to(Path(path).resolve())]
-        return errors + [f"paths: {out} is inside the source {path}; name a folder elsewhere" for path in inside]
+        errors = (
+            [f"paths: {out} exists; name a new folder, nothing is overwritten"]
+            if is_taken(out)
+            else []
+        )
+        inside = [
+            path for path in self.paths[:-1] if out.resolve().is_relative_to(Path(path).resolve())
+        ]
+        return errors + [
+            f"paths: {out} is inside the source {path}; name a folder elsewhere" for path in inside
+        ]

@@ -15,10 +15,21 @@ from understudy_tools.imports.settings import ImportMapping, Part
 from understudy_tools.imports.zarr_files import zarr_episodes
 
 _LAYOUTS = {
-    "robomimic": ("obs/robot0_eef_pos", "obs/robot0_eef_quat", "obs/robot0_gripper_qpos", "actions"),
+    "robomimic": (
+        "obs/robot0_eef_pos",
+        "obs/robot0_eef_quat",
+        "obs/robot0_gripper_qpos",
+        "actions",
+    ),
     "libero": ("obs/ee_pos", "obs/ee_ori", "obs/gripper_states", "actions"),
     "aloha": ("observations/qpos", "action"),
-    "umi": ("robot0_eef_pos", "robot0_eef_rot_axis_angle", "robot0_gripper_width", "state", "action"),
+    "umi": (
+        "robot0_eef_pos",
+        "robot0_eef_rot_axis_angle",
+        "robot0_gripper_width",
+        "state",
+        "action",
+    ),
 }
 """Layout -> keys of the state, and of the action."""
 _IMAGE = re.compile(r"obs/(\w+?)_(?:image|rgb)|observations/images/(\w+)|(camera\d+)_rgb|(img)")
@@ -59,9 +70,13 @@ def open_sources(
             skipped.append(fault)
         recordings += episodes
     if len(layouts) > 1 or not recordings:
-        listed = ", ".join(f"{path} is {kind or 'HDF5 of another layout'}" for kind, path in layouts.items())
+        listed = ", ".join(
+            f"{path} is {kind or 'HDF5 of another layout'}" for kind, path in layouts.items()
+        )
         fix = "import each into its own dataset"
-        raise RecordingError("layout", f"layouts differ or are empty: {listed}", where=", ".join(paths), fix=fix)
+        raise RecordingError(
+            "layout", f"layouts differ or are empty: {listed}", where=", ".join(paths), fix=fix
+        )
     return recordings, next(iter(layouts))
 
 
@@ -72,7 +87,9 @@ def _kind(path: Path) -> str:
     if path.suffix in SUFFIXES or (path / "metadata.yaml").is_file():
         return "bag"
     names = (".zgroup", "zarr.json")
-    return "zarr" * (path.name.endswith((".zarr", ".zarr.zip")) or any((path / name).is_file() for name in names))
+    return "zarr" * (
+        path.name.endswith((".zarr", ".zarr.zip")) or any((path / name).is_file() for name in names)
+    )
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -81,16 +98,28 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
         return
     entries = list(path.iterdir()) if path.is_dir() else [path]
-    entries.sort(key=lambda entry: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", entry.name)])
+    entries.sort(
+        key=lambda entry: [
+            int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", entry.name)
+        ]
+    )
     inside = [
         entry
         for entry in entries
         if entry.exists()
-        and (_kind(entry) or (os.access(entry, os.R_OK) and entry.is_dir() and any(map(_kind, entry.iterdir()))))
+        and (
+            _kind(entry)
+            or (os.access(entry, os.R_OK) and entry.is_dir() and any(map(_kind, entry.iterdir())))
+        )
     ]
-    fix = f"give files of {', '.join((*SUFFIXES, *HDF5, '.zarr', '.zarr.zip'))}, or a folder of them"
+    fix = (
+        f"give files of {', '.join((*SUFFIXES, *HDF5, '.zarr', '.zarr.zip'))}, or a folder of them"
+    )
     if any(".tfrecord" in entry.name or entry.name == "dataset_info.json" for entry in entries):
-        fix = "RLDS (TFDS) needs TensorFlow, and no lighter reader is on the package index: write HDF5 where it is"
+        fix = (
+            "RLDS (TFDS) needs TensorFlow, and no lighter reader is on the package index: write "
+            "HDF5 where it is"
+        )
     if (path / "meta/info.json").is_file():
         fix = f"a LeRobot dataset is edited: understudy edit {path} OUT"
     if not inside:
@@ -99,7 +128,8 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMapping:
-    """Return the mapping of a known layout: images, proprioception and action that any of the recordings has.
+    """Return the mapping of a known layout: images, proprioception and action that any of the
+    recordings has.
 
     Raises:
         RecordingError: the layout has none.
@@ -109,48 +139,73 @@ def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMappi
         raise RecordingError("layout", "needs a mapping", where=recordings[0].where, fix=fix)
     streams = dict[str, None]()
     for recording in recordings:
-        with suppress(RecordingError), recording:  # one that cannot be read is named when it is written
+        # one that cannot be read is named when it is written
+        with suppress(RecordingError), recording:
             streams |= dict.fromkeys(recording.kinds)
     images = {key: image for key in streams if (image := _IMAGE.fullmatch(key))}
     *state, action = ([Part(key)] * (key in streams) for key in _LAYOUTS[layout])
     if not images and not any(state):
         listed = ", ".join(sorted(streams)[:20]) or "no array"
         wanted = ", ".join(_LAYOUTS[layout][:-1])
-        problem = f"has no observation of the layout {layout}: neither images nor {wanted}; it has {listed}"
+        problem = (
+            f"has no observation of the layout {layout}: neither images nor {wanted}; it has "
+            f"{listed}"
+        )
         fix = "a mapping can name other streams as features"
         if layout == "robomimic":
             fix += "; robomimic's dataset_states_to_obs.py writes `obs` from `states`"
         raise RecordingError("layout", problem, where=recordings[0].where, fix=fix)
-    features = {f"observation.images.{image[image.lastindex or 0]}": (Part(key),) for key, image in images.items()}
+    features = {
+        f"observation.images.{image[image.lastindex or 0]}": (Part(key),)
+        for key, image in images.items()
+    }
     vectors = {"observation.state": tuple(chain(*state)), "action": tuple(action)}
     return ImportMapping({**features, **{key: parts for key, parts in vectors.items() if parts}})
 
 
 def propose(recording: Recording, layout: str) -> str:
-    """Return a mapping file: features of a known layout, images of a bag by their type, other streams as comments."""
+    """Return a mapping file: features of a known layout, images of a bag by their type, other
+    streams as comments.
+    """
     with recording:
         rates = recording.rates()
         kinds = recording.kinds
     if not kinds:
         raise RecordingError("empty", "has no stream to propose", where=recording.where)
     features = default_mapping([recording], layout).features if layout in _LAYOUTS else {}
-    lines = [f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()]
+    lines = [
+        f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()
+    ]
     used = {part.stream for part in chain(*features.values())}
     slowest = 0.0
-    for topic, kind in sorted(kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)):
+    for topic, kind in sorted(
+        kinds.items(), key=lambda item: (not item[1].endswith("Image"), item)
+    ):
         if topic in used:
             continue
-        field = f", field: {'position' if kind.endswith('/JointState') else 'data'}" if rates else ""
+        field = (
+            f", field: {'position' if kind.endswith('/JointState') else 'data'}" if rates else ""
+        )
         entry = f"# NAME: {{stream: {topic}{field}}}"
         if kind.endswith(("/Image", "/CompressedImage")):
-            words = [word for word in re.findall(r"\w+", topic) if word not in ("image_raw", "image", "compressed")]
+            words = [
+                word
+                for word in re.findall(r"\w+", topic)
+                if word not in ("image_raw", "image", "compressed")
+            ]
             entry = f"observation.images.{'_'.join(words)}: {topic}"
             if rates[topic]:
                 slowest = min(slowest or 1000, rates[topic])
-        rate = f"{rates[topic]:.1f} per second" if rates.get(topic) else "too few messages for a rate"
+        rate = (
+            f"{rates[topic]:.1f} per second" if rates.get(topic) else "too few messages for a rate"
+        )
         lines.append(f"  {entry}  # {kind}" + f", {rate}" * bool(rates))
     if rates:
         lines.append("  # observation.state and action: no type names their topics")
     fps = max(1, round(slowest or 20)) if rates else recording.rate
-    head = [f"fps: {fps:g}" if fps else "# fps: N", *["clock: log # or header"] * bool(rates), "# task: TEXT"]
+    head = [
+        f"fps: {fps:g}" if fps else "# fps: N",
+        *["clock: log # or header"] * bool(rates),
+        "# task: TEXT",
+    ]
     return "\n".join([*head, "features:", *lines])

@@ -1,9 +1,10 @@
 """Frames on an even clock, from the times of all streams; reads no value.
 
-Frame k of an episode is at `start + k / fps`, rounded to a nanosecond. Its sample of a stream is the last one whose
-time is at most the frame's; of equal times the last. A linear part also uses the next sample, if it belongs to the
-episode and the step between both is no gap. An episode begins when each stream has a sample, and ends with the first
-stream that ends. A step longer than `max_age` is a gap.
+Frame k of an episode is at `start + k / fps`, rounded to a nanosecond. Its sample of a stream is
+the last one whose time is at most the frame's; of equal times the last. A linear part also uses the
+next sample, if it belongs to the episode and the step between both is no gap. An episode begins
+when each stream has a sample, and ends with the first stream that ends. A step longer than
+`max_age` is a gap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,8 @@ class Episode:
     Attributes:
         times: time of each frame in nanoseconds, int64 (F,).
         picks: part -> number of its sample at each frame, int64 (F,).
-        nexts: part -> number of the next sample of a linear part; that of the sample itself where it is held.
+        nexts: part -> number of the next sample of a linear part; that of the sample itself where
+            it is held.
     """
 
     times: np.ndarray
@@ -52,7 +54,9 @@ class Timeline:
     findings: list[RecordingError] = field(default_factory=list)
 
 
-def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: Sequence[tuple[int, int]]) -> Timeline:
+def make_timeline(
+    layout: Layout, times: Mapping[str, Times], gaps: str, spans: Sequence[tuple[int, int]]
+) -> Timeline:
     """Place frames on the clocks of a recording.
 
     Args:
@@ -81,12 +85,15 @@ def make_timeline(layout: Layout, times: Mapping[str, Times], gaps: str, spans: 
     for lower, upper in spans:
         _place_span(timeline, layout, ages, gaps, lower, upper)
     if not timeline.episodes:
-        raise next(finding for finding in timeline.findings if finding.kind in ("gap", "time"))  # over all of it
+        # over all of it
+        raise next(finding for finding in timeline.findings if finding.kind in ("gap", "time"))
     return timeline
 
 
 def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError]:
-    """Refuse the clock in use if it falls or is two. Return the same faults of the other, and repeated times."""
+    """Refuse the clock in use if it falls or is two. Return the same faults of the other, and
+    repeated times.
+    """
     findings = []
     offsets = dict[str, float]()
     for stream, of_stream in times.items():
@@ -98,9 +105,15 @@ def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError
             if lowest > 0 or (lowest == 0 and values is not used):
                 continue
             assert values is not None
-            kind, fix = ("reset", "cut the recording there, or use the other `clock`") if lowest else ("duplicates", "")
+            kind, fix = (
+                ("reset", "cut the recording there, or use the other `clock`")
+                if lowest
+                else ("duplicates", "")
+            )
             problem = (
-                f"its clock goes back by {-lowest / NANO:.3f} s" if lowest else f"{(steps == 0).sum()} times repeat"
+                f"its clock goes back by {-lowest / NANO:.3f} s"
+                if lowest
+                else f"{(steps == 0).sum()} times repeat"
             )
             findings.append(RecordingError(kind, problem, stream, float(values[row]) / NANO, fix))
             if lowest and values is used:
@@ -136,7 +149,11 @@ def _place_span(
     middle = int(every[len(every) // 2])
     far = FAR * DAY
     pieces = [(start, end)]
-    steps = [(name, row) for name in clocks for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()]
+    steps = [
+        (name, row)
+        for name in clocks
+        for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()
+    ]
     for before, after, name in sorted(
         (int(clocks[name][row]), int(clocks[name][row + 1]), name) for name, row in steps
     ):
@@ -149,38 +166,65 @@ def _place_span(
         if after - before > far:
             time = max(before, after, key=lambda of: abs(of - middle))
             kind = "time"
-            fix = "mend the clock of its source, and leave these messages out; --gaps cut splits there"
-            problem = f"is stamped {abs(time - middle) / DAY:,.0f} days from the middle of the recording"
-        timeline.findings.append(RecordingError(kind, problem, parts[name].stream, time / NANO, fix))
+            fix = (
+                "mend the clock of its source, and leave these messages out; --gaps cut splits "
+                "there"
+            )
+            problem = (
+                f"is stamped {abs(time - middle) / DAY:,.0f} days from the middle of the recording"
+            )
+        timeline.findings.append(
+            RecordingError(kind, problem, parts[name].stream, time / NANO, fix)
+        )
         if gaps == "error" or (gaps == "hold" and kind == "time"):
             raise timeline.findings[-1]
         if gaps == "cut":
             begin, stop = pieces.pop()
             pieces += [(begin, before), (max(begin, after), stop)]
-    timeline.episodes += [_place(clocks, ages, layout, *piece) for piece in pieces if piece[0] <= piece[1]]
+    timeline.episodes += [
+        _place(clocks, ages, layout, *piece) for piece in pieces if piece[0] <= piece[1]
+    ]
     near = [clock[np.abs(clock - middle) <= far] for clock in clocks.values()]
     firsts = [int(clock[0]) for clock in near if len(clock)]
-    whole = max(lower, min(firsts, default=start)), min(upper - 1, max(min(max(lasts, default=end), middle + far), end))
+    whole = (
+        max(lower, min(firsts, default=start)),
+        min(upper - 1, max(min(max(lasts, default=end), middle + far), end)),
+    )
     if (lost := max(start - whole[0], whole[1] - end)) > NANO:
         problem = f"{lost / NANO:.3f} s at an end of the episode lack a stream, and are left out"
-        timeline.findings.append(RecordingError("trimmed", problem, parts[late].stream, start / NANO))
+        timeline.findings.append(
+            RecordingError("trimmed", problem, parts[late].stream, start / NANO)
+        )
 
 
 def _place(
-    clocks: Mapping[str, np.ndarray], ages: Mapping[str, float], layout: Layout, start: int, end: int
+    clocks: Mapping[str, np.ndarray],
+    ages: Mapping[str, float],
+    layout: Layout,
+    start: int,
+    end: int,
 ) -> Episode:
     """Return the frames from `start` to `end`."""
-    count = ((end - start + 1) * 2 * layout.fps - layout.fps - 1) // (2 * NANO) + 1  # whose rounded times are in reach
+    # whose rounded times are in reach
+    count = ((end - start + 1) * 2 * layout.fps - layout.fps - 1) // (2 * NANO) + 1
     if count > MAX_FRAMES:
         problem = f"an episode of {count:,} frames, the limit is {MAX_FRAMES:,}"
-        raise RecordingError("size", problem, time=start / NANO, fix="split the recording, or correct its clock")
+        raise RecordingError(
+            "size", problem, time=start / NANO, fix="split the recording, or correct its clock"
+        )
     times = start + even_times(count, layout.fps)
-    picks = {name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()}
+    picks = {
+        name: np.searchsorted(clock, times, side="right") - 1 for name, clock in clocks.items()
+    }
     nexts = dict(picks)
     for name in layout.linear:
         clock = clocks[name]
         pick = picks[name]
         after = np.minimum(pick + 1, len(clock) - 1)
-        is_near = (clock[pick] < times) & (clock[after] <= end) & (clock[after] - clock[pick] <= ages[name])
+        is_near = (
+            (clock[pick] < times)
+            & (clock[after] <= end)
+            & (clock[after] - clock[pick] <= ages[name])
+        )
         nexts[name] = np.where(is_near, after, pick)
     return Episode(times, picks, nexts)

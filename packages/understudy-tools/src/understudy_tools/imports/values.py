@@ -1,7 +1,7 @@
 """Numbers, texts and images of one sample: a ROS message, a row of an array, or encoded bytes.
 
-Images become RGB, uint8 (height, width, 3), turned as the EXIF data of an encoded one ask (`video/orientation.py`).
-Errors lack stream and time, which `frames.py` adds.
+Images become RGB, uint8 (height, width, 3), turned as the EXIF data of an encoded one ask
+(`video/orientation.py`). Errors lack stream and time, which `frames.py` adds.
 """
 
 import io
@@ -27,7 +27,9 @@ def is_image(key: str, value: Any) -> bool:
     """Return whether the first value of a feature is an image."""
     if kind := getattr(value, "__msgtype__", ""):
         return kind.endswith(("/Image", "/CompressedImage"))
-    return key.startswith("observation.image") or (getattr(value, "ndim", 0) == 3 and value.shape[2] in (1, 3))
+    return key.startswith("observation.image") or (
+        getattr(value, "ndim", 0) == 3 and value.shape[2] in (1, 3)
+    )
 
 
 def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
@@ -52,18 +54,31 @@ def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
         _require_pixels(pixels.shape[1], pixels.shape[0])
     if pixels.dtype.kind == "f" and pixels.shape[2:] == (1,):
         problem = (
-            f"is {pixels.dtype} {pixels.shape}, expected 3 channels of floats: one may be depth, which is not imported"
+            f"is {pixels.dtype} {pixels.shape}, expected 3 channels of floats: one may be "
+            "depth, which is not imported"
         )
         raise RecordingError(
-            "image", problem, fix="write gray images as uint8 and masks as bools, or leave the stream out"
+            "image",
+            problem,
+            fix="write gray images as uint8 and masks as bools, or leave the stream out",
         )
     is_good = (pixels >= 0) & (pixels <= 1) if is_unit else pixels == pixels.astype(np.uint8)
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not is_good.all():
         odd = "".join(f" with {number:g}" for number in pixels[~is_good][:1])
-        rule = "0 to 1, as in the first recording" if is_unit else "whole numbers of 0 to 255, or of 3 floats of 0 to 1"
-        problem = f"is {pixels.dtype} {pixels.shape}{odd}, expected (height, width, 3 or 1) of {rule}"
-        raise RecordingError("image", problem, fix="write one of both in all recordings, or leave the stream out")
-    return _to_rgb((np.rint(pixels * 255.0) if is_unit else pixels).astype(np.uint8), color == "bgr")
+        rule = (
+            "0 to 1, as in the first recording"
+            if is_unit
+            else "whole numbers of 0 to 255, or of 3 floats of 0 to 1"
+        )
+        problem = (
+            f"is {pixels.dtype} {pixels.shape}{odd}, expected (height, width, 3 or 1) of {rule}"
+        )
+        raise RecordingError(
+            "image", problem, fix="write one of both in all recordings, or leave the stream out"
+        )
+    return _to_rgb(
+        (np.rint(pixels * 255.0) if is_unit else pixels).astype(np.uint8), color == "bgr"
+    )
 
 
 def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
@@ -76,14 +91,21 @@ def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
     step = message.step
     data = np.asarray(message.data, np.uint8)
     if step < width * channels or data.size != step * height or not height * width:
-        raise RecordingError("image", f"has {data.size} bytes for {width}x{height} {encoding} in lines of {step} bytes")
+        raise RecordingError(
+            "image",
+            f"has {data.size} bytes for {width}x{height} {encoding} in lines of {step} bytes",
+        )
     _require_pixels(width, height)
     lines = data.reshape(height, step)[:, : width * channels]
-    return _to_rgb(lines.reshape(height, width, channels), encoding.startswith("bgr") or color == "bgr")
+    return _to_rgb(
+        lines.reshape(height, width, channels), encoding.startswith("bgr") or color == "bgr"
+    )
 
 
 def _to_rgb(pixels: np.ndarray, is_bgr: bool) -> np.ndarray:
-    pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3)) if pixels.shape[2] == 1 else pixels[..., :3]
+    pixels = (
+        np.broadcast_to(pixels, (*pixels.shape[:2], 3)) if pixels.shape[2] == 1 else pixels[..., :3]
+    )
     return np.ascontiguousarray(pixels[..., ::-1] if is_bgr else pixels)
 
 
@@ -103,13 +125,20 @@ def _from_file(data: np.ndarray) -> np.ndarray:
         raise RecordingError("image", f"cannot be decoded: {summarize(error)}") from error
     is_deep = image.mode.startswith(("I", "F"))
     fix = "depth is not imported: leave the stream out" if is_deep else "write it as RGB or gray"
-    kind = f"has {image.mode}, more than 8 bits a pixel" if is_deep else f"is {image.format} of mode {image.mode}"
+    kind = (
+        f"has {image.mode}, more than 8 bits a pixel"
+        if is_deep
+        else f"is {image.format} of mode {image.mode}"
+    )
     raise RecordingError("image", f"{kind}; 8-bit RGB, RGBA, gray and palettes are read", fix=fix)
 
 
 def _require_pixels(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
-        problem = f"an image of {width}x{height} has {width * height:,} pixels, the limit is {MAX_PIXELS:,}"
+        problem = (
+            f"an image of {width}x{height} has {width * height:,} pixels, the limit is "
+            f"{MAX_PIXELS:,}"
+        )
         raise RecordingError("size", problem, fix="write smaller images, or leave the stream out")
 
 
@@ -118,14 +147,19 @@ def _names(message: Any) -> list[str]:
 
 
 def joint_names(part: Part, value: Any) -> tuple[str, ...]:
-    """Return the joints of a part: those of the mapping, or of its first message; () where it has no names."""
+    """Return the joints of a part: those of the mapping, or of its first message; () where it has
+    no names.
+    """
     is_whole = not part.names and part.field in (("position",), ("velocity",), ("effort",))
     return part.joints or (tuple(_names(value)) if is_whole else ())
 
 
 def value_names(part: Part, count: int) -> list[str] | None:
     """Return the names of a part's values; None where the recording has none."""
-    return list(part.names or part.joints or (part.field if len(part.field) == count > 1 else ())) or None
+    return (
+        list(part.names or part.joints or (part.field if len(part.field) == count > 1 else ()))
+        or None
+    )
 
 
 def to_numbers(part: Part, value: Any) -> np.ndarray:
@@ -137,15 +171,21 @@ def to_numbers(part: Part, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray | np.generic | int | float):
         return _as_vector(value, "a row")
     if not part.field:
-        raise RecordingError("value", f"is {getattr(value, '__msgtype__', 'text')}: name its numbers in `field`")
+        raise RecordingError(
+            "value", f"is {getattr(value, '__msgtype__', 'text')}: name its numbers in `field`"
+        )
     numbers = np.concatenate([_as_vector(follow(value, path), path) for path in part.field])
     if not part.joints:
         return numbers
     places = {name: place for place, name in enumerate(_names(value))}
     if len(numbers) != len(places):
-        raise RecordingError("names", f"has {len(numbers)} values for the names {', '.join(places)}")
+        raise RecordingError(
+            "names", f"has {len(numbers)} values for the names {', '.join(places)}"
+        )
     if missing := [name for name in part.joints if name not in places]:
-        raise RecordingError("names", f"has no joint {', '.join(missing)}; it has {', '.join(places)}")
+        raise RecordingError(
+            "names", f"has no joint {', '.join(missing)}; it has {', '.join(places)}"
+        )
     return numbers[[places[name] for name in part.joints]]
 
 
@@ -157,7 +197,9 @@ def to_text(part: Part, value: Any) -> str:
     """
     text = value if isinstance(value, str) else follow(value, *(part.field or ("data",)))
     if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT:
-        raise RecordingError("task", f"is {str(text)[:20]!r}, expected a text of at most {MAX_TEXT} characters")
+        raise RecordingError(
+            "task", f"is {str(text)[:20]!r}, expected a text of at most {MAX_TEXT} characters"
+        )
     return text
 
 
@@ -174,7 +216,9 @@ def follow(value: Any, path: str) -> Any:
             value = value[int(name)] if name.isdecimal() else getattr(value, name)
         except (AttributeError, IndexError, TypeError) as error:
             fields = ", ".join(getattr(value, "__dataclass_fields__", ()))
-            raise RecordingError("value", f"has no {name!r} of {path!r}", fix=fields and f"it has {fields}") from error
+            raise RecordingError(
+                "value", f"has no {name!r} of {path!r}", fix=fields and f"it has {fields}"
+            ) from error
     return value
 
 

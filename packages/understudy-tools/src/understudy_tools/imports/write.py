@@ -1,10 +1,12 @@
 """Write recordings as a LeRobot v3.0 dataset.
 
-Frames have two columns beside the mapping's: `source.time_ns`, the frame's time on the recording's clock, and
-`source.age_ns`, the age of each part's sample. Numeric parts with a clock of their own are kept as sensors
-`raw.<part>`: all samples from the first frame's to the last one's. From both, other frames can be made.
+Frames have two columns beside the mapping's: `source.time_ns`, the frame's time on the recording's
+clock, and `source.age_ns`, the age of each part's sample. Numeric parts with a clock of their own
+are kept as sensors `raw.<part>`: all samples from the first frame's to the last one's. From both,
+other frames can be made.
 
-meta/import.json has the mapping, the rule, the clocks and findings of each recording, and the origin of each episode.
+meta/import.json has the mapping, the rule, the clocks and findings of each recording, and the
+origin of each episode.
 """
 
 import json
@@ -33,8 +35,9 @@ from understudy_tools.imports.values import follow
 
 PATH = "meta/import.json"
 _RULE = (
-    "frame k is at start + k / fps; each part has its last sample not after the frame, age = frame - sample; linear "
-    "parts go towards the next sample of raw.<part>, unless that step is a gap or it is after the episode"
+    "frame k is at start + k / fps; each part has its last sample not after the frame, age = frame "
+    "- sample; linear parts go towards the next sample of raw.<part>, unless that step is a gap or "
+    "it is after the episode"
 )
 
 
@@ -46,7 +49,8 @@ def import_recordings(
     skipped: Sequence[RecordingError] = (),
     count: Callable[[int], None] = lambda size: None,
 ) -> dict[str, Any]:
-    """Write recordings into the new folder `config.paths[-1]`, which appears complete or not at all.
+    """Write recordings into the new folder `config.paths[-1]`, which appears complete or not at
+    all.
 
     Args:
         recordings: the recordings, in the sequence of the episodes.
@@ -68,12 +72,18 @@ def import_recordings(
     with create_folder(Path(config.paths[-1])) as root, ExitStack() as stack:
         importer: _Importer | None = None
         for recording in recordings:
-            account: dict[str, Any] = {"source": recording.where, "bytes": recording.size, "episodes": []}
+            account: dict[str, Any] = {
+                "source": recording.where,
+                "bytes": recording.size,
+                "episodes": [],
+            }
             accounts.append(account)
             try:
                 with recording:
                     if importer is None:
-                        importer = _Importer(root, read_layout(recording, mapping, config), recording, config, stack)
+                        importer = _Importer(
+                            root, read_layout(recording, mapping, config), recording, config, stack
+                        )
                     importer.write(recording, account, count)
             except RecordingError as fault:
                 if not config.skip_bad:
@@ -94,7 +104,9 @@ def import_recordings(
             "counts": {name: getattr(importer.writer, name) for name in ("episodes", "frames")},
             "unused_streams": sorted(importer.unused),
             "recordings": accounts,
-            "skipped": [fault.describe() | {"episodes_kept": episodes} for fault, episodes in faults],
+            "skipped": [
+                fault.describe() | {"episodes_kept": episodes} for fault, episodes in faults
+            ],
         }
         replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
         stack.close()
@@ -112,22 +124,36 @@ class _Importer:
         stack: closes the files.
     """
 
-    def __init__(self, root: Path, layout: Layout, first: Recording, config: ImportConfig, stack: ExitStack) -> None:
+    def __init__(
+        self, root: Path, layout: Layout, first: Recording, config: ImportConfig, stack: ExitStack
+    ) -> None:
         self.layout = layout
         self._config = config
         mapping = layout.mapping
         settings = {name: getattr(config, name) for name in ("codec", "gop", "crf")}
         robot = mapping.robot_type or None
         try:
-            writer = EpisodeWriter(root, fps=layout.fps, features=layout.features, robot_type=robot, **settings)
+            writer = EpisodeWriter(
+                root, fps=layout.fps, features=layout.features, robot_type=robot, **settings
+            )
         except ValueError as error:
-            raise RecordingError("shape", str(error), fix="--storage image takes any size") from error
+            raise RecordingError(
+                "shape", str(error), fix="--storage image takes any size"
+            ) from error
         self.writer = stack.enter_context(writer)
-        self._used = {*mapping.streams, mapping.time, *([mapping.episodes.stream] if mapping.episodes else [])}
+        self._used = {
+            *mapping.streams,
+            mapping.time,
+            *([mapping.episodes.stream] if mapping.episodes else []),
+        }
         self.unused = set[str]()
         self._rate = first.rate or layout.fps
         is_even = not first.has_clock and self._rate == layout.fps
-        names = [] if is_even else [name for name in mapping.parts if name not in layout.images | {TASK}]
+        names = (
+            []
+            if is_even
+            else [name for name in mapping.parts if name not in layout.images | {TASK}]
+        )
         self._sensors = dict[str, pq.ParquetWriter]()
         entries = {}
         for name in names:
@@ -141,13 +167,17 @@ class _Importer:
                 "interpolation": "linear" if name in layout.linear else "hold",
             }
             kind = pa.list_(pa.from_numpy_dtype(sample.dtype), len(sample))
-            schema = pa.schema({"episode_index": pa.int64(), "timestamp": pa.float64(), "value": kind})
+            schema = pa.schema(
+                {"episode_index": pa.int64(), "timestamp": pa.float64(), "value": kind}
+            )
             (root / path).parent.mkdir(exist_ok=True)
             self._sensors[name] = stack.enter_context(pq.ParquetWriter(root / path, schema))
         if entries:
             replace_json(root / SENSORS, entries)
 
-    def write(self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]) -> None:
+    def write(
+        self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]
+    ) -> None:
         """Write the episodes of an opened recording."""
         layout = self.layout
         mapping = self.layout.mapping
@@ -159,29 +189,47 @@ class _Importer:
         last_text = ""
         for number, frame, parts in read_frames(recording, layout, timeline, held):
             episode = timeline.episodes[number]
-            ages = [episode.times[frame] - clock[episode.picks[name][frame]] for name, clock in timeline.clocks.items()]
+            ages = [
+                episode.times[frame] - clock[episode.picks[name][frame]]
+                for name, clock in timeline.clocks.items()
+            ]
             values = {key: [parts[name] for name in mapping.names(key)] for key in mapping.features}
             row = {key: of[0] if len(of) == 1 else np.concatenate(of) for key, of in values.items()}
             text = parts.get(TASK) or mapping.task or recording.stated_task()
             if not text:
-                raise RecordingError("task", "states no task", fix="--task TEXT, or task or task_from in the mapping")
+                raise RecordingError(
+                    "task", "states no task", fix="--task TEXT, or task or task_from in the mapping"
+                )
             if mapping.episodes and frame and text != last_text:
-                problem = f"changes to {text!r:.60} in frame {frame} of episode {self.writer.episodes}"
+                problem = (
+                    f"changes to {text!r:.60} in frame {frame} of episode {self.writer.episodes}"
+                )
                 late = RecordingError(
-                    "task", problem, layout.mapping.parts[TASK].stream, int(episode.times[frame]) / NANO
+                    "task",
+                    problem,
+                    layout.mapping.parts[TASK].stream,
+                    int(episode.times[frame]) / NANO,
                 )
                 account["findings"].append(late.replaced(where=recording.where).describe())
             last_text = text
             try:
-                self.writer.add_frame({**row, TIME: episode.times[frame], AGE: np.array(ages)}, text)
+                self.writer.add_frame(
+                    {**row, TIME: episode.times[frame], AGE: np.array(ages)}, text
+                )
             except ValueError as error:
-                raise RecordingError("value", str(error), time=int(episode.times[frame]) / NANO) from error
+                raise RecordingError(
+                    "value", str(error), time=int(episode.times[frame]) / NANO
+                ) from error
             if frame == len(episode.times) - 1:
                 saved = self.writer.save_episode()
                 self._write_sensors(saved, episode, timeline, held)
-                account["episodes"].append({"episode": saved, "start_ns": int(episode.times[0]), "frames": frame + 1})
+                account["episodes"].append(
+                    {"episode": saved, "start_ns": int(episode.times[0]), "frames": frame + 1}
+                )
             count(recording.size // total)
-        account["findings"] += [of.replaced(where=recording.where).describe() for of in timeline.findings[noted:]]
+        account["findings"] += [
+            of.replaced(where=recording.where).describe() for of in timeline.findings[noted:]
+        ]
         count(recording.size % total)
 
     def _timeline(self, recording: Recording, account: dict[str, Any]) -> Timeline:
@@ -192,12 +240,17 @@ class _Importer:
         for stream, kind in layout.kinds.items():
             recording.require(stream)
             other = recording.kinds[stream]
-            if other != kind and stream not in images:  # which are decoded: their bytes may differ in number
+            # which are decoded: their bytes may differ in number
+            if other != kind and stream not in images:
                 raise RecordingError("shape", f"is {other}, {kind} in the first recording", stream)
         recording.rate = recording.rate or layout.fps
         if not recording.has_clock and recording.rate != self._rate:
-            problem = f"has {recording.rate:g} rows per second, {self._rate:g} in the first recording"
-            raise RecordingError("rate", problem, fix="import it into a dataset of its own, or state `source_fps`")
+            problem = (
+                f"has {recording.rate:g} rows per second, {self._rate:g} in the first recording"
+            )
+            raise RecordingError(
+                "rate", problem, fix="import it into a dataset of its own, or state `source_fps`"
+            )
         times = recording.scan(mapping.streams)
         for stream, clock in times.items():
             if not len(clock.log):
@@ -209,7 +262,9 @@ class _Importer:
             spans = _spans(recording, mapping.episodes, mapping.clock, findings)
         timeline = make_timeline(layout, times, self._config.gaps, spans)
         timeline.findings += [*findings, *recording.findings]
-        account["findings"] = [of.replaced(where=recording.where).describe() for of in timeline.findings]
+        account["findings"] = [
+            of.replaced(where=recording.where).describe() for of in timeline.findings
+        ]
         return timeline
 
     def _write_sensors(self, saved: int, episode: Episode, timeline: Timeline, held: Held) -> None:
@@ -221,37 +276,65 @@ class _Importer:
             rows = np.flatnonzero(np.append(np.diff(times) > 0, True))
             values = pa.array(np.concatenate([held[name][first + row] for row in rows.tolist()]))
             column = pa.FixedSizeListArray.from_arrays(values, type=file.schema.field("value").type)
-            file.write_table(pa.table([np.full(len(rows), saved), times[rows] / NANO, column], schema=file.schema))
+            file.write_table(
+                pa.table(
+                    [np.full(len(rows), saved), times[rows] / NANO, column], schema=file.schema
+                )
+            )
         for name in held.keys() - self.layout.images:
             last = int(episode.nexts[name][-1])
             held[name] = {number: value for number, value in held[name].items() if number >= last}
 
 
 def _describe(clock: Times) -> dict[str, Any]:
-    """Return the facts of a clock: seconds between its samples, and least, median and largest log time less stamp."""
+    """Return the facts of a clock: seconds between its samples, and least, median and largest log
+    time less stamp.
+    """
     steps = np.diff(clock.log) / NANO if len(clock.log) > 1 else np.zeros(1)
-    facts: dict[str, Any] = {"samples": len(clock.log), "first_ns": int(clock.log[0]), "last_ns": int(clock.log[-1])}
+    facts: dict[str, Any] = {
+        "samples": len(clock.log),
+        "first_ns": int(clock.log[0]),
+        "last_ns": int(clock.log[-1]),
+    }
     facts |= {"usual_step": float(np.median(steps)), "longest_step": float(steps.max())}
     if clock.header is not None:
         facts["offset"] = np.quantile((clock.log - clock.header) / NANO, [0, 0.5, 1]).tolist()
     return facts
 
 
-def _spans(recording: Recording, marker: Marker, clock: str, findings: list[RecordingError]) -> list[tuple[int, int]]:
-    """Return the times [start, stop) of the episodes that a stream marks; add a finding where 0 marks none."""
+def _spans(
+    recording: Recording, marker: Marker, clock: str, findings: list[RecordingError]
+) -> list[tuple[int, int]]:
+    """Return the times [start, stop) of the episodes that a stream marks; add a finding where 0
+    marks none.
+    """
     recording.firsts([marker.stream])
     times = recording.scan([marker.stream])[marker.stream].used(clock).tolist()
-    values = [np.asarray(follow(load(), marker.field[0])).item() for _, _, load in recording.samples([marker.stream])]
+    values = [
+        np.asarray(follow(load(), marker.field[0])).item()
+        for _, _, load in recording.samples([marker.stream])
+    ]
     rows = [row for row, value in enumerate(values) if not row or value != values[row - 1]]
     ends = [*(times[row] for row in rows[1:]), EVER]
-    zeros = [row for row in rows if values[row] == 0 and values[row] is not False and values[row] in marker.idle]
+    zeros = [
+        row
+        for row in rows
+        if values[row] == 0 and values[row] is not False and values[row] in marker.idle
+    ]
     if zeros:
         problem = f"{len(zeros)} stretches of the value 0 are left out"
         fix = "where 0 is an episode, set `idle` to other values"
-        findings.append(RecordingError("trimmed", problem, marker.stream, times[zeros[0]] / NANO, fix))
-    if spans := [(times[row], end) for row, end in zip(rows, ends) if values[row] not in marker.idle]:
+        findings.append(
+            RecordingError("trimmed", problem, marker.stream, times[zeros[0]] / NANO, fix)
+        )
+    if spans := [
+        (times[row], end) for row, end in zip(rows, ends) if values[row] not in marker.idle
+    ]:
         return spans
     listed = ", ".join(sorted({str(value)[:40] for value in values})[:10])
     raise RecordingError(
-        "empty", f"marks no episode: its values are {listed}", marker.stream, fix="`idle` lists others"
+        "empty",
+        f"marks no episode: its values are {listed}",
+        marker.stream,
+        fix="`idle` lists others",
     )

@@ -1,4 +1,6 @@
-"""Zarr replay buffers, folders and zip files. Nothing outside of them is read, and chunks decode to declared sizes."""
+"""Zarr replay buffers, folders and zip files. Nothing outside of them is read, and chunks decode to
+declared sizes.
+"""
 
 import os
 import struct
@@ -26,7 +28,9 @@ _limit = MAX_CHUNK  # bytes that a codec may decode to now
 
 
 def zarr_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], str]:
-    """Return the episodes of a replay buffer (`data/*`, `meta/episode_ends`), a folder or a zip file."""
+    """Return the episodes of a replay buffer (`data/*`, `meta/episode_ends`), a folder or a zip
+    file.
+    """
     with optional_imports():
         import zarr  # noqa: F401
     with suppress(ImportError):
@@ -38,7 +42,9 @@ def zarr_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], 
     with reading(fix=explain):
         opened = _open(path)
         try:
-            rows = min((array.shape[0] for array in opened.arrays.values() if array.shape), default=0)
+            rows = min(
+                (array.shape[0] for array in opened.arrays.values() if array.shape), default=0
+            )
             size = sum(array.nbytes for array in opened.arrays.values()) // max(1, rows)
             ends = _ends(path, opened, rows)
         finally:
@@ -60,17 +66,24 @@ def zarr_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], 
 def _ends(path: Path, opened: Opened, rows: int) -> list[int]:
     array = opened.file.group["meta/episode_ends"]
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.shape[0] > rows:
-        problem = f"meta/episode_ends is {array.dtype} {array.shape}, expected at most {rows} whole numbers"
+        problem = (
+            f"meta/episode_ends is {array.dtype} {array.shape}, expected at most {rows} "
+            "whole numbers"
+        )
         raise RecordingError("layout", problem, where=path)
     with opened.file.bounded():
         ends = [int(end) for end in np.asarray(array[:])]
     if any(not start <= stop <= rows for start, stop in zip([0, *ends], ends)):
-        raise RecordingError("layout", f"meta/episode_ends does not rise to the {rows} rows of data", where=path)
+        raise RecordingError(
+            "layout", f"meta/episode_ends does not rise to the {rows} rows of data", where=path
+        )
     return ends
 
 
 class _Buffer:
-    """An opened replay buffer: its store, its group, and the bytes that a chunk of it may decode to."""
+    """An opened replay buffer: its store, its group, and the bytes that a chunk of it may decode
+    to.
+    """
 
     def __init__(self, store: Any, group: Any) -> None:
         self.store = store
@@ -153,9 +166,15 @@ def _fault(array: Any) -> RecordingError | None:
     """Return why an array cannot be read by what its metadata say."""
     if getattr(array.metadata, "storage_transformers", ()):
         return RecordingError("unreadable", "has storage transformers, which are not applied")
-    filters = [of.codec_id for of in getattr(array.metadata, "filters", None) or () if hasattr(of, "codec_id")]
+    filters = [
+        of.codec_id
+        for of in getattr(array.metadata, "filters", None) or ()
+        if hasattr(of, "codec_id")
+    ]
     if array.dtype.kind == "O" and (odd := [name for name in filters if name not in _OBJECTS]):
-        return RecordingError("unreadable", f"is of objects in {', '.join(odd)}; texts are read in {_OBJECTS[0]}")
+        return RecordingError(
+            "unreadable", f"is of objects in {', '.join(odd)}; texts are read in {_OBJECTS[0]}"
+        )
     return None
 
 
@@ -193,7 +212,9 @@ def _folder_store(path: Path) -> Any:
 
         def names(self, group: str) -> list[str]:
             require_inside(path / group, path)
-            return sorted(entry.name for entry in os.scandir(path / group) if not entry.name.startswith("."))
+            return sorted(
+                entry.name for entry in os.scandir(path / group) if not entry.name.startswith(".")
+            )
 
     return Folder(path, read_only=True)
 
@@ -230,16 +251,25 @@ def _zip_store(path: Path) -> Any:
 
 
 def _stored_limit(key: str, limit: int) -> int:
-    """Return the bytes that a file of a store may have; codecs add little to what does not shrink."""
+    """Return the bytes that a file of a store may have; codecs add little to what does not
+    shrink.
+    """
     return MAX_METADATA if key.rpartition("/")[2] in _METADATA else limit + limit // 8 + (1 << 16)
 
 
 def _bound_codecs() -> None:
-    """Let the codecs of `numcodecs` stop at `_limit`; they have no limit of their own, and zarr's use them."""
+    """Let the codecs of `numcodecs` stop at `_limit`; they have no limit of their own, and zarr's
+    use them.
+    """
     import numcodecs
     from numcodecs import blosc, lz4, vlen, zstd
 
-    streams = {"gzip": numcodecs.GZip, "zlib": numcodecs.Zlib, "bz2": numcodecs.BZ2, "zstd": zstd.Zstd}
+    streams = {
+        "gzip": numcodecs.GZip,
+        "zlib": numcodecs.Zlib,
+        "bz2": numcodecs.BZ2,
+        "zstd": zstd.Zstd,
+    }
     for kind, codec in streams.items():
         _replace(codec, partial(_bounded_stream, kind))
     _replace(numcodecs.LZMA, _bounded_lzma)
@@ -288,14 +318,18 @@ def _bounded_lzma(original: Callable[..., Any], buf: Any, out: Any) -> Any:
 def _bounded_header(name: str, place: int, original: Callable[..., Any], buf: Any, out: Any) -> Any:
     head = _as_bytes(buf)[: place + 4]
     if len(head) == place + 4:
-        require_size(struct.unpack_from("<I", head, place)[0], _limit, f"a chunk of {name}, decoded,")
+        require_size(
+            struct.unpack_from("<I", head, place)[0], _limit, f"a chunk of {name}, decoded,"
+        )
     return original(buf, out)
 
 
 def _bounded_items(original: Callable[..., Any], buf: Any, out: Any) -> Any:
     data = _as_bytes(buf)
     if len(data) >= 4 and 4 * struct.unpack_from("<I", data)[0] > len(data):
-        raise RecordingError("size", f"a chunk of {len(data):,} bytes states more texts than it can hold")
+        raise RecordingError(
+            "size", f"a chunk of {len(data):,} bytes states more texts than it can hold"
+        )
     return original(buf, out)
 
 
@@ -304,7 +338,9 @@ def explain(error: Exception) -> str:
     text = str(error)
     if "imagecodecs" in text:
         return "the codec of UMI's images comes with `pip install imagecodecs`"
-    if "codec" in text.lower() and ("not available" in text or "nknown" in text or "not registered" in text):
+    if "codec" in text.lower() and (
+        "not available" in text or "nknown" in text or "not registered" in text
+    ):
         return "no installed package has this codec"
     if isinstance(error, zipfile.BadZipFile):
         return "the zip file is cut or damaged: copy it again"

@@ -30,7 +30,12 @@ from understudy_kit.report.page import (
     text,
     tiles,
 )
-from understudy_tools.check.contents import UNUSUAL, format_duration, format_encoding, format_metadata
+from understudy_tools.check.contents import (
+    UNUSUAL,
+    format_duration,
+    format_encoding,
+    format_metadata,
+)
 from understudy_tools.check.effects import effect_of, view_command
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report
 from understudy_tools.check.rules.episodes import MEASURES
@@ -60,13 +65,24 @@ def check_page(report: Report, shown: int) -> str:
     catalog = report.catalog
     contents = report.contents
     name = report.root.rstrip("/").rpartition("/")[2]
-    faults = ", ".join(plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
+    faults = ", ".join(
+        plural(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
+    )
     read = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in report.read.items())
-    about = f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · {report.root} · read "
+    about = (
+        f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · "
+        f"{report.root} · read "
+    )
     figures = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
-    figures += [(f"{report.episodes:,}", "episodes"), (f"{report.frames:,}", "frames"), *_figures(report)]
+    figures += [
+        (f"{report.episodes:,}", "episodes"),
+        (f"{report.frames:,}", "frames"),
+        *_figures(report),
+    ]
     findings = {
-        f"{severity.title()}s": [finding for finding in report.findings if finding.severity == severity]
+        f"{severity.title()}s": [
+            finding for finding in report.findings if finding.severity == severity
+        ]
         for severity in SEVERITIES
     }
     note = "Those that stop a training first, then those that make it learn something wrong."
@@ -77,7 +93,9 @@ def check_page(report: Report, shown: int) -> str:
     sections += _contents(report, catalog, shown) if catalog is not None else ()
     sections.append(section("Too little data", _too_little(report.undecided)))
     top = [text(about + (read or "metadata")), tiles(figures)]
-    return render_page(f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top)
+    return render_page(
+        f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top
+    )
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
@@ -85,7 +103,10 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         lengths = contents["lengths"]
         yield format_duration(contents["duration"]), "recorded, h:mm:ss"
         yield f"{contents['fps']:g}", "frames per second"
-        yield f"{lengths['min']}–{lengths['max']}", f"frames per episode, median {lengths['median']:g}"
+        yield (
+            f"{lengths['min']}–{lengths['max']}",
+            f"frames per episode, median {lengths['median']:g}",
+        )
     if report.idle_share is not None:
         yield f"{100 * report.idle_share:.1f} %", "idle frames"
 
@@ -108,9 +129,16 @@ def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
 
 def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
     """Render the rules that the dataset has too little data for."""
-    lines = [f"{': '.join(filter(None, (rule.rule, str(rule.place))))}: {rule.message}" for rule in undecided]
+    lines = [
+        f"{': '.join(filter(None, (rule.rule, str(rule.place))))}: {rule.message}"
+        for rule in undecided
+    ]
     block = listing(lines)
-    return card("", block, note="These rules found nothing and passed nothing: they need more.") if block else None
+    return (
+        card("", block, note="These rules found nothing and passed nothing: they need more.")
+        if block
+        else None
+    )
 
 
 def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
@@ -118,22 +146,34 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     contents = report.contents
     worst = _worst(report) if shown else {}
     rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
-    yield section("Episodes of findings", *(_episode(catalog, rows[episode], why) for episode, why in worst.items()))
+    yield section(
+        "Episodes of findings",
+        *(_episode(catalog, rows[episode], why) for episode, why in worst.items()),
+    )
     unusual = [entry for entry in report.ranking if entry["score"] >= UNUSUAL]
     ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in unusual]
     terms = listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
     note = (
-        "Robust z is the distance from the median in standard deviations, as the median distance gives them: from 5 on "
+        "Robust z is the distance from the median in standard deviations, as the median "
+        "distance gives them: from 5 on "
     )
     note += "it is a note, from 8 on a warning."
-    block = card("", table(["episode", "robust z", "because"], ranking), terms, note=note) if ranking else None
+    block = (
+        card("", table(["episode", "robust z", "because"], ranking), terms, note=note)
+        if ranking
+        else None
+    )
     yield section("Most unusual episodes", block)
     lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
     yield section("Keep-ranges", card("", lines) if lines else None)
     videos = contents["videos"].items()
-    yield section("Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos))
+    yield section(
+        "Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos)
+    )
     note = "" if report.idle_share is None else f"Idle frames: {IDLE}."
-    yield section("Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note)
+    yield section(
+        "Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note
+    )
     yield section("First and last frames", *(_walls(catalog) if shown else ()))
     yield _actions(catalog)
     tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
@@ -141,20 +181,31 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
     yield section("Metadata of episodes", table_card("", ["name", "values"], metadata))
     features = [
-        [key, entry["dtype"] + (", a camera" if entry["camera"] else ""), " × ".join(map(str, entry["shape"]))]
+        [
+            key,
+            entry["dtype"] + (", a camera" if entry["camera"] else ""),
+            " × ".join(map(str, entry["shape"])),
+        ]
         for key, entry in contents["features"].items()
     ]
     features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
     yield section(
-        "Features", card("", table(["key", "dtype", "shape"], features), *_dimensions(catalog)) if features else None
+        "Features",
+        card("", table(["key", "dtype", "shape"], features), *_dimensions(catalog))
+        if features
+        else None,
     )
     lengths = catalog.episodes.lengths
-    bars = histogram("episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180)
+    bars = histogram(
+        "episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180
+    )
     yield section("Episode lengths", card("", bars))
 
 
 def _worst(report: Report) -> dict[int, str]:
-    """Episodes to show with a reason: of errors and warnings, then of notes, then the unusual ones."""
+    """Episodes to show with a reason: of errors and warnings, then of notes, then the unusual
+    ones.
+    """
     reasons: dict[int, str] = {}
     for finding in report.findings:
         for episode in finding.place.episodes[:2]:
@@ -174,7 +225,9 @@ def _collect(lines: list[str]) -> Iterator[None]:
             yield
         except (DatasetError, OSError, ValueError, MemoryError) as error:
             lines.append(" ".join(str(error).split()) or type(error).__name__)
-    lines += [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    lines += [
+        str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)
+    ]
 
 
 def _spread(catalog: Catalog, count: int) -> list[int]:
@@ -190,7 +243,9 @@ def _read(catalog: Catalog, row: int, keys: list[str], frames: np.ndarray) -> di
 
 
 def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
-    """Render an episode: images from first to last and curves of its rows, or the errors in their place."""
+    """Render an episode: images from first to last and curves of its rows, or the errors in their
+    place.
+    """
     episode = int(catalog.episodes.ids[row])
     length = int(catalog.episodes.lengths[row])
     errors: list[str] = []
@@ -208,7 +263,9 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
         keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
         batch = _read(catalog, row, keys, np.arange(length))
         task = task or batch["task"][0]
-        blocks += _curves(catalog, {key: batch[key].astype(np.float64).reshape(length, -1) for key in keys})
+        blocks += _curves(
+            catalog, {key: batch[key].astype(np.float64).reshape(length, -1) for key in keys}
+        )
     title = f"episode {episode} · {plural(length, 'frame')} · {task}"
     return card(title, *(text(line, "bad") for line in errors), *blocks, note=why)
 
@@ -223,7 +280,9 @@ def _walls(catalog: Catalog) -> Iterator[Block]:
             with _collect(errors):
                 ends = np.array([0, catalog.episodes.lengths[row] - 1])
                 images += list(_small(_read(catalog, row, [camera], ends)[camera]))
-                captions += [f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")]
+                captions += [
+                    f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")
+                ]
         yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
 
 
@@ -234,8 +293,12 @@ def _small(images: np.ndarray) -> np.ndarray:
 
 
 def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block | None]:
-    """Draw each dimension, with action and state of a joint on one scale if they have equal widths."""
-    together = ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
+    """Draw each dimension, with action and state of a joint on one scale if they have equal
+    widths.
+    """
+    together = (
+        ACTION in columns and STATE in columns and columns[ACTION].shape == columns[STATE].shape
+    )
     groups = [[ACTION, STATE]] if together else []
     groups += [[key] for key in columns if not (together and key in (ACTION, STATE))]
     for keys in groups:
@@ -244,9 +307,12 @@ def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block 
         charts = []
         for dimension in range(min(DIMENSIONS, width)):
             lines = [
-                bucketed_line(key, columns[key][:, dimension], catalog.fps, color) for color, key in enumerate(keys)
+                bucketed_line(key, columns[key][:, dimension], catalog.fps, color)
+                for color, key in enumerate(keys)
             ]
-            charts.append(chart(names[dimension], "time, s", names[dimension], lines, zero=False, height=140))
+            charts.append(
+                chart(names[dimension], "time, s", names[dimension], lines, zero=False, height=140)
+            )
         yield text(f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale")
         yield grid(charts, "small")
         yield _left_out(width)
@@ -263,14 +329,18 @@ def _actions(catalog: Catalog) -> Block:
         with _collect([]):  # findings name unreadable columns
             length = int(catalog.episodes.lengths[row])
             parts.append(
-                _read(catalog, row, [ACTION], np.arange(length))[ACTION].astype(np.float64).reshape(length, -1)
+                _read(catalog, row, [ACTION], np.arange(length))[ACTION]
+                .astype(np.float64)
+                .reshape(length, -1)
             )
     if not parts:
         return section("Actions")
     names = catalog.features[ACTION].dimension_names
     values = np.concatenate(parts)
     width = values.shape[1]
-    charts = [histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))]
+    charts = [
+        histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))
+    ]
     note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."
     return section("Actions", card("", grid(charts, "small"), _left_out(width)), note=note)
 
@@ -280,4 +350,6 @@ def _dimensions(catalog: Catalog) -> Iterator[Block]:
     for key in numeric_keys(catalog):
         names = catalog.features[key].dimension_names
         if len(names) > 1:
-            yield text(f"{key}: {', '.join(names[:DIMENSIONS])}{', …' if len(names) > DIMENSIONS else ''}")
+            yield text(
+                f"{key}: {', '.join(names[:DIMENSIONS])}{', …' if len(names) > DIMENSIONS else ''}"
+            )

@@ -2,7 +2,8 @@
 
 bags           bags written by `rosbags` and by `mcap-ros2-support`, with known values
 edited         edited datasets, and the comparison of episodes between two datasets
-mcap_files     MCAP files written record by record, so that each part can be left out, repeated or damaged
+mcap_files     MCAP files written record by record, so that each part can be left out, repeated or
+               damaged
 part_work      work of tests: functions of parts that count their calls, end their process, or wait
 processes      processes of this host, by `ps`
 robot_rows     datasets of the rows of a robot arm, and the alarms of a check

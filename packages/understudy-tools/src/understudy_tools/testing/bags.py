@@ -14,16 +14,22 @@ JOINTS = ["shoulder", "elbow"]
 
 
 class Bag:
-    """A bag to write: `with Bag(path) as bag: bag.joints("/joints", time, {...})`. Times are seconds from `start`."""
+    """A bag to write: `with Bag(path) as bag: bag.joints("/joints", time, {...})`. Times are
+    seconds from `start`.
+    """
 
-    def __init__(self, path: Path, storage: str = "mcap", start: int = EPOCH, is_sorted: bool = True) -> None:
+    def __init__(
+        self, path: Path, storage: str = "mcap", start: int = EPOCH, is_sorted: bool = True
+    ) -> None:
         from rosbags.rosbag2 import Writer
         from rosbags.rosbag2.enums import StoragePlugin
         from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
         self.store = get_typestore(Stores.ROS2_JAZZY)
         self.store.register(get_types_from_msg("float64[] values\nstring note", "lab/msg/Inner"))
-        self.store.register(get_types_from_msg("lab/Inner[] points\nfloat32 grip\nbool on", "lab/msg/Command"))
+        self.store.register(
+            get_types_from_msg("lab/Inner[] points\nfloat32 grip\nbool on", "lab/msg/Command")
+        )
         self.writer = Writer(path, version=9, storage_plugin=StoragePlugin[storage.upper()])
         self.start = start
         self.connections: dict[str, Any] = {}
@@ -36,7 +42,9 @@ class Bag:
 
     def __exit__(self, *error: object) -> None:
         for topic, time, raw in (
-            sorted(self.messages, key=lambda message: message[1]) if self.is_sorted else self.messages
+            sorted(self.messages, key=lambda message: message[1])
+            if self.is_sorted
+            else self.messages
         ):
             self.writer.write(self.connections[topic], time, raw)
         self.writer.close()
@@ -52,30 +60,49 @@ class Bag:
         self.messages.append((topic, self.start + round(time * SECOND), raw))
 
     def header(self, time: float | None, start: int | None = None) -> Any:
-        stamp = 0 if time is None else (self.start if start is None else start) + round(time * SECOND)
+        stamp = (
+            0 if time is None else (self.start if start is None else start) + round(time * SECOND)
+        )
         clock = self.type("builtin_interfaces/msg/Time")(stamp // SECOND, stamp % SECOND)
         return self.type("std_msgs/msg/Header")(clock, "base")
 
     def joints(
-        self, topic: str, time: float, positions: dict[str, float], stamp: float | None = None, start: int | None = None
+        self,
+        topic: str,
+        time: float,
+        positions: dict[str, float],
+        stamp: float | None = None,
+        start: int | None = None,
     ) -> None:
         values = np.array(list(positions.values()))
         header = self.header(time if stamp is None else stamp, start)
-        message = self.type("sensor_msgs/msg/JointState")(header, list(positions), values, values * 10, values[:0])
+        message = self.type("sensor_msgs/msg/JointState")(
+            header, list(positions), values, values * 10, values[:0]
+        )
         self.add(topic, time, message)
 
-    def image(self, topic: str, time: float, pixels: np.ndarray, encoding: str = "rgb8", pad: int = 0) -> None:
+    def image(
+        self, topic: str, time: float, pixels: np.ndarray, encoding: str = "rgb8", pad: int = 0
+    ) -> None:
         lines = pixels.reshape(len(pixels), -1).view(np.uint8)
         data = np.pad(lines, ((0, 0), (0, pad))).reshape(-1)
         kind = self.type("sensor_msgs/msg/Image")
         height, width = pixels.shape[:2]
-        self.add(topic, time, kind(self.header(time), height, width, encoding, 0, lines.shape[1] + pad, data))
+        self.add(
+            topic,
+            time,
+            kind(self.header(time), height, width, encoding, 0, lines.shape[1] + pad, data),
+        )
 
     def compressed(self, topic: str, time: float, pixels: np.ndarray, kind: str = "png") -> None:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, kind)
         message = self.type("sensor_msgs/msg/CompressedImage")
-        self.add(topic, time, message(self.header(time), kind, np.frombuffer(buffer.getvalue(), np.uint8)))
+        self.add(
+            topic,
+            time,
+            message(self.header(time), kind, np.frombuffer(buffer.getvalue(), np.uint8)),
+        )
 
     def text(self, topic: str, time: float, text: str) -> None:
         self.add(topic, time, self.type("std_msgs/msg/String")(text))
@@ -83,7 +110,9 @@ class Bag:
     def number(self, topic: str, time: float, value: float) -> None:
         self.add(topic, time, self.type("std_msgs/msg/Float64")(value))
 
-    def command(self, topic: str, time: float, points: Sequence[Sequence[float]], grip: float) -> None:
+    def command(
+        self, topic: str, time: float, points: Sequence[Sequence[float]], grip: float
+    ) -> None:
         inner = self.type("lab/msg/Inner")
         rows = [inner(np.array(point, np.float64), "note") for point in points]
         self.add(topic, time, self.type("lab/msg/Command")(rows, grip, grip > 0.5))

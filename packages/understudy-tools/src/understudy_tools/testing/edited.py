@@ -27,7 +27,9 @@ def segment(source: Path, out: Path, **settings: Any) -> Written:
     """Run `understudy segment` without its command line."""
     config = SegmentConfig(paths=(str(source), str(out)), **settings)
     assert config.problems() == []
-    return write_outputs({"": make_plan(config, Catalog.open(source), out)}, out, ["understudy", "segment"])[""]
+    return write_outputs(
+        {"": make_plan(config, Catalog.open(source), out)}, out, ["understudy", "segment"]
+    )[""]
 
 
 def episode(root: Path, number: int) -> dict[str, Any]:
@@ -39,15 +41,21 @@ def episode(root: Path, number: int) -> dict[str, Any]:
 
 def content(root: Path) -> dict[str, bytes]:
     """All files but the origin, which has the command."""
-    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
     assert not [name for name in files if "/." in f"/{name}"]
     origin = json.loads(files.pop("meta/edit.json"))
     del origin["command"]
     return files | {"origin": json.dumps(origin).encode()}
 
 
-def assert_equal_frames(now: dict[str, Any], before: dict[str, Any], frames: slice = slice(None)) -> None:
-    """Compare an edited episode with frames of a source episode to the bit, all but the numbering."""
+def assert_equal_frames(
+    now: dict[str, Any], before: dict[str, Any], frames: slice = slice(None)
+) -> None:
+    """Compare an edited episode with frames of a source episode to the bit, all but the
+    numbering.
+    """
     assert now.keys() == before.keys()
     for key in before.keys() - set(RENUMBERED):
         wanted = before[key][frames]

@@ -26,14 +26,23 @@ def schema(number: int, name: str, definition: str | bytes, encoding: str = "ros
 
 
 def channel(number: int, of_schema: int, topic: str, encoding: str = "cdr") -> bytes:
-    return record(4, struct.pack("<HH", number, of_schema) + text(topic) + text(encoding) + text(b""))
+    return record(
+        4, struct.pack("<HH", number, of_schema) + text(topic) + text(encoding) + text(b"")
+    )
 
 
 def message(number: int, time: int, data: bytes) -> bytes:
     return record(5, struct.pack("<HIQQ", number, 0, time, time) + data)
 
 
-def chunk(body: bytes, first: int, last: int, kind: str = "", size: int | None = None, crc: int | None = None) -> bytes:
+def chunk(
+    body: bytes,
+    first: int,
+    last: int,
+    kind: str = "",
+    size: int | None = None,
+    crc: int | None = None,
+) -> bytes:
     packed = compress(kind)(body)
     crc = zlib.crc32(body) if crc is None else crc
     head = struct.pack("<QQQI", first, last, len(body) if size is None else size, crc)
@@ -41,7 +50,10 @@ def chunk(body: bytes, first: int, last: int, kind: str = "", size: int | None =
 
 
 def index(number: int, entries: Iterable[tuple[int, int]]) -> bytes:
-    return record(7, struct.pack("<H", number) + text(b"".join(struct.pack("<QQ", *entry) for entry in entries)))
+    return record(
+        7,
+        struct.pack("<H", number) + text(b"".join(struct.pack("<QQ", *entry) for entry in entries)),
+    )
 
 
 def compress(kind: str) -> Callable[[bytes], bytes]:

@@ -101,14 +101,18 @@ class DeadlyJoin(JoinPieces):
     """End the process that copies the packets of row 3."""
 
     def compute(self, item: Any) -> Any:
-        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(item)
+        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(
+            item
+        )
 
 
 class DeadlyRowFiles(WriteRows):
     """End the process that writes row 3."""
 
     def compute(self, item: Any) -> Any:
-        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(item)
+        return _end(3 in [self.plan.pieces[number].row for number in item[1]]) or super().compute(
+            item
+        )
 
 
 def _end(now: bool) -> None:

@@ -48,7 +48,9 @@ def bucket_files(options: RemoteOptions, address: str) -> dict[str, bytes]:
     return {path.removeprefix(prefix): fs.cat_file(path) for path in fs.find(prefix)}
 
 
-def upload(sources: Sequence[Path], address: str, options: RemoteOptions, workers: Workers, **settings: Any) -> Written:
+def upload(
+    sources: Sequence[Path], address: str, options: RemoteOptions, workers: Workers, **settings: Any
+) -> Written:
     """Run `understudy edit` into a bucket without its command line."""
     out = Bucket(address, options)
     config = EditConfig(paths=(*map(str, sources), address), **settings)

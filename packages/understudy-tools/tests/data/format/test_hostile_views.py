@@ -1,4 +1,6 @@
-"""Views of a stranger's dataset: settings are checked as flags are, and no file outside of the dataset is read."""
+"""Views of a stranger's dataset: settings are checked as flags are, and no file outside of the
+dataset is read.
+"""
 
 import json
 import os
@@ -42,8 +44,16 @@ WRONG: list[tuple[str, Any]] = [
     *(("drop_n_first_frames", value) for value in (-5, True, "x", 2.0, [1], None, 1 << 63)),
     *(("drop_n_last_frames", value) for value in (-1, False, "3", 0.5, {})),
     *(("val_fraction", value) for value in (True, "x", 2.0, -0.1, 1.0, float("nan"), [0.1], None)),
-    *((name, value) for name in ("episodes", "exclude_episodes", "val_episodes") for value in ("x", 3, [True], [-1])),
-    *((name, value) for name in ("episodes", "exclude_episodes", "val_episodes") for value in ([1.0], ["0-2"], None)),
+    *(
+        (name, value)
+        for name in ("episodes", "exclude_episodes", "val_episodes")
+        for value in ("x", 3, [True], [-1])
+    ),
+    *(
+        (name, value)
+        for name in ("episodes", "exclude_episodes", "val_episodes")
+        for value in ([1.0], ["0-2"], None)
+    ),
     *(("where", value) for value in (3, True, ["success"], None)),
     *(("keep_rule", value) for value in ("neither", True, [], None)),
     *(("frame_weights_in", value) for value in ("x", 1, ["order"])),
@@ -68,7 +78,9 @@ def test_settings_that_flags_take_are_read(root: Path) -> None:
     assert EpisodeArrays(forge(root, select)).num_episodes == 2
 
 
-@pytest.mark.parametrize("facts", [{"selected": {}}, {"selected": {"episodes": "x"}}, {"selected": {"episodes": True}}])
+@pytest.mark.parametrize(
+    "facts", [{"selected": {}}, {"selected": {"episodes": "x"}}, {"selected": {"episodes": True}}]
+)
 def test_facts_of_other_types_are_refused(root: Path, facts: dict[str, Any]) -> None:
     with refused(where="meta/views/forged.json", fix="select"):
         EpisodeArrays(forge(root, {}, **facts))
@@ -78,20 +90,32 @@ def places(root: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "secret.json").write_text(json.dumps({SECRET: [[0, 5]]}))
     os.mkfifo(tmp_path / "pipe")
     outside = os.path.relpath(tmp_path / "secret.json", root)
-    return [str(tmp_path / "secret.json"), outside, str(tmp_path / "pipe"), "/dev/zero", "/dev/stdin", ""]
+    return [
+        str(tmp_path / "secret.json"),
+        outside,
+        str(tmp_path / "pipe"),
+        "/dev/zero",
+        "/dev/stdin",
+        "",
+    ]
 
 
-def test_files_outside_of_the_dataset_are_neither_read_nor_shown(root: Path, tmp_path: Path) -> None:
+def test_files_outside_of_the_dataset_are_neither_read_nor_shown(
+    root: Path, tmp_path: Path
+) -> None:
     os.makedirs(root / "meta/views/files", exist_ok=True)
     for place in places(root, tmp_path):
         with refused("keep_ranges", where="meta/views/forged.json", fix="select") as caught:
             EpisodeArrays(forge(root, {"keep_ranges": place}))
         assert SECRET not in str(caught.value)
     program = (
-        f"import os; os.chdir({str(root.parent)!r}); from understudy_kit.cli.main import main; main(['select', 'd'])"
+        f"import os; os.chdir({str(root.parent)!r}); from understudy_kit.cli.main import "
+        "main; main(['select', 'd'])"
     )
     forge(root, {"keep_ranges": str(tmp_path / "pipe")})
-    listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    listed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert "#seed" in listed.stdout, listed
 
 
@@ -107,10 +131,17 @@ def test_a_copy_that_is_a_link_to_another_file_is_not_shown(root: Path, tmp_path
         assert SECRET not in str(caught.value)
 
 
-SPECIAL = ["meta/info.json", "meta/tasks.parquet", "meta/episodes/chunk-000/file-000.parquet", "meta/stats.json"]
+SPECIAL = [
+    "meta/info.json",
+    "meta/tasks.parquet",
+    "meta/episodes/chunk-000/file-000.parquet",
+    "meta/stats.json",
+]
 
 
-@pytest.mark.parametrize("path", [*SPECIAL, "data/chunk-000/file-000.parquet", "meta/views/seed.json"])
+@pytest.mark.parametrize(
+    "path", [*SPECIAL, "data/chunk-000/file-000.parquet", "meta/views/seed.json"]
+)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_special_files_in_a_dataset_are_refused(root: Path, path: str, kind: str) -> None:
     (root / path).unlink(missing_ok=True)

@@ -11,7 +11,13 @@ from understudy_base.errors import DatasetError, LfsPointerError, MissingFileErr
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import EpisodeTable, FileTable, Videos, find_missing, has_any_file
+from understudy_data.datasets.format.episode_table import (
+    EpisodeTable,
+    FileTable,
+    Videos,
+    find_missing,
+    has_any_file,
+)
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import Spec, edit_json, identity, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
@@ -20,7 +26,9 @@ from understudy_tools.check.examine import check_dataset
 TOP = "observation.images.top"
 WRIST = "observation.images.wrist"
 POINTER = (
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32\nsize 12345\n"
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32\n"
+    b"size 12345\n"
 )
 Make = Callable[..., Path]
 
@@ -29,7 +37,10 @@ Make = Callable[..., Path]
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("complete")
     for version in ("v2.1", "v3.0"):
-        write_dataset(root / version, Spec(version=version, lengths=(3, 4, 2), cameras=(TOP, WRIST), foreign=False))
+        write_dataset(
+            root / version,
+            Spec(version=version, lengths=(3, 4, 2), cameras=(TOP, WRIST), foreign=False),
+        )
     return root
 
 
@@ -61,11 +72,19 @@ def laid_out_as_v2(root: Path) -> Path:
     return root
 
 
-def test_missing_files_a_camera_is_looked_for_where_the_template_points(copy: Make, tmp_path: Path) -> None:
-    """A v3.0 dataset in the folders of v2.1: the same cameras from a folder and from a server that lists nothing."""
+def test_missing_files_a_camera_is_looked_for_where_the_template_points(
+    copy: Make, tmp_path: Path
+) -> None:
+    """A v3.0 dataset in the folders of v2.1: the same cameras from a folder and from a server that
+    lists nothing.
+    """
     root = laid_out_as_v2(copy("v3.0"))
     catalog = Catalog.open(root)
-    assert (catalog.camera_keys, catalog.skipped_features, catalog.metadata_notes()) == ((TOP, WRIST), {}, [])
+    assert (catalog.camera_keys, catalog.skipped_features, catalog.metadata_notes()) == (
+        (TOP, WRIST),
+        {},
+        [],
+    )
     assert identity(EpisodeArrays(catalog)[0][WRIST]) == (1, 0, 0)
     for camera in (WRIST, TOP):
         with RangeServer(folder(root)) as server:
@@ -78,7 +97,9 @@ def test_missing_files_a_camera_is_looked_for_where_the_template_points(copy: Ma
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_missing_files_a_folder_that_is_almost_the_templates_is_named(copy: Make, version: str) -> None:
+def test_missing_files_a_folder_that_is_almost_the_templates_is_named(
+    copy: Make, version: str
+) -> None:
     root = copy(version)
     (root / "videos").rename(root / "video")
     catalog = Catalog.open(root)
@@ -103,7 +124,9 @@ def test_missing_files_one_file_of_a_camera_is_enough_to_be_there(copy: Make) ->
 
 
 class Elsewhere:
-    """Files that are not on this machine: the names that are there; `listable` says whether folders can be listed."""
+    """Files that are not on this machine: the names that are there; `listable` says whether folders
+    can be listed.
+    """
 
     cache = ""
 
@@ -122,11 +145,15 @@ class Elsewhere:
 
 
 def test_missing_files_one_of_many_files_elsewhere_is_enough_where_folders_can_be_listed() -> None:
-    """A few that are asked for may all be absent: an upload under way is no camera without files."""
+    """A few that are asked for may all be absent: an upload under way is no camera without
+    files.
+    """
     count = 5000
     every = np.arange(count)
     zeros = np.zeros(count, np.int64)
-    table = FileTable("v/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.mp4", every // 1000, every)
+    table = FileTable(
+        "v/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.mp4", every // 1000, every
+    )
     videos = Videos(table, every, zeros, np.zeros(count), zeros + 9)
     there = Elsewhere({table.path(1234)}, listable=True)
     assert has_any_file(there, videos)  # type: ignore[arg-type]
@@ -140,7 +167,9 @@ def test_missing_files_folders_that_cannot_be_listed_are_tried_once() -> None:
     """Each try is a request, and a dataset of a million episodes has a thousand folders."""
     count = 5000
     every = np.arange(count)
-    data = FileTable("data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", every // 1000, every)
+    data = FileTable(
+        "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", every // 1000, every
+    )
     table = EpisodeTable(every, every + 1, every, data, every, every)
     files = Elsewhere(set(), listable=False)
     assert find_missing(files, table, []) is None  # type: ignore[arg-type]
@@ -158,8 +187,12 @@ def test_missing_files_a_version_can_be_given_when_a_dataset_is_opened(copy: Mak
         Catalog.open(root, version="v9")
 
 
-@pytest.mark.parametrize("path", ["../{video_key}.mp4", "v/{video_key!r}.mp4", "v/{nothing}.mp4", "/v/{video_key}.mp4"])
-def test_missing_files_a_template_that_is_given_and_cannot_be_used_is_refused(copy: Make, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["../{video_key}.mp4", "v/{video_key!r}.mp4", "v/{nothing}.mp4", "/v/{video_key}.mp4"]
+)
+def test_missing_files_a_template_that_is_given_and_cannot_be_used_is_refused(
+    copy: Make, path: str
+) -> None:
     with refused("video_path", repr(path), where="v3.0", fix="video_key"):
         Catalog.open(copy("v3.0"), video_path=path)
 
@@ -179,7 +212,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("path", HOSTILE)
 @pytest.mark.parametrize("name", ["data_path", "video_path"])
-def test_missing_files_a_template_of_a_stranger_is_no_format_string(copy: Make, name: str, path: str) -> None:
+def test_missing_files_a_template_of_a_stranger_is_no_format_string(
+    copy: Make, name: str, path: str
+) -> None:
     """It is passed over, with a line about it, and the files are where the format has them."""
     root = copy("v3.0")
     edit_json(root / "meta/info.json", lambda info: info.update({name: path}))
@@ -189,9 +224,13 @@ def test_missing_files_a_template_of_a_stranger_is_no_format_string(copy: Make, 
     assert any(name in line and "cannot be used" in line for line in catalog.report())
 
 
-@pytest.mark.parametrize("key", ["../../secret", "/secret", "a/../../secret", "..", "se\0cret", "", "two\nlines"])
+@pytest.mark.parametrize(
+    "key", ["../../secret", "/secret", "a/../../secret", "..", "se\0cret", "", "two\nlines"]
+)
 @pytest.mark.parametrize("dtype", ["video", "image", "float32"])
-def test_missing_files_a_feature_that_is_called_like_a_path_is_refused(copy: Make, key: str, dtype: str) -> None:
+def test_missing_files_a_feature_that_is_called_like_a_path_is_refused(
+    copy: Make, key: str, dtype: str
+) -> None:
     root = copy("v3.0")
     outside = root.parent / "secret/chunk-000"
     outside.mkdir(parents=True)
@@ -205,14 +244,18 @@ def test_missing_files_a_feature_that_is_called_like_a_path_is_refused(copy: Mak
 def test_missing_files_a_camera_with_a_slash_in_its_name_is_refused(copy: Make) -> None:
     root = copy("v3.0")
     entry = {"dtype": "video", "shape": [64, 64, 3], "names": None}
-    edit_json(root / "meta/info.json", lambda info: info["features"].update({"observation/top": entry}))
+    edit_json(
+        root / "meta/info.json", lambda info: info["features"].update({"observation/top": entry})
+    )
     with refused("observation/top", where="info.json"):
         Catalog.open(root)
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("pattern", ["*.parquet", "*.mp4"])
-def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, version: str, pattern: str) -> None:
+def test_missing_files_git_lfs_pointers_are_called_that_and_counted(
+    copy: Make, version: str, pattern: str
+) -> None:
     """One line for all files of a kind, with the remedy; no line about each of them."""
     root = copy(version)
     files = [file for file in root.rglob(pattern) if "meta" not in file.parts]
@@ -237,7 +280,9 @@ def test_missing_files_git_lfs_pointers_are_called_that_and_counted(copy: Make, 
         ("v3.0", "meta/episodes/chunk-000/file-000.parquet"),
     ],
 )
-def test_missing_files_a_pointer_in_the_metadata_is_called_that(copy: Make, version: str, name: str) -> None:
+def test_missing_files_a_pointer_in_the_metadata_is_called_that(
+    copy: Make, version: str, name: str
+) -> None:
     root = copy(version)
     (root / name).write_bytes(POINTER)
     with refused(where=name, fix="git lfs pull", kind=LfsPointerError) as caught:
@@ -263,7 +308,9 @@ def test_missing_files_a_pointer_in_place_of_a_image_is_called_that(tmp_path: Pa
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Make, gone: int) -> None:
+def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(
+    copy: Make, gone: int
+) -> None:
     root = copy("v2.1")
     whole = EpisodeArrays(root, keys=[TOP]).gop
     sorted((root / "videos").rglob(f"{TOP}/*.mp4"))[gone].unlink()
@@ -277,19 +324,27 @@ def test_missing_files_the_gop_does_not_depend_on_which_video_is_absent(copy: Ma
 @pytest.mark.parametrize(("said", "odd"), [("mp4v", False), ("mpeg4", False), ("h264", True)])
 def test_missing_files_names_of_one_codec_are_one(tmp_path: Path, said: str, odd: bool) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(3,), codec="mpeg4", foreign=False))
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"][TOP]["info"].update({"video.codec": said}))
+    edit_json(
+        tmp_path / "d/meta/info.json",
+        lambda info: info["features"][TOP]["info"].update({"video.codec": said}),
+    )
     findings = check_dataset(str(tmp_path / "d"), "sample", show_progress=False).findings
     assert any("codec" in finding.message for finding in findings) == odd
 
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
-    [("data/**/file-000.parquet", MissingFileError), (f"videos/{TOP}/**/file-000.mp4", DatasetError)],
+    [
+        ("data/**/file-000.parquet", MissingFileError),
+        (f"videos/{TOP}/**/file-000.mp4", DatasetError),
+    ],
 )
 def test_missing_files_a_packed_file_is_not_taken_for_another_of_its_name(
     tmp_path: Path, pattern: str, kind: type[DatasetError]
 ) -> None:
-    """In v3.0 numbers start anew in each chunk: another chunk has other episodes under that name."""
+    """In v3.0 numbers start anew in each chunk: another chunk has other episodes under that
+    name.
+    """
     spec = Spec(lengths=(3, 3, 3, 3, 3, 3), per_data_file=1, per_video_file=1, foreign=False)
     write_dataset(tmp_path / "d", spec)
     first, second = sorted((tmp_path / "d").glob(pattern))[:2]

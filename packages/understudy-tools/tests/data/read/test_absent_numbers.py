@@ -1,4 +1,6 @@
-"""NaN and null in columns of whole numbers: the cause is named, and only episodes that lack a number are unusable."""
+"""NaN and null in columns of whole numbers: the cause is named, and only episodes that lack a
+number are unusable.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,10 @@ KINDS = {"nan": pa.float64(), "null": pa.int64()}
 
 def made(root: Path, **more: Any) -> Path:
     lengths = (6, 6, 6, 6)
-    write_dataset(root, Spec(lengths=lengths, foreign=False, per_data_file=4, cameras=(CAMERA, "other"), **more))
+    write_dataset(
+        root,
+        Spec(lengths=lengths, foreign=False, per_data_file=4, cameras=(CAMERA, "other"), **more),
+    )
     return root
 
 
@@ -76,13 +81,17 @@ def test_absent_number_in_rows(tmp_path: Path, key: str, version: str, kind: str
     if key == "deed":
         info = root / "meta/info.json"
         info.write_text(
-            info.read_text().replace('"features": {', '"features": {"deed": {"dtype": "int64", "shape": [1]},')
+            info.read_text().replace(
+                '"features": {', '"features": {"deed": {"dtype": "int64", "shape": [1]},'
+            )
         )
         for path in (root / "data").rglob("*.parquet"):
             table = pq.read_table(path)
             pq.write_table(table.append_column("deed", pa.array(range(len(table)))), path)
     packed = version == "v3.0"
-    path = root / ("data/chunk-000/file-000.parquet" if packed else "data/chunk-000/episode_000003.parquet")
+    path = root / (
+        "data/chunk-000/file-000.parquet" if packed else "data/chunk-000/episode_000003.parquet"
+    )
     lose(path, key, lambda entry: entry == (20 if packed else 2), kind)
     data = EpisodeArrays(root)
     data.sample(0, 0)

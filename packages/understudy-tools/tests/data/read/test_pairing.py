@@ -1,4 +1,6 @@
-"""Rows whose place and columns name different episodes: refused beside videos until a setting names the right side."""
+"""Rows whose place and columns name different episodes: refused beside videos until a setting names
+the right side.
+"""
 
 import json
 import shutil
@@ -22,7 +24,9 @@ LENGTHS = (6, 6, 6, 6)
 
 
 def made(root: Path, version: str, **more: object) -> Truth:
-    spec = Spec(version=version, lengths=LENGTHS, chunks_size=1000, foreign=False, per_data_file=4, **more)  # type: ignore[arg-type]
+    spec = Spec(
+        version=version, lengths=LENGTHS, chunks_size=1000, foreign=False, per_data_file=4, **more
+    )  # type: ignore[arg-type]
     return write_dataset(root, spec)
 
 
@@ -56,7 +60,9 @@ def count_from_zero(root: Path) -> None:
 
 def joined(root: Path) -> None:
     """Give rows of a file the ids of two episodes."""
-    edit_column(data_file(root, 2), "episode_index", lambda ids: np.where(np.arange(len(ids)) < 3, 2, 1))
+    edit_column(
+        data_file(root, 2), "episode_index", lambda ids: np.where(np.arange(len(ids)) < 3, 2, 1)
+    )
 
 
 def without_ids(root: Path) -> None:
@@ -73,11 +79,19 @@ def pairs(catalog: Catalog, truth: Truth, episode: int) -> bool:
     return bool(np.array_equal(sample["action"], truth.rows[shown]["action"][0]))
 
 
-FAULTS = {without_first: [1, 2], exchange: [1, 2], count_from_zero: [1, 2, 3], joined: [2], without_ids: [1, 2]}
+FAULTS = {
+    without_first: [1, 2],
+    exchange: [1, 2],
+    count_from_zero: [1, 2, 3],
+    joined: [2],
+    without_ids: [1, 2],
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_pairing_is_refused_until_named(tmp_path: Path, fault: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairing_is_refused_until_named(
+    tmp_path: Path, fault: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "data"
     out = tmp_path / "out"
     truth, doubtful = made(root, "v2.1"), FAULTS[fault]  # type: ignore[index]
@@ -96,7 +110,9 @@ def test_pairing_is_refused_until_named(tmp_path: Path, fault: object, capsys: p
     assert finding.severity == "error"
     assert list(finding.place.episodes) == doubtful
     assert set(doubtful) <= set(report.bad_episodes)
-    assert not any(set(doubtful) & set(f.place.episodes) for f in report.findings if f.rule == "rows.index")
+    assert not any(
+        set(doubtful) & set(f.place.episodes) for f in report.findings if f.rule == "rows.index"
+    )
     assert main(["edit", str(root), str(out)]) == 2
     assert not out.exists()
     assert main(["segment", str(root), str(out), "--times", times(tmp_path)]) == 2
@@ -117,7 +133,9 @@ def times(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("fault", [without_first, exchange, without_ids])
-def test_pairing_columns_of_data_files_that_were_renamed_alone(tmp_path: Path, fault: object) -> None:
+def test_pairing_columns_of_data_files_that_were_renamed_alone(
+    tmp_path: Path, fault: object
+) -> None:
     truth = made(tmp_path / "data", "v2.1")
     fault(tmp_path / "data")  # type: ignore[operator]
     catalog = Catalog.open(tmp_path / "data", pairing="columns")
@@ -126,9 +144,16 @@ def test_pairing_columns_of_data_files_that_were_renamed_alone(tmp_path: Path, f
     for episode in set(range(4)) - set(there):
         with pytest.raises(DatasetError):
             EpisodeArrays(catalog).sample(episode, 0)
-    assert main(["edit", str(tmp_path / "data"), str(tmp_path / "out"), "--pairing", "columns", "--skip-bad"]) == (
-        len(there) < 4
-    )
+    assert main(
+        [
+            "edit",
+            str(tmp_path / "data"),
+            str(tmp_path / "out"),
+            "--pairing",
+            "columns",
+            "--skip-bad",
+        ]
+    ) == (len(there) < 4)
     out = Catalog.open(tmp_path / "out")
     assert out.num_episodes == len(there)
     assert all(pairs(out, truth, episode) for episode in range(out.num_episodes))
@@ -186,7 +211,9 @@ def test_pairing_lengths_favor_a_side(tmp_path: Path) -> None:
 def relabel(root: Path, old: int, new: int) -> None:
     """Exchange the column episode_index of two episodes of a packed file."""
     path = root / "data/chunk-000/file-000.parquet"
-    edit_column(path, "episode_index", lambda ids: np.where(ids == old, new, np.where(ids == new, old, ids)))
+    edit_column(
+        path, "episode_index", lambda ids: np.where(ids == old, new, np.where(ids == new, old, ids))
+    )
 
 
 def test_pairing_in_packed_files(tmp_path: Path) -> None:
@@ -233,12 +260,17 @@ def test_pairing_of_times_that_exchange_episodes_and_fit_no_frame(tmp_path: Path
     root = tmp_path / "data"
     write_dataset(root, Spec(lengths=LENGTHS, foreign=False, per_data_file=4, per_video_file=4))
     meta = next((root / "meta/episodes").rglob("*.parquet"))
-    edit_column(meta, f"videos/{CAMERA}/from_timestamp", lambda times: np.where(times == 1.2, 0.3, times))
+    edit_column(
+        meta, f"videos/{CAMERA}/from_timestamp", lambda times: np.where(times == 1.2, 0.3, times)
+    )
     with pytest.raises(DatasetError):
         EpisodeArrays(root).sample(2, 0)
     assert check_dataset(root).bad_episodes == (0, 1, 2, 3)
     shutil.rmtree(root)
     truth = write_dataset(
-        root, Spec(lengths=LENGTHS, foreign=False, per_data_file=4, per_video_file=4, reverse_videos=True)
+        root,
+        Spec(
+            lengths=LENGTHS, foreign=False, per_data_file=4, per_video_file=4, reverse_videos=True
+        ),
     )
     assert all(pairs(Catalog.open(root), truth, episode) for episode in range(4))

@@ -39,7 +39,9 @@ def target(returns: str, **changes: Any) -> ReturnTarget:
     return ReturnTarget(**(fields | changes))
 
 
-def naive_return(data: EpisodeArrays, kind: str, episode: int, frame: int, discount: float) -> float | None:
+def naive_return(
+    data: EpisodeArrays, kind: str, episode: int, frame: int, discount: float
+) -> float | None:
     """Add up the rewards from a frame on, one by one; None where the return is not known."""
     won = SUCCESS[episode]
     length = LENGTHS[episode]
@@ -68,20 +70,29 @@ def test_returns_are_those_of_the_steps(outcomes: Path, kind: str, discount: flo
             sample = data.sample(episode, frame)
             expected = naive_return(data, kind, episode, frame, discount)
             assert bool(sample["return_is_pad"]) == (expected is None), (episode, frame)
-            assert float(sample["return"]) == pytest.approx(expected or 0.0, abs=1e-5), (episode, frame)
+            assert float(sample["return"]) == pytest.approx(expected or 0.0, abs=1e-5), (
+                episode,
+                frame,
+            )
 
 
 def test_returns_of_rewards_take_four_bytes_per_frame(tmp_path: Path) -> None:
     write_outcomes(tmp_path / "long", (2000,), (True,))
     data = EpisodeArrays(tmp_path / "long", returns=target("reward", low=-9000.0, high=9000.0))
     assert len(pickle.dumps(data.returns)) < 4 * 2000 + 2000
-    copied = pickle.loads(pickle.dumps(data.returns)).read(np.zeros(2, np.int64), np.array([0, 1999]))
-    assert copied["return"].tolist() == [float(data.sample(0, frame)["return"]) for frame in (0, 1999)]
+    copied = pickle.loads(pickle.dumps(data.returns)).read(
+        np.zeros(2, np.int64), np.array([0, 1999])
+    )
+    assert copied["return"].tolist() == [
+        float(data.sample(0, frame)["return"]) for frame in (0, 1999)
+    ]
 
 
 def test_discount_of_zero_takes_the_column_itself(outcomes: Path) -> None:
     data = EpisodeArrays(outcomes, returns=target("reward", discount=0.0))
-    batch = data.batch(np.repeat(np.arange(5), LENGTHS), np.concatenate([np.arange(n) for n in LENGTHS]))
+    batch = data.batch(
+        np.repeat(np.arange(5), LENGTHS), np.concatenate([np.arange(n) for n in LENGTHS])
+    )
     np.testing.assert_allclose(batch["return"], batch["reward"])
     assert not batch["return_is_pad"].any()
 
@@ -108,8 +119,11 @@ def test_outcomes_may_be_a_column(tmp_path: Path) -> None:
     write_outcomes(tmp_path / "data", (3, 2), (None, None))
     with refused("'success'", where="data", fix="--metadata"):
         EpisodeArrays(tmp_path / "data", returns=target("success", success="success"))
-    data = EpisodeArrays(tmp_path / "data", returns=target("success", success="helped", discount=1.0))
-    assert [float(data.sample(episode, 0)["return"]) for episode in (0, 1)] == [0.0, 1.0]  # of the last frames
+    data = EpisodeArrays(
+        tmp_path / "data", returns=target("success", success="helped", discount=1.0)
+    )
+    # of the last frames
+    assert [float(data.sample(episode, 0)["return"]) for episode in (0, 1)] == [0.0, 1.0]
 
 
 def test_refuses_what_has_no_returns(outcomes: Path, tmp_path: Path) -> None:
@@ -153,21 +167,45 @@ def test_an_end_that_was_cut_is_not_terminal(tmp_path: Path, kind: str) -> None:
     parts = tmp_path / "parts"
     write_outcomes(root, (6, 4), (True, False))
     (tmp_path / "times.json").write_text('{"0": [2, 4], "1": [[0, 4]]}')
-    segment(SegmentConfig(paths=(str(root), str(parts)), times=str(tmp_path / "times.json"), unit="frames"))
+    segment(
+        SegmentConfig(
+            paths=(str(root), str(parts)), times=str(tmp_path / "times.json"), unit="frames"
+        )
+    )
     data = EpisodeArrays(parts, returns=target(kind))
-    assert [bool(data.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
+    assert [bool(data.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert data.returns is not None
     reader = Rows(data.catalog, data.returns.columns, 1 << 20)
     assert [data.returns.rewards(row, reader)[1] for row in range(4)] == [False, False, True, True]
     assert data.catalog.episode_metadata()["success"] == {0: True, 1: True, 2: True, 3: False}
     edit(EditConfig(paths=(str(parts), str(tmp_path / "later")), drop_n_first_frames=1))
     later = EpisodeArrays(tmp_path / "later", returns=target(kind))
-    assert [bool(later.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [True, True, False, False]
+    assert [bool(later.sample(episode, 0)["return_is_pad"]) for episode in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     ends = {episode: {"success": False if episode == 1 else None} for episode in range(4)}
     (tmp_path / "ends.json").write_text(json.dumps(ends))  # one is known of the part itself
-    edit(EditConfig(paths=(str(parts), str(tmp_path / "rated")), metadata=str(tmp_path / "ends.json")))
-    assert Catalog.open(tmp_path / "rated").episode_metadata()[END_IS_CUT] == {0: True, 1: False, 2: False, 3: False}
+    edit(
+        EditConfig(
+            paths=(str(parts), str(tmp_path / "rated")), metadata=str(tmp_path / "ends.json")
+        )
+    )
+    assert Catalog.open(tmp_path / "rated").episode_metadata()[END_IS_CUT] == {
+        0: True,
+        1: False,
+        2: False,
+        3: False,
+    }
     edit(EditConfig(paths=(str(root), str(tmp_path / "short")), drop_n_last_frames=1))
-    assert not EpisodeArrays(tmp_path / "short", returns=target(kind)).returns.known  # type: ignore[union-attr]
+    returns = EpisodeArrays(tmp_path / "short", returns=target(kind)).returns
+    assert not returns.known  # type: ignore[union-attr]
     edit(EditConfig(paths=(str(root), str(tmp_path / "copy")), drop_n_first_frames=1))
     assert END_IS_CUT not in Catalog.open(tmp_path / "copy").episode_metadata()

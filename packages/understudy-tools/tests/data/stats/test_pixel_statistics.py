@@ -1,4 +1,6 @@
-"""Statistics of images that are numbers of the rows: per channel, in the writer, in edits and in merges."""
+"""Statistics of images that are numbers of the rows: per channel, in the writer, in edits and in
+merges.
+"""
 
 import json
 from pathlib import Path
@@ -17,7 +19,11 @@ NAMES = ["height", "width", "channel"]
 FIRST = ["channel", "height", "width"]
 FORMS: dict[str, tuple[dict[str, Any], tuple[int, ...], float]] = {
     "camera": ({"dtype": "uint8", "shape": (12, 16, 3), "names": NAMES}, (3, 1, 1), 255),
-    "camera without names": ({"dtype": "uint8", "shape": (12, 16, 3), "names": None}, (3, 1, 1), 255),
+    "camera without names": (
+        {"dtype": "uint8", "shape": (12, 16, 3), "names": None},
+        (3, 1, 1),
+        255,
+    ),
     "channels first": (
         {"dtype": "uint8", "shape": (3, 12, 16), "names": ["channel", "height", "width"]},
         (3, 1, 1),
@@ -71,10 +77,14 @@ def test_images_in_rows_have_statistics_per_channel(name: str, tmp_path: Path) -
     expected = {"mean": rows.mean(0), "std": rows.std(0), "min": rows.min(0), "max": rows.max(0)}
     for figure, value in expected.items():
         assert np.shape(recorded[figure]) == shape
-        assert np.allclose(np.ravel(recorded[figure]), value, rtol=0, atol=1e-9 * max(1, rows.max())), figure
+        assert np.allclose(
+            np.ravel(recorded[figure]), value, rtol=0, atol=1e-9 * max(1, rows.max())
+        ), figure
     spread = rows.max() - rows.min()
     for figure, share in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
-        assert np.allclose(np.ravel(recorded[figure]), np.quantile(rows, share, axis=0), atol=0.15 * spread)
+        assert np.allclose(
+            np.ravel(recorded[figure]), np.quantile(rows, share, axis=0), atol=0.15 * spread
+        )
     assert recorded["count"] == [18]
     table = pq.read_table(whole / "meta/episodes/chunk-000/file-000.parquet")
     assert np.shape(table["stats/cam/mean"][0].as_py()) == shape
@@ -85,7 +95,9 @@ def test_images_in_rows_have_statistics_per_channel(name: str, tmp_path: Path) -
 def test_statistics_of_a_merge_and_of_a_resumed_recording_are_the_same(tmp_path: Path) -> None:
     form = FORMS["camera"][0]
     recorded = _statistics(_record(tmp_path / "whole", form, range(4)))
-    parts = [_record(tmp_path / name, form, some) for name, some in (("a", range(2)), ("b", range(2, 4)))]
+    parts = [
+        _record(tmp_path / name, form, some) for name, some in (("a", range(2)), ("b", range(2, 4)))
+    ]
     edit(*parts, tmp_path / "merged")
     assert _statistics(tmp_path / "merged") == recorded
     _record(parts[0], form, range(2, 4), resume=True)

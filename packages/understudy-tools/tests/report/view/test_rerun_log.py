@@ -39,11 +39,16 @@ def test_recording_has_all_frames_and_columns(tmp_path: Path) -> None:
     path = tmp_path / "new.rrd"
     write_recording(catalog, [1], path)
     done = subprocess.run(
-        [sys.executable, "-m", "rerun", "rrd", "print", "-v", str(path)], capture_output=True, text=True
+        [sys.executable, "-m", "rerun", "rrd", "print", "-v", str(path)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     for key in ("observation.images.top", "observation.state", "action", "note", "task"):
-        assert f"/episode_1/{key}".replace(".", "\\.") in done.stdout or f"/episode_1/{key}" in done.stdout, key
+        assert (
+            f"/episode_1/{key}".replace(".", "\\.") in done.stdout
+            or f"/episode_1/{key}" in done.stdout
+        ), key
     assert "episode_0" not in done.stdout
     [video] = (tmp_path / "set").rglob("episode_000000.mp4")
     video.write_bytes(b"no video")

@@ -44,16 +44,26 @@ def ask(
     """Status, headers by lower-case name, and body."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     try:
-        connection.request(method, (urlsplit(server.url).path if word else "/") + path, headers=headers)
+        connection.request(
+            method, (urlsplit(server.url).path if word else "/") + path, headers=headers
+        )
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
 
 def test_server_answers_on_loopback_only(server: ViewServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    for path, kind in (("", "text/html"), ("view.css", "text/css"), ("0/1/episode.json", "application/json")):
+    for path, kind in (
+        ("", "text/html"),
+        ("view.css", "text/css"),
+        ("0/1/episode.json", "application/json"),
+    ):
         status, headers, body = ask(server, path)
         assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
         assert len(body) == int(headers["content-length"])
@@ -62,7 +72,9 @@ def test_server_answers_on_loopback_only(server: ViewServer) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost:80:80", "", "127.0.0.1@evil"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost:80:80", "", "127.0.0.1@evil"]
+)
 def test_server_refuses_other_hosts(server: ViewServer, host: str) -> None:
     assert ask(server, "episodes.json", Host=host)[0] == 403
 
@@ -72,7 +84,9 @@ def test_server_takes_this_machine_through_a_tunnel(server: ViewServer, host: st
     assert ask(server, "episodes.json", Host=host)[0] == 200
 
 
-@pytest.mark.parametrize("path", ["", "episodes.json", "wrong/episodes.json", "/episodes.json", "é/"])
+@pytest.mark.parametrize(
+    "path", ["", "episodes.json", "wrong/episodes.json", "/episodes.json", "é/"]
+)
 def test_server_needs_the_word_of_its_address(server: ViewServer, path: str) -> None:
     assert ask(server, path.replace("é", "%C3%A9"), word=False)[0] == 404
 
@@ -111,7 +125,10 @@ def test_server_takes_no_body_for_a_request(server: ViewServer) -> None:
     path = urlsplit(server.url).path
     inner = f"GET {path}view.css HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) as client:
-        head = f"GET {path}episodes.json HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner)}\r\n\r\n"
+        head = (
+            f"GET {path}episodes.json HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(inner)}\r\n\r\n"
+        )
         client.sendall(head.encode() + inner)
         received = b""
         try:
@@ -141,7 +158,9 @@ def test_server_names_the_error_of_a_broken_image(dataset: Path, tmp_path: Path)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_ends_quietly_by_signal(dataset: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "understudy_kit", "view", str(dataset), "--no-browser"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         url = re.search(r"http://\S+", line)

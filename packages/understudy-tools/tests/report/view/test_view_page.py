@@ -17,8 +17,10 @@ from understudy_tools.report.view.viewer import Source, Viewer, export_episodes
 
 CAMERAS = ("observation.images.top", "observation.images.side")
 PIXELS = """shown => {
-    const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
-    const context = copy.getContext("2d", { willReadFrequently: true });  // without a warning on the console
+    const copy = document.createElement("canvas");
+    Object.assign(copy, { width: shown.width, height: shown.height });
+    // without a warning on the console
+    const context = copy.getContext("2d", { willReadFrequently: true });
     context.drawImage(shown, 0, 0);
     return [...context.getImageData(0, 0, copy.width, copy.height).data];
 }"""
@@ -42,11 +44,19 @@ def predict(source: int, episode: int, length: int) -> dict[str, Any]:
     """Predicted actions frame / 2 and -frame, but none of the last frame."""
     actions = np.arange(length)[:, None] * np.asarray([0.5, -1.0])
     actions[-1] = np.nan
-    return {"chunk": 8, "starts": list(range(0, length, 8)), "actions": actions, "mae": [0.25, 2.0], "unreadable": 1}
+    return {
+        "chunk": 8,
+        "starts": list(range(0, length, 8)),
+        "actions": actions,
+        "mae": [0.25, 2.0],
+        "unreadable": 1,
+    }
 
 
 @contextmanager
-def opened(chromium: Any, viewer: Viewer, fragment: str = "", refuses: bool = True) -> Iterator[Any]:
+def opened(
+    chromium: Any, viewer: Viewer, fragment: str = "", refuses: bool = True
+) -> Iterator[Any]:
     """The page from a server. If it `refuses`, the test fails for anything on the console."""
     with ViewServer(viewer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -79,11 +89,19 @@ def shown(tab: Any, frame: int) -> list[tuple[int, int, int]]:
 def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer) -> None:
     with opened(chromium, viewer, "#0/1/62") as tab:
         assert shown(tab, 62) == [(0, 1, 62), (1, 1, 62)]
-        steps = [("ArrowRight", 63), ("ArrowRight", 64), ("Shift+ArrowLeft", 54), ("End", 69), ("ArrowRight", 69)]
+        steps = [
+            ("ArrowRight", 63),
+            ("ArrowRight", 64),
+            ("Shift+ArrowLeft", 54),
+            ("End", 69),
+            ("ArrowRight", 69),
+        ]
         for key, frame in [*steps, ("Home", 0), ("ArrowLeft", 0), ("Shift+ArrowRight", 10)]:
             tab.keyboard.press(key)
             assert shown(tab, frame) == [(0, 1, frame), (1, 1, frame)]
-            cursor = tab.locator(".area .cursor:not(.hover)").first.evaluate("one => parseFloat(one.style.left)")
+            cursor = tab.locator(".area .cursor:not(.hover)").first.evaluate(
+                "one => parseFloat(one.style.left)"
+            )
             assert cursor == pytest.approx((frame + 0.5) / 70 * 100, abs=1e-3)
         values = tab.locator(".joint .legend button", has_text="action").locator("output")
         tab.locator("#curves .predicted", has_text="every 8 frames; 1 ").wait_for()
@@ -134,7 +152,9 @@ def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) ->
         assert button.get_attribute("aria-pressed") == "false"
         assert lines.count() == count - 1
         tab.get_by_role("button", name="check the rows").click()
-        tab.get_by_text("about this episode").or_(tab.locator("#findings li").first).first.wait_for()
+        tab.get_by_text("about this episode").or_(
+            tab.locator("#findings li").first
+        ).first.wait_for()
         tab.get_by_role("searchbox").fill("")
         tab.locator("#count", has_text="2 episodes").wait_for()
         tab.locator("#title").click()
@@ -147,7 +167,9 @@ def test_search_legend_check_and_a_lost_server(chromium: Any, viewer: Viewer) ->
         assert tab.locator("#trouble").is_hidden()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), pytest.param(390, "dark", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1200, "light"), pytest.param(390, "dark", marks=pytest.mark.long)]
+)
 def test_exported_page_is_readable_without_a_server(
     viewer: Viewer, chromium: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:

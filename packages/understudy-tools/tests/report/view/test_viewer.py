@@ -1,4 +1,6 @@
-"""`Viewer`: the resources of episodes against the true content of small datasets of both formats."""
+"""`Viewer`: the resources of episodes against the true content of small datasets of both
+formats.
+"""
 
 import io
 import json
@@ -23,7 +25,9 @@ IDS = (2, 5, 6)
 
 
 def make(root: Path, version: str, **changes: Any) -> tuple[Catalog, Truth]:
-    truth = write_dataset(root, Spec(version=version, lengths=(6, 9, 70), ids=IDS, rich=True, **changes))
+    truth = write_dataset(
+        root, Spec(version=version, lengths=(6, 9, 70), ids=IDS, rich=True, **changes)
+    )
     return Catalog.open(root), truth
 
 
@@ -41,7 +45,9 @@ def read_json(viewer: Viewer, name: str, **query: str) -> Any:
     return json.loads(viewer.read(name, query).content)
 
 
-def frames_of(viewer: Viewer, episode: int, camera: int, layout: dict[str, Any], length: int) -> list[np.ndarray]:
+def frames_of(
+    viewer: Viewer, episode: int, camera: int, layout: dict[str, Any], length: int
+) -> list[np.ndarray]:
     """Frames uint8 (H, W, 3) cut from the sheets of a camera."""
     frames = []
     per_sheet = layout["columns"] * layout["rows"]
@@ -85,7 +91,10 @@ def test_viewer_lists_episodes_in_pages_by_query(plain: Catalog) -> None:
     viewer = viewer_of(plain)
 
     def ids(query: str, page: str = "0") -> list[int]:
-        return [one["id"] for one in read_json(viewer, "episodes.json", query=query, page=page)["episodes"]]
+        return [
+            one["id"]
+            for one in read_json(viewer, "episodes.json", query=query, page=page)["episodes"]
+        ]
 
     assert ids("") == list(IDS)
     assert ids("5") == [5]
@@ -142,7 +151,13 @@ def test_viewer_shows_keep_ranges_and_findings(tmp_path: Path) -> None:
 
 def test_viewer_reads_findings_of_this_dataset_only(plain: Catalog, tmp_path: Path) -> None:
     place = {"episodes": [5, 6], "column": "action", "dimension": "1", "frame": 4}
-    finding = {"rule": "values.jump", "severity": "warning", "message": "jumps", "place": place, "fix": "look"}
+    finding = {
+        "rule": "values.jump",
+        "severity": "warning",
+        "message": "jumps",
+        "place": place,
+        "fix": "look",
+    }
     content = {"episodes": 3, "frames": 85, "findings": [finding]}
     path = tmp_path / "findings.json"
     path.write_text(json.dumps(content))

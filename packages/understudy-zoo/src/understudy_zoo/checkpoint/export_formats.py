@@ -1,4 +1,6 @@
-"""Exports in the formats of other tools, and as graphs: the entry points `understudy.formats` of `export`."""
+"""Exports in the formats of other tools, and as graphs: the entry points `understudy.formats` of
+`export`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +34,8 @@ def export_folder(config: ExportConfig) -> None:
         config: settings of the command, with a tool as `format`.
 
     Raises:
-        ConfigError: no run, no such checkpoint, something in place of the folder, or a policy that the format cannot
-            hold.
+        ConfigError: no run, no such checkpoint, something in place of the folder, or a policy that
+            the format cannot hold.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     source, record, _ = read_run(config)
@@ -43,7 +45,12 @@ def export_folder(config: ExportConfig) -> None:
     with path_errors():
         folder_formats.check_absent(target)
     folder = folder_formats.describe_folder(
-        config.format, network, normalization, record.get("metadata") or {}, config.head, config.dtype
+        config.format,
+        network,
+        normalization,
+        record.get("metadata") or {},
+        config.head,
+        config.dtype,
     )
     weights = policy_weights(source, config.dtype)
     folder_formats.save_folder(target, folder, weights)
@@ -59,8 +66,8 @@ def export_graph(config: ExportConfig) -> None:
         config: settings of the command, with a graph as `format`.
 
     Raises:
-        ConfigError: no run, no such checkpoint, something in place of the folder, no graph of this type, `head` names
-            none of several, or the graph differs from the policy.
+        ConfigError: no run, no such checkpoint, something in place of the folder, no graph of this
+            type, `head` names none of several, or the graph differs from the policy.
         MissingExtraError: the extra `onnx` is not installed.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
@@ -75,32 +82,46 @@ def export_graph(config: ExportConfig) -> None:
     files.check_type(network.type)
     weights = policy_weights(source, config.dtype)
     # The run's own normalization: settings only say where a new run takes one from.
-    policy = policy_type(network.type).build(replace(network, compute="float32"), record["normalisation"])
+    policy = policy_type(network.type).build(
+        replace(network, compute="float32"), record["normalisation"]
+    )
     policy.load_weights(weights)
     try:
         robot = RobotPolicy(policy.eval(), facts, config.head or None, reaction="off")
     except ValueError as error:
         raise ConfigError(f"head: {error}") from error
     head = policy.norm_heads[robot.head]
-    graph = files.make_graph(robot, _camera_sizes(facts, head, network, robot.metadata), config.steps)
+    graph = files.make_graph(
+        robot, _camera_sizes(facts, head, network, robot.metadata), config.steps
+    )
     with create_folder(target) as fresh:
         function = files.write_graph(graph, fresh / files.FILES[kind], kind)
         parity = files.compare(robot, graph, function, config.steps)
         (fresh / files.DESCRIPTION).write_text(
-            files.describe_graph(graph, kind, config.steps, parity, robot.metadata), encoding="utf-8"
+            files.describe_graph(graph, kind, config.steps, parity, robot.metadata),
+            encoding="utf-8",
         )
         if contract := facts.get(policy_folder.CONTRACT):
             write_contract(fresh / FILE, contract)
         write_checksums(fresh)
-    differences = ", ".join(f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items())
+    differences = ", ".join(
+        f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items()
+    )
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights of {source.name} as {files.FILES[kind]}")
     print(f"  {describe_source(config, source)}")
-    print(f"  largest difference from the policy: {differences}; largest action {parity['largest_action']:.3g}")
+    print(
+        f"  largest difference from the policy: {differences}; largest action "
+        f"{parity['largest_action']:.3g}"
+    )
 
 
-def _camera_sizes(facts: Record, head: str, network: Any, metadata: Record) -> dict[str, tuple[int, int]]:
-    """Height and width of the images of a robot: those of its recordings, else those of the network."""
+def _camera_sizes(
+    facts: Record, head: str, network: Any, metadata: Record
+) -> dict[str, tuple[int, int]]:
+    """Height and width of the images of a robot: those of its recordings, else those of the
+    network.
+    """
     robots = facts.get("contract", {}).get("robots", {})
     stored = robots.get(head, {}).get("cameras", {})
     recorded = {key: CameraFacts.from_json(camera).size for key, camera in stored.items()}

@@ -1,4 +1,6 @@
-"""`understudy score RUN DATA OUT`: values, advantages and their sign as columns of a new dataset."""
+"""`understudy score RUN DATA OUT`: values, advantages and their sign as columns of a new
+dataset.
+"""
 
 import hashlib
 import json
@@ -72,31 +74,43 @@ def copy_type() -> type[Copy]:
     Raises:
         MissingExtraError: it is not installed.
     """
-    kind: type[Copy] = load_entry_point("understudy.writers", "copy", "the writer of datasets", "tools")
+    kind: type[Copy] = load_entry_point(
+        "understudy.writers", "copy", "the writer of datasets", "tools"
+    )
     return kind
 
 
 @dataclass(frozen=True)
 class ScoreConfig(WorkersConfig):
-    """Write a dataset with the value and the advantage of each frame, by the value function of a run.
+    """Write a dataset with the value and the advantage of each frame, by the value function of a
+    run.
 
-    The output is LeRobot v3.0 with the episodes of DATA and three more columns: `value`, `advantage`, and
-    `advantage_is_positive` for the frames with the largest advantages of each task. Video packets are copied. A killed
-    command continues where it was, and its output is equal to that of one that was not killed.
+    The output is LeRobot v3.0 with the episodes of DATA and three more columns: `value`,
+    `advantage`, and `advantage_is_positive` for the frames with the largest advantages of each
+    task. Video packets are copied. A killed command continues where it was, and its output is equal
+    to that of one that was not killed.
     """
 
     paths: Positional[tuple[str, ...]] = ()
-    """Run directory of a value function (`policy.type` `value` or `value_pi05`), dataset to read (a folder or URL), and
-    folder to write: a new or an empty one."""
+    """Run directory of a value function (`policy.type` `value` or `value_pi05`), dataset to read (a
+    folder or URL), and folder to write: a new or an empty one.
+    """
     num_steps: Annotated[int, Ge(1)] = 50
-    """Steps of the advantage: their rewards, and the value of the frame that follows them, minus the frame's own."""
+    """Steps of the advantage: their rewards, and the value of the frame that follows them, minus
+    the frame's own.
+    """
     positive: Annotated[float, Interval(gt=0, lt=1)] = 0.3
-    """Share of the frames of each task whose advantage is positive: those above this upper quantile."""
+    """Share of the frames of each task whose advantage is positive: those above this upper
+    quantile.
+    """
     interventions: str = ""
-    """Feature with one number per frame that is not 0 where a human corrected the robot. Such frames are always
-    positive."""
+    """Feature with one number per frame that is not 0 where a human corrected the robot. Such
+    frames are always positive.
+    """
     source: str = ""
-    """Source of the run's data whose keys and norm head the dataset has; the default is the only one."""
+    """Source of the run's data whose keys and norm head the dataset has; the default is the only
+    one.
+    """
     device: str = "cpu"
     """Device of the arithmetic."""
     num_threads: Annotated[int, Ge(1)] | None = None
@@ -107,10 +121,15 @@ class ScoreConfig(WorkersConfig):
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         if len(self.paths) != 3:
-            return ["paths: required, a run, a dataset and a new folder: understudy score RUN DATA OUT"]
+            return [
+                "paths: required, a run, a dataset and a new folder: understudy score RUN DATA OUT"
+            ]
         errors = copy_type().problems(self.paths[1:], "score RUN") + self.worker_problems()
         if self.ray and self.device != "cpu":
-            errors.append(f"device: {self.device}: tasks of a Ray cluster have one core each; give --device cpu")
+            errors.append(
+                f"device: {self.device}: tasks of a Ray cluster have one core each; give --device "
+                "cpu"
+            )
         return errors
 
 
@@ -126,12 +145,22 @@ def score(config: ScoreConfig) -> None:
     catalog = open_episodes(data)
     copy = copy_type()(catalog, data, out)
     if taken := [key for key in DTYPES if key in copy.features]:
-        fix = f"write a dataset without them first: understudy edit SRC OUT --drop-features {' '.join(taken)}"
+        fix = (
+            "write a dataset without them first: understudy edit SRC OUT --drop-features "
+            f"{' '.join(taken)}"
+        )
         raise DatasetError(f"has {', '.join(taken)}", where=catalog.root, fix=fix)
     feature = copy.features.get(config.interventions)
-    if config.interventions and (feature is None or feature.is_text or tuple(feature.shape) != (1,)):
-        problem = f"interventions is {config.interventions!r}, which is not a feature with one number per frame"
-        raise DatasetError(problem, where=catalog.root, fix="name such a feature; `understudy check` lists them")
+    if config.interventions and (
+        feature is None or feature.is_text or tuple(feature.shape) != (1,)
+    ):
+        problem = (
+            f"interventions is {config.interventions!r}, which is not a feature with one "
+            "number per frame"
+        )
+        raise DatasetError(
+            problem, where=catalog.root, fix="name such a feature; `understudy check` lists them"
+        )
     opened = run, data, config.source, config.device
     function = open_value_function(*opened)
     origin = describe(config, function, catalog.tasks, copy.digest())
@@ -140,7 +169,9 @@ def score(config: ScoreConfig) -> None:
     try:
         with hold_folder(pieces):
             copy.check()  # another command may have written it since
-            work = ComputeValues(opened, threads, json.dumps(origin["values"], ensure_ascii=False), function)
+            work = ComputeValues(
+                opened, threads, json.dumps(origin["values"], ensure_ascii=False), function
+            )
             with Workers(config.workers or 1, config.ray, pieces) as workers:
                 values = compute_values(work, len(function.dataset), workers)
             columns, summary = score_episodes(config, function, values)
@@ -156,15 +187,24 @@ def score(config: ScoreConfig) -> None:
         fix = "wait for its end, or name another folder"
         raise DatasetError("another process is writing it", where=out, fix=fix) from error
     if config.json:
-        print(json.dumps({"root": str(out), "frames": len(values), "tasks": summary}, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"root": str(out), "frames": len(values), "tasks": summary}, ensure_ascii=False
+            )
+        )
         return
     print(f"{out}: {len(values):,} frames with {', '.join(DTYPES)}")
     for task, figures in summary.items():
         share = f"{figures['positive']:.1%} of {figures['frames']:,} frames"
-        print(f"  {task}: value {figures['value']:.4g}, {share} positive: advantage above {figures['threshold']:.4g}")
+        print(
+            f"  {task}: value {figures['value']:.4g}, {share} positive: advantage above "
+            f"{figures['threshold']:.4g}"
+        )
 
 
-def describe(config: ScoreConfig, function: "ValueFunction", tasks: Sequence[str], digest: str) -> dict[str, Any]:
+def describe(
+    config: ScoreConfig, function: "ValueFunction", tasks: Sequence[str], digest: str
+) -> dict[str, Any]:
     """Return the origin of the columns for meta/edit.json.
 
     Args:
@@ -208,7 +248,8 @@ def score_episodes(
         values: float32 (N,), of all frames.
 
     Returns:
-        Column -> table row -> numbers (T, 1); and task -> frames, mean value, threshold, and share of positive frames.
+        Column -> table row -> numbers (T, 1); and task -> frames, mean value, threshold, and share
+        of positive frames.
     """
     import numpy as np
 
@@ -220,7 +261,9 @@ def score_episodes(
     assert returns is not None
     interventions = [config.interventions] if config.interventions else []
     reader = Rows(catalog, ["task_index", *interventions, *returns.columns], 1 << 28)
-    rows = [catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()]
+    rows = [
+        catalog.episodes.row_of(episode) for episode in function.dataset.segments[:, 0].tolist()
+    ]
     lengths = [int(catalog.episodes.lengths[row]) for row in rows]
     of_episode = np.split(values, np.cumsum(lengths)[:-1])
     advantages = []
@@ -232,15 +275,23 @@ def score_episodes(
         if not np.isfinite(episode_values).all():
             episode = int(catalog.episodes.ids[row])
             problem = (
-                f"the value of frame {int(np.isfinite(episode_values).argmin())} of episode {episode} is not finite"
+                f"the value of frame {int(np.isfinite(episode_values).argmin())} of episode "
+                f"{episode} is not finite"
             )
             fix = (
-                f"look for such states: understudy check; or leave it out: understudy edit --exclude-episodes {episode}"
+                "look for such states: understudy check; or leave it out: understudy edit "
+                f"--exclude-episodes {episode}"
             )
             raise DatasetError(problem, where=catalog.root, fix=fix)
-        advantages.append(n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount))
+        advantages.append(
+            n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount)
+        )
         tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
-        changed = reader.span(row, config.interventions, 0, length)[:, 0] if config.interventions else np.zeros(length)
+        changed = (
+            reader.span(row, config.interventions, 0, length)[:, 0]
+            if config.interventions
+            else np.zeros(length)
+        )
         helped.append(changed != 0)
     task = np.concatenate(tasks)
     advantage = np.concatenate(advantages)
@@ -265,4 +316,6 @@ def score_episodes(
 def _features() -> dict[str, "Feature"]:
     from understudy_data.datasets.write.writer import check_features
 
-    return check_features({key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()})
+    return check_features(
+        {key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()}
+    )

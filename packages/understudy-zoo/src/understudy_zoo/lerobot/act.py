@@ -1,4 +1,6 @@
-"""LeRobot's ACT as a `Policy`: normalization, random numbers and per-sample losses are ours, the network is theirs."""
+"""LeRobot's ACT as a `Policy`: normalization, random numbers and per-sample losses are ours, the
+network is theirs.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,9 +31,9 @@ LATENT = "latent"
 class LerobotAct(LerobotPolicy):
     """LeRobot's ACT. `LerobotAct(config, normalization)` has fresh weights from torch's generator.
 
-    `model` is the network, with LeRobot's names of parameters. Training takes the latent variable from the draws of a
-    batch, and the masks of dropout from torch's generator, which a run keys; validation and `act` use neither, as
-    LeRobot does.
+    `model` is the network, with LeRobot's names of parameters. Training takes the latent variable
+    from the draws of a batch, and the masks of dropout from torch's generator, which a run keys;
+    validation and `act` use neither, as LeRobot does.
     """
 
     config: LerobotActConfig
@@ -49,11 +51,16 @@ class LerobotAct(LerobotPolicy):
         """Weights of a new run: those of the constructor, with those of ImageNet in the ResNet."""
         if not (backbone := backbone_weights(self.config.theirs.pretrained_backbone_weights)):
             return None
-        return {name: backbone.get(name.removeprefix("model.backbone."), w) for name, w in self.state_dict().items()}
+        return {
+            name: backbone.get(name.removeprefix("model.backbone."), w)
+            for name, w in self.state_dict().items()
+        }
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the loss terms: `l1` of the actions and, with a latent variable, `kl`, times `kl_weight`."""
+        """Names of the loss terms: `l1` of the actions and, with a latent variable, `kl`, times
+        `kl_weight`.
+        """
         return (L1, KL) if self.config.theirs.use_vae else (L1,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
@@ -63,17 +70,27 @@ class LerobotAct(LerobotPolicy):
         return {LATENT: RandomSpec("normal", (self.config.theirs.latent_dim,))}
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in training, else none."""
+        """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in
+        training, else none.
+        """
         is_pad = value_of(batch, f"{ACTION}_is_pad")
-        counts = {L1: valid_elements(is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch))}
-        return counts | ({KL: torch.full_like(counts[L1], LATENT in draws)} if self.config.theirs.use_vae else {})
+        counts = {
+            L1: valid_elements(
+                is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch)
+            )
+        }
+        return counts | (
+            {KL: torch.full_like(counts[L1], LATENT in draws)} if self.config.theirs.use_vae else {}
+        )
 
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
-        """Absolute error of the normalized actions, and the divergence of the latent variable; see `Policy.losses`.
+        """Absolute error of the normalized actions, and the divergence of the latent variable; see
+        `Policy.losses`.
 
-        In evaluation mode, or without its draws, the latent variable is 0, as when it acts, and `kl` has no elements.
+        In evaluation mode, or without its draws, the latent variable is 0, as when it acts, and
+        `kl` has no elements.
         """
         actions = self.normalizer.actions(batch)
         is_pad = value_of(batch, f"{ACTION}_is_pad")
@@ -98,7 +115,9 @@ class LerobotAct(LerobotPolicy):
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps` has no effect."""
+        """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps`
+        has no effect.
+        """
         self.model.eval()
         predicted, _ = self.model(self._inputs(batch))
         return self.normalizer.robot_actions(predicted.float(), batch)
@@ -111,7 +130,9 @@ class LerobotAct(LerobotPolicy):
 
     @contextmanager
     def _mode(self, draws: Draws) -> Iterator[bool]:
-        """Set the network to training or evaluation, and give it the draws; yields whether it trains."""
+        """Set the network to training or evaluation, and give it the draws; yields whether it
+        trains.
+        """
         has_latent = LATENT in draws
         trains = self.training and (has_latent or not self.config.theirs.use_vae)
         self.model.train(trains)
@@ -128,7 +149,8 @@ def backbone_weights(name: str | None) -> dict[str, Tensor]:
     """Return the state dict of torchvision's weights of this name; empty for None.
 
     Raises:
-        ConfigError: there are no such weights, or they are neither in torch's cache nor to be fetched.
+        ConfigError: there are no such weights, or they are neither in torch's cache nor to be
+            fetched.
     """
     if name is None:
         return {}
@@ -140,13 +162,15 @@ def backbone_weights(name: str | None) -> dict[str, Tensor]:
     try:
         weights = get_weight(name)
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"{setting}: {name}: torchvision has no such weights; give names of it, or {fix}") from error
+        raise ConfigError(
+            f"{setting}: {name}: torchvision has no such weights; give names of it, or {fix}"
+        ) from error
     try:
         backbone: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
         place = f"{torch.hub.get_dir()}/checkpoints/{weights.url.rpartition('/')[2]}"
         raise ConfigError(
-            f"{setting}: {name} is not in torch's cache and cannot be fetched ({error}); put {weights.url} at {place}, "
-            f"or give {fix}"
+            f"{setting}: {name} is not in torch's cache and cannot be fetched ({error}); put "
+            f"{weights.url} at {place}, or give {fix}"
         ) from error
     return backbone

@@ -1,4 +1,6 @@
-"""Parts that the adapters of LeRobot's policies share: normalized images, and draws in the network."""
+"""Parts that the adapters of LeRobot's policies share: normalized images, and draws in the
+network.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ _EPS = 1e-8  # LeRobot adds it to deviations
 
 
 class LerobotPolicy(Policy):
-    """Base class of the adapters: normalization, random numbers and per-sample losses are ours, the network theirs."""
+    """Base class of the adapters: normalization, random numbers and per-sample losses are ours, the
+    network theirs.
+    """
 
     config: Any
     image_mean: Tensor
@@ -35,7 +39,8 @@ class LerobotPolicy(Policy):
 
         Raises:
             MissingExtraError: a package that LeRobot's network needs is not installed.
-            ValueError: the normalization does not fit the config. ConfigError: LeRobot refuses the config.
+            ValueError: the normalization does not fit the config. ConfigError: LeRobot refuses the
+                config.
         """
         super().__init__()
         self.config = config
@@ -52,7 +57,9 @@ class LerobotPolicy(Policy):
         return self
 
     def pixels(self, batch: Batch, camera: str) -> Tensor:
-        """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n times."""
+        """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n
+        times.
+        """
         image: Tensor = value_of(batch, camera)
         past = self.config.past_steps
         check_image(camera, image, (None, *([past + 1] if past else []), 3, None, None))
@@ -81,7 +88,8 @@ def build_errors() -> Iterator[None]:
 
 
 class GivenNoise(TorchFunctionMode):
-    """While it is active, the calls of `torch.randn_like` and `torch.randn` return given numbers, one after the other.
+    """While it is active, the calls of `torch.randn_like` and `torch.randn` return given numbers,
+    one after the other.
 
     Further calls raise RuntimeError: the network then draws other numbers than the adapter knows.
     """
@@ -101,5 +109,8 @@ class GivenNoise(TorchFunctionMode):
         shape = tuple(first.shape if like else first if isinstance(first, Iterable) else args)
         noise = self._noises.pop(0) if self._noises else None
         if noise is None or tuple(noise.shape) != shape:
-            raise RuntimeError(f"the network draws {shape} normal numbers, which this release of LeRobot should not")
+            raise RuntimeError(
+                f"the network draws {shape} normal numbers, which this release of LeRobot should "
+                "not"
+            )
         return noise.to(first) if like else noise

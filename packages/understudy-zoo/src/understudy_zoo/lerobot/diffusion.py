@@ -1,7 +1,8 @@
 """LeRobot's Diffusion Policy as a `Policy`.
 
-LeRobot's horizon begins at the first of the observations that the policy sees, `n_obs_steps` - 1 control steps before
-the present: training reads those actions too (`past_actions`), and `act` returns the chunk from the present on.
+LeRobot's horizon begins at the first of the observations that the policy sees, `n_obs_steps` - 1
+control steps before the present: training reads those actions too (`past_actions`), and `act`
+returns the chunk from the present on.
 """
 
 from collections.abc import Collection
@@ -27,10 +28,11 @@ VALIDATION_DRAWS = 4
 
 
 class LerobotDiffusion(LerobotPolicy):
-    """LeRobot's Diffusion Policy. `LerobotDiffusion(config, normalization)` has fresh weights from torch's generator.
+    """LeRobot's Diffusion Policy. `LerobotDiffusion(config, normalization)` has fresh weights from
+    torch's generator.
 
-    `diffusion` is the network, with LeRobot's names of parameters. The draws of a batch decide noise, diffusion step
-    and crop of each sample in training, and the noise of each step in `act`.
+    `diffusion` is the network, with LeRobot's names of parameters. The draws of a batch decide
+    noise, diffusion step and crop of each sample in training, and the noise of each step in `act`.
     """
 
     config: LerobotDiffusionConfig
@@ -46,7 +48,8 @@ class LerobotDiffusion(LerobotPolicy):
         with build_errors():
             self.diffusion = DiffusionModel(config.theirs)
         scheduler = self.diffusion.noise_scheduler
-        # Copies of the policy share its constants: their tensors are no buffers, and a plan cannot copy them.
+        # Copies of the policy share its constants: their tensors are no buffers, and a plan cannot
+        # copy them.
         scheduler.__deepcopy__ = lambda memo: scheduler
         self._crop_size: tuple[int, int] | None = config.theirs.crop_shape
         separate = config.theirs.use_separate_rgb_encoder_per_camera
@@ -68,7 +71,9 @@ class LerobotDiffusion(LerobotPolicy):
 
     def blocks(self) -> list[nn.Module]:
         """Residual blocks of the U-Net."""
-        from lerobot.policies.diffusion.modeling_diffusion import DiffusionConditionalResidualBlock1d
+        from lerobot.policies.diffusion.modeling_diffusion import (
+            DiffusionConditionalResidualBlock1d,
+        )
 
         return [
             module
@@ -77,7 +82,9 @@ class LerobotDiffusion(LerobotPolicy):
         ]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
-        """Noise, diffusion step and crop for a loss; to act the first noise and, with DDPM, that of each step."""
+        """Noise, diffusion step and crop for a loss; to act the first noise and, with DDPM, that of
+        each step.
+        """
         theirs = self.config.theirs
         count = VALIDATION_DRAWS if use == "validation" else 1
         shape = (theirs.horizon, self.config.action_dim)
@@ -88,14 +95,18 @@ class LerobotDiffusion(LerobotPolicy):
             return spec
         spec = {
             "noise": RandomSpec("normal", (count, *shape)),
-            "timestep": RandomSpec("uniform", (count,), partial(spread_steps, count=theirs.num_train_timesteps)),
+            "timestep": RandomSpec(
+                "uniform", (count,), partial(spread_steps, count=theirs.num_train_timesteps)
+            ),
         }
         if use == "train" and theirs.crop_is_random and self._crop_size is not None:
             spec["crop"] = RandomSpec("uniform", (len(self.config.cameras), 2))
         return spec
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements of each sample, int64 [B]; those of padding too, without a mask of the loss."""
+        """Number of valid elements of each sample, int64 [B]; those of padding too, without a mask
+        of the loss.
+        """
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         shape = draws["timestep"].shape[1], self.config.action_dim
         return {DIFFUSION: valid_elements(self._is_pad(batch), *shape, dim_is_pad)}
@@ -103,11 +114,14 @@ class LerobotDiffusion(LerobotPolicy):
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
-        """Squared error of the predicted noise, or of the predicted actions (`prediction_type`); see `Policy.losses`.
+        """Squared error of the predicted noise, or of the predicted actions (`prediction_type`);
+        see `Policy.losses`.
 
         Args:
-            batch: see `Policy`; `action` is [B, horizon, A], from `past_actions` before the present on.
-            draws: "noise" [B, D, horizon, A], "timestep" int64 [B, D], and in training "crop" [B, cameras, 2].
+            batch: see `Policy`; `action` is [B, horizon, A], from `past_actions` before the present
+                on.
+            draws: "noise" [B, D, horizon, A], "timestep" int64 [B, D], and in training "crop" [B,
+                cameras, 2].
             terms: see `Policy.losses`.
             detail: see `Policy.losses`.
         """
@@ -123,17 +137,24 @@ class LerobotDiffusion(LerobotPolicy):
         check_shape("noise", noise, (len(actions), *shape))
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         clean = actions[:, None].expand_as(noise)
-        noisy = self.diffusion.noise_scheduler.add_noise(clean.flatten(0, 1), noise.flatten(0, 1), steps.flatten())
+        noisy = self.diffusion.noise_scheduler.add_noise(
+            clean.flatten(0, 1), noise.flatten(0, 1), steps.flatten()
+        )
         noisy = blanked(noisy.view_as(noise), dim_is_pad)
         condition = self._condition(batch, draws.get("crop")).repeat_interleave(noise.shape[1], 0)
         predicted = self.diffusion.unet(noisy.flatten(0, 1), steps.flatten(), global_cond=condition)
         target = noise if theirs.prediction_type == "epsilon" else clean
         predicted = predicted.float().view_as(noise)
-        return {DIFFUSION: masked_squared_error(predicted, target, self._is_pad(batch), dim_is_pad, detail)}
+        return {
+            DIFFUSION: masked_squared_error(
+                predicted, target, self._is_pad(batch), dim_is_pad, detail
+            )
+        }
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions, float32 [B, T, A] in the robot's units, in `num_inference_steps` of the config, not `steps`.
+        """Sample actions, float32 [B, T, A] in the robot's units, in `num_inference_steps` of the
+        config, not `steps`.
 
         Args:
             batch: see `Policy`.
@@ -157,7 +178,9 @@ class LerobotDiffusion(LerobotPolicy):
         return self.normalizer.robot_actions(x[:, self.config.past_actions :].float(), batch)
 
     def _with_history(self, batch: Batch) -> Record:
-        """Return the batch with the present state under its key, and all states under `STATES` [B, n, S]."""
+        """Return the batch with the present state under its key, and all states under `STATES` [B,
+        n, S].
+        """
         if self.config.past_steps:
             return split_states(batch, self.config.past_steps + 1)
         return {**batch, STATES: value_of(batch, STATE)[:, None]}
@@ -168,13 +191,17 @@ class LerobotDiffusion(LerobotPolicy):
         return is_pad if self.config.theirs.do_mask_loss_for_padding else torch.zeros_like(is_pad)
 
     def _condition(self, batch: Batch, crop: Tensor | None) -> Tensor:
-        """Condition of the U-Net, float32 [B, C]; `crop` [B, cameras, 2] in [0, 1) decides the crops; None: center."""
+        """Condition of the U-Net, float32 [B, C]; `crop` [B, cameras, 2] in [0, 1) decides the
+        crops; None: center.
+        """
         views = []
         for number, camera in enumerate(self.config.cameras):
             images = self.normal_images(batch, camera)  # [B, (n,) 3, H, W]
             images = images if images.ndim == 5 else images[:, None]
             images = images if self._resize is None else self._resize(images)
-            views.append(cropped(images, self._crop_size, None if crop is None else crop[:, number]))
+            views.append(
+                cropped(images, self._crop_size, None if crop is None else crop[:, number])
+            )
         states = self.normalizer.states(batch, batch[STATES])
         inputs = {STATE: states, "observation.images": torch.stack(views, dim=2)}
         condition: Tensor = self.diffusion._prepare_global_conditioning(inputs)
@@ -182,7 +209,9 @@ class LerobotDiffusion(LerobotPolicy):
 
 
 def spread_steps(uniform: Tensor, count: int) -> Tensor:
-    """Map uniform draws [B, D] to diffusion steps, int64 [B, D] in [0, count), one of D intervals for each draw."""
+    """Map uniform draws [B, D] to diffusion steps, int64 [B, D] in [0, count), one of D intervals
+    for each draw.
+    """
     draws = uniform.shape[1]
     return ((torch.arange(draws) + uniform) / draws * count).long().clamp(max=count - 1)
 
@@ -193,7 +222,8 @@ def cropped(images: Tensor, size: tuple[int, int] | None, places: Tensor | None)
     Args:
         images: [B, n, 3, H, W].
         size: height and width; None: the images are not cropped.
-        places: float32 [B, 2] in [0, 1), top and left of each sample as a share of the free room; None: the center.
+        places: float32 [B, 2] in [0, 1), top and left of each sample as a share of the free room;
+            None: the center.
     """
     if size is None:
         return images
@@ -202,8 +232,10 @@ def cropped(images: Tensor, size: tuple[int, int] | None, places: Tensor | None)
         top, left = (round(room / 2) for room in free)  # as torchvision's
         return images[..., top : top + size[0], left : left + size[1]]
     rows, columns = (
-        (places[:, axis] * (room + 1)).long().clamp(max=room)[:, None] + torch.arange(want, device=images.device)
+        (places[:, axis] * (room + 1)).long().clamp(max=room)[:, None]
+        + torch.arange(want, device=images.device)
         for axis, (room, want) in enumerate(zip(free, size))
     )
     samples = torch.arange(len(images), device=images.device)[:, None, None]
-    return images[samples, :, :, rows[:, :, None], columns[:, None]].permute(0, 3, 4, 1, 2)  # [B, h, w, n, 3] before
+    # [B, h, w, n, 3] before
+    return images[samples, :, :, rows[:, :, None], columns[:, None]].permute(0, 3, 4, 1, 2)

@@ -2,10 +2,12 @@
 
     config.json                        fields of LeRobot's config
     model.safetensors                  the network, under LeRobot's names
-    policy_preprocessor.json           normalization of images, state and action, with its safetensors file
+    policy_preprocessor.json           normalization of images, state and action, with its
+                                       safetensors file
     policy_postprocessor.json          its inverse
 
-The processors that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
+The processors that we write normalize by MEAN_STD with the policy's own offset and spread: (x -
+mean) / (std + eps).
 """
 
 from pathlib import Path
@@ -39,7 +41,8 @@ EPS = 1e-8
 def read_folder(
     folder: Path, stored: Record, normalization: Record | None, shapes: Any, asset: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return config and normalization as our own folders have them; None: the folder is not LeRobot's.
+    """Return config and normalization as our own folders have them; None: the folder is not
+    LeRobot's.
 
     Args:
         folder: the folder.
@@ -64,7 +67,10 @@ def read_folder(
         raise ValueError(f"input_features: {unknown[0]}: {name} has cameras and {STATE} alone")
     sizes = {tuple(shape[1:]) for shape in cameras.values()}
     if len(sizes) != 1 or STATE not in inputs or ACTION not in outputs:
-        raise ValueError(f"input_features: cameras of the sizes {sorted(sizes)}: {name} needs one size, and a state")
+        raise ValueError(
+            f"input_features: cameras of the sizes {sorted(sizes)}: {name} needs one size, and a "
+            "state"
+        )
     values = {
         "type": name,
         "cameras": list(cameras),
@@ -77,13 +83,18 @@ def read_folder(
         found = read_lerobot(folder)
         if found.delta:
             raise ValueError(
-                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(found.delta)} are differences to "
-                f"the state, and {name} is read with absolute actions alone"
+                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(found.delta)} "
+                f"are differences to the state, and {name} is read with absolute actions alone"
             )
         maps = found.maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
-            raise ConfigError(f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file")
-        normalization = {"heads": [""], **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()}}
+            raise ConfigError(
+                f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file"
+            )
+        normalization = {
+            "heads": [""],
+            **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()},
+        }
     return values, dict(normalization)
 
 
@@ -100,13 +111,18 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
     if mode == "IDENTITY" or not any("mean" in figures.get(camera, {}) for camera in cameras):
         return IDENTITY
     if mode != "MEAN_STD":
-        raise ValueError(f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD")
+        raise ValueError(
+            f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD"
+        )
     colors = {}
     for field, figure in (("image_mean", "mean"), ("image_std", "std")):
         values = {tuple(figures[camera][figure].reshape(-1).tolist()) for camera in cameras}
         if len(values) != 1:
-            raise ValueError(f"{path}: the {figure} of the cameras differ; {name} has the same for all cameras")
-        colors[field] = [float(str(np.float32(value))) for value in values.pop()]  # 0.485, not 0.48500001
+            raise ValueError(
+                f"{path}: the {figure} of the cameras differ; {name} has the same for all cameras"
+            )
+        # 0.485, not 0.48500001
+        colors[field] = [float(str(np.float32(value))) for value in values.pop()]
     return colors
 
 
@@ -116,17 +132,21 @@ def describe_folder(
     """Describe a policy as LeRobot's folder; see `folder_formats.describe_folder`.
 
     Raises:
-        ConfigError: actions are differences to the state, or the robot is narrower than the network.
+        ConfigError: actions are differences to the state, or the robot is narrower than the
+            network.
     """
     if dtype != "fp32":
         raise ConfigError(f"dtype: {dtype}: {config.type} is float32; leave it out")
     robot = Robot.from_head(config, normalization, head)
     if robot.delta:
-        raise ConfigError("format: lerobot: actions are learnt as differences to the state, which LeRobot lacks")
+        raise ConfigError(
+            "format: lerobot: actions are learnt as differences to the state, which LeRobot lacks"
+        )
     for key, width in ((ACTION, config.action_dim), (STATE, config.state_dim)):
         if robot.width(key) != width:
             raise ConfigError(
-                f"head: {key} has {robot.width(key)} dimensions, and the network {width}; LeRobot pads no vectors"
+                f"head: {key} has {robot.width(key)} dimensions, and the network {width}; LeRobot "
+                "pads no vectors"
             )
     facts = config.their_facts()
     features = {**facts["input_features"], **facts["output_features"]}
@@ -143,13 +163,26 @@ def describe_folder(
     if "pretrained_backbone_weights" in about:
         about["pretrained_backbone_weights"] = None  # the folder has weights
     normal = {"eps": EPS, "norm_map": modes}
-    before = [*BEFORE, *config.their_steps(), DEVICE, ("normalizer_processor", {**normal, "features": features})]
-    behind = [("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}), DEVICE]
+    before = [
+        *BEFORE,
+        *config.their_steps(),
+        DEVICE,
+        ("normalizer_processor", {**normal, "features": features}),
+    ]
+    behind = [
+        ("unnormalizer_processor", {**normal, "features": {ACTION: features[ACTION]}}),
+        DEVICE,
+    ]
     figures = map_figures(robot.maps)
     for camera in config.cameras if colors != "IDENTITY" else ():
-        for name, values in (("mean", config.image_mean), ("std", config.image_std)):  # type: ignore[attr-defined]
+        stated = {"mean": config.image_mean, "std": config.image_std}  # type: ignore[attr-defined]
+        for name, values in stated.items():
             figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
     files = {"config.json": to_json(about)} | processor_files(before, behind, figures)
     height, width = config.image_size
-    notes = [] if colors == "IDENTITY" else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
+    notes = (
+        []
+        if colors == "IDENTITY"
+        else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
+    )
     return ForeignFolder(files, lambda name: [name], {}, notes)

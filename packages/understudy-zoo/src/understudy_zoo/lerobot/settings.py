@@ -1,7 +1,8 @@
-"""Settings and configs of LeRobot's ACT, Diffusion Policy and SmolVLA. No torch or lerobot until they are checked.
+"""Settings and configs of LeRobot's ACT, Diffusion Policy and SmolVLA. No torch or lerobot until
+they are checked.
 
-`config` has fields of LeRobot's config class, which checks them. The config of a policy has all that describe its
-network, so that a folder means the same in a release with other defaults.
+`config` has fields of LeRobot's config class, which checks them. The config of a policy has all
+that describe its network, so that a folder means the same in a release with other defaults.
 """
 
 import json
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from understudy.policies.common.lerobot_processors import VISUAL, read_object
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, imported, stored_type
+from understudy.policies.registry import (
+    PolicyConfig,
+    PolicySettings,
+    PolicyType,
+    imported,
+    stored_type,
+)
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports
@@ -26,15 +33,34 @@ IDENTITY = {"image_mean": [0.0] * 3, "image_std": [1.0 - 1e-8] * 3}
 """Colors as they are: LeRobot adds 1e-8 to deviations."""
 RECORDED = (0, 0)
 """Value of `image_size` that means the size of the recordings."""
-OF_RUN = ("device", "input_features", "output_features", "normalization_mapping", "chunk_size", "drop_n_last_frames")
-"""Fields of LeRobot's configs that follow from other settings of a run, apart from those of `TRAINING`."""
-TRAINING = ("optimizer_", "scheduler_", "compile_", "use_cache", "gradient_checkpointing", "load_vlm_", "rtc_")
+OF_RUN = (
+    "device",
+    "input_features",
+    "output_features",
+    "normalization_mapping",
+    "chunk_size",
+    "drop_n_last_frames",
+)
+"""Fields of LeRobot's configs that follow from other settings of a run, apart from those of
+`TRAINING`.
+"""
+TRAINING = (
+    "optimizer_",
+    "scheduler_",
+    "compile_",
+    "use_cache",
+    "gradient_checkpointing",
+    "load_vlm_",
+    "rtc_",
+)
 """First parts of the names of the fields that have no effect here."""
 
 PIPELINE = "lerobot.configs.train:TrainPipelineConfig"
 BACKBONE = "model.backbone.*"
 NORMALIZATIONS = {"MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
-"""LeRobot's training pipeline, the names of ACT's ResNet, and normalization of a run by the name of LeRobot's."""
+"""LeRobot's training pipeline, the names of ACT's ResNet, and normalization of a run by the name of
+LeRobot's.
+"""
 
 Value = str | int | float | bool | None | tuple[int, ...]
 """Value of a field of LeRobot's configs; a text is read as JSON."""
@@ -56,34 +82,51 @@ class LerobotSettings(PolicySettings):
     """Fields that have the length of the chunk."""
 
     config: dict[str, Value] = field(default_factory=dict)
-    """Fields of LeRobot's config class, as in `dim_model 256`; the others have LeRobot's defaults. LeRobot checks
-    them."""
+    """Fields of LeRobot's config class, as in `dim_model 256`; the others have LeRobot's defaults.
+    LeRobot checks them.
+    """
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", {name: _parsed(value) for name, value in self.config.items()})
+        object.__setattr__(
+            self, "config", {name: _parsed(value) for name, value in self.config.items()}
+        )
 
     @cached_property
     def theirs(self) -> Any:
         """LeRobot's config object.
 
         Raises:
-            MissingExtraError: lerobot is not installed. ValueError: LeRobot or the adapter refuses a field.
+            MissingExtraError: lerobot is not installed. ValueError: LeRobot or the adapter refuses
+                a field.
         """
         for name in self.config:
             if name in (*OF_RUN, *self.CHUNK_FIELDS) or name.startswith(TRAINING):
-                raise ValueError(f"config: {name}: other settings of the run decide it; leave it out")
+                raise ValueError(
+                    f"config: {name}: other settings of the run decide it; leave it out"
+                )
         for name, value in self.FIXED.items():
             if self.config.get(name, value) != value:
-                raise ValueError(f"config: {name}: {self.config[name]}: {self.type} has {value} alone")
+                raise ValueError(
+                    f"config: {name}: {self.config[name]}: {self.type} has {value} alone"
+                )
         kind = _import(self.THEIR_CONFIG)
         draccus = _import("draccus")
-        values = {**self.DEFAULTS, **self.FIXED, **self.config, **self.their_facts(), "device": "cpu"}
+        values = {
+            **self.DEFAULTS,
+            **self.FIXED,
+            **self.config,
+            **self.their_facts(),
+            "device": "cpu",
+        }
         plain = {name: value for name, value in values.items() if value is not None}
         try:
             theirs = draccus.decode(kind, plain)
         except draccus.utils.DraccusException as error:
-            is_named = isinstance(error, draccus.utils.DecodingError)  # others hide that of LeRobot's class
-            raise ValueError(f"config: {error if is_named else error.__cause__ or error}") from error
+            # others hide that of LeRobot's class
+            is_named = isinstance(error, draccus.utils.DecodingError)
+            raise ValueError(
+                f"config: {error if is_named else error.__cause__ or error}"
+            ) from error
         for name in values.keys() - plain.keys():
             if not hasattr(theirs, name):
                 raise ValueError(f"config: {name}: {type(theirs).__name__} has no such field")
@@ -91,17 +134,25 @@ class LerobotSettings(PolicySettings):
         return theirs
 
     def their_facts(self) -> dict[str, Any]:
-        """Return the fields of LeRobot's config that follow from the data; settings alone have none."""
+        """Return the fields of LeRobot's config that follow from the data; settings alone have
+        none.
+        """
         return {}
 
     @classmethod
     def network_fields(cls, stored: Record) -> dict[str, Any]:
         """Return the fields of LeRobot's config.json that describe a network."""
-        shared = {entry.name for entry in fields(_import("lerobot.configs.policies:PreTrainedConfig"))}
+        shared = {
+            entry.name for entry in fields(_import("lerobot.configs.policies:PreTrainedConfig"))
+        }
         names = {entry.name for entry in fields(_import(cls.THEIR_CONFIG))} - shared
         names -= {*OF_RUN, *cls.CHUNK_FIELDS, *cls.FIXED}
         names |= {"n_obs_steps"} - cls.FIXED.keys()
-        return {name: stored[name] for name in sorted(names & stored.keys()) if not name.startswith(TRAINING)}
+        return {
+            name: stored[name]
+            for name in sorted(names & stored.keys())
+            if not name.startswith(TRAINING)
+        }
 
     def complete(self) -> dict[str, Any]:
         """Return all fields of LeRobot's config that describe the network, with JSON values."""
@@ -113,7 +164,8 @@ class LerobotSettings(PolicySettings):
 
         Args:
             stored: content of config.json.
-            colors: `image_mean` and `image_std` of the folder's normalization, `IDENTITY` without one.
+            colors: `image_mean` and `image_std` of the folder's normalization, `IDENTITY` without
+                one.
 
         Raises:
             ValueError: the policy needs something that ours lacks.
@@ -142,21 +194,29 @@ class ColorSettings(LerobotSettings):
     """Settings of a policy whose images are normalized by mean and deviation."""
 
     image_size: tuple[int, int] = RECORDED
-    """Height and width of the network's images; images of another size are area-averaged. The default is the size of
-    the recordings, as in LeRobot."""
+    """Height and width of the network's images; images of another size are area-averaged. The
+    default is the size of the recordings, as in LeRobot.
+    """
     image_mean: tuple[float, ...] = IMAGENET_MEAN
-    """Mean of the colors in 0..1 by which images are normalized, three numbers; ImageNet's, as LeRobot's default is."""
+    """Mean of the colors in 0..1 by which images are normalized, three numbers; ImageNet's, as
+    LeRobot's default is.
+    """
     image_std: tuple[float, ...] = IMAGENET_STD
     """Deviation of the colors."""
 
     def fitted(self, sizes: Mapping[str, tuple[int, int] | None]) -> Self:
-        """Return the settings with the size of the recordings, where `image_size` asks for it; see the base class."""
+        """Return the settings with the size of the recordings, where `image_size` asks for it; see
+        the base class.
+        """
         if tuple(self.image_size) != RECORDED or not sizes:
             return self
         size = next(iter(sizes.values()))
         if size is None or set(sizes.values()) != {size}:
             shapes = ", ".join(f"{camera} {shape or 'unknown'}" for camera, shape in sizes.items())
-            raise ConfigError(f"policy.image_size: the cameras have no common size ({shapes}); give height and width")
+            raise ConfigError(
+                f"policy.image_size: the cameras have no common size ({shapes}); give height and "
+                "width"
+            )
         return replace(self, image_size=size)
 
     @classmethod
@@ -171,7 +231,9 @@ class ColorSettings(LerobotSettings):
             values = getattr(self, name)
             if len(values) != 3 or (name == "image_std" and min(values) <= 0):
                 lines.append(f"{name}: {values}: must be three numbers, deviations above 0")
-        if tuple(self.image_size) != RECORDED and (len(self.image_size) != 2 or min(self.image_size) < 32):
+        if tuple(self.image_size) != RECORDED and (
+            len(self.image_size) != 2 or min(self.image_size) < 32
+        ):
             lines.append(f"image_size: {self.image_size}: height and width must be at least 32")
         return lines
 
@@ -204,11 +266,16 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
         """List the rules that the facts of the data break, one line each."""
         lines = super().fact_problems()
         if self.compute != "float32":
-            lines.append(f"compute: {self.compute}: {self.type} computes in float32; set precision to fp32")
+            lines.append(
+                f"compute: {self.compute}: {self.type} computes in float32; set precision to fp32"
+            )
         if not self.cameras or not self.state_dim:
             lines.append(f"cameras: {self.type} needs a camera and a state")
         elif tuple(self.image_size) == RECORDED:
-            lines.append("image_size: (0, 0): the size of the recordings is not known here; give height and width")
+            lines.append(
+                "image_size: (0, 0): the size of the recordings is not known here; give height and "
+                "width"
+            )
         if self.future:
             lines.append(f"future: True: {self.type} predicts no states")
         return lines
@@ -216,7 +283,9 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LerobotActSettings(ColorSettings):
-    """LeRobot's ACT. The ResNet starts with the weights of ImageNet; `init_from` starts from a folder of LeRobot."""
+    """LeRobot's ACT. The ResNet starts with the weights of ImageNet; `init_from` starts from a
+    folder of LeRobot.
+    """
 
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.act.configuration_act:ACTConfig"
     FIXED: ClassVar[Record] = {"n_obs_steps": 1, "temporal_ensemble_coeff": None}
@@ -228,7 +297,9 @@ class LerobotActSettings(ColorSettings):
 
     @classmethod
     def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
-        """Return the values without weights of ImageNet: the folder has weights; see `LerobotSettings.read_stored`."""
+        """Return the values without weights of ImageNet: the folder has weights; see
+        `LerobotSettings.read_stored`.
+        """
         values = super().read_stored(stored, colors)
         return {**values, "config": {**values["config"], "pretrained_backbone_weights": None}}
 
@@ -240,13 +311,21 @@ class LerobotActConfig(LerobotActSettings, LerobotConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LerobotDiffusionSettings(ColorSettings):
-    """LeRobot's Diffusion Policy. The ResNets start with fresh weights; `init_from` starts from a folder of LeRobot."""
+    """LeRobot's Diffusion Policy. The ResNets start with fresh weights; `init_from` starts from a
+    folder of LeRobot.
+    """
 
-    THEIR_CONFIG: ClassVar[str] = "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
+    THEIR_CONFIG: ClassVar[str] = (
+        "lerobot.policies.diffusion.configuration_diffusion:DiffusionConfig"
+    )
     FIXED: ClassVar[Record] = {"pretrained_backbone_weights": None}
     DEFAULTS: ClassVar[Record] = {"use_group_norm": True}
     CHUNK_FIELDS: ClassVar[tuple[str, ...]] = ()
-    RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.n_action_steps", "config.num_inference_steps")
+    RUN_ONLY: ClassVar[tuple[str, ...]] = (
+        "compute",
+        "config.n_action_steps",
+        "config.num_inference_steps",
+    )
     TORCH_ATTENTION: ClassVar[bool] = False
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "min_max"
 
@@ -256,9 +335,9 @@ class LerobotDiffusionSettings(ColorSettings):
     def deviation(self, steps: int) -> str:
         """Return the differences to LeRobot; see the base class."""
         return (
-            "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; here they are fresh, "
-            "with group normalization unless use_group_norm of policy.config is off. LeRobot's Adam adds weight decay "
-            "to the gradients"
+            "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; "
+            "here they are fresh, with group normalization unless use_group_norm of policy.config "
+            "is off. LeRobot's Adam adds weight decay to the gradients"
         )
 
     @property
@@ -291,8 +370,9 @@ class LerobotDiffusionConfig(LerobotDiffusionSettings, LerobotConfig):
         lines = super().fact_problems()
         if not lines and not self.problems() and self.chunk != self.stored_chunk():
             lines.append(
-                f"chunk: {self.chunk}: must be horizon - n_obs_steps + 1, {self.stored_chunk()}; leave out "
-                f"data.chunk_size, or set horizon of policy.config to {self.chunk + self.past_actions}"
+                f"chunk: {self.chunk}: must be horizon - n_obs_steps + 1, {self.stored_chunk()}; "
+                "leave out data.chunk_size, or set horizon of policy.config to "
+                f"{self.chunk + self.past_actions}"
             )
         return lines
 
@@ -301,8 +381,9 @@ class LerobotDiffusionConfig(LerobotDiffusionSettings, LerobotConfig):
 class LerobotSmolvlaSettings(LerobotSettings):
     """LeRobot's SmolVLA.
 
-    `weights` starts from the network of a folder such as LeRobot's `smolvla_base`, with the normalization of the data;
-    `init_from` also takes the folder's normalization. Without both, all weights are fresh.
+    `weights` starts from the network of a folder such as LeRobot's `smolvla_base`, with the
+    normalization of the data; `init_from` also takes the folder's normalization. Without both, all
+    weights are fresh.
     """
 
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.smolvla.configuration_smolvla:SmolVLAConfig"
@@ -313,13 +394,27 @@ class LerobotSmolvlaSettings(LerobotSettings):
         "use_delta_joint_actions_aloha": False,
     }
     RUN_ONLY: ClassVar[tuple[str, ...]] = (
-        *("compute", "cameras", "chunk", "image_size", "weights", "config.resize_imgs_with_padding"),
-        *("config.vlm_model_name", "config.tokenizer_max_length", "config.pad_language_to", "config.num_steps"),
+        *(
+            "compute",
+            "cameras",
+            "chunk",
+            "image_size",
+            "weights",
+            "config.resize_imgs_with_padding",
+        ),
+        *(
+            "config.vlm_model_name",
+            "config.tokenizer_max_length",
+            "config.pad_language_to",
+            "config.num_steps",
+        ),
     )
     AT_START: ClassVar[tuple[str, ...]] = (
         *("config.freeze_vision_encoder", "config.train_expert_only", "config.train_state_proj"),
     )
-    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {"weights": ("*.json", "model*.safetensors")}
+    START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("*.json", "model*.safetensors")
+    }
     START_CHECK: ClassVar[str] = "understudy_zoo.lerobot.settings:check_smolvla_start"
     RESIZE: ClassVar[str] = "understudy_zoo.lerobot.smolvla:resize_image"
     TORCH_ATTENTION: ClassVar[bool] = False
@@ -328,9 +423,10 @@ class LerobotSmolvlaSettings(LerobotSettings):
     type: Literal["lerobot-smolvla"] = "lerobot-smolvla"
     """Type of the policy."""
     weights: str = ""
-    """Network to start from: the folder of a SmolVLA of LeRobot or understudy, or the id of a hub repository. Fields
-    that `config` leaves out have the folder's values, apart from frozen parts. The normalization is of the
-    data."""
+    """Network to start from: the folder of a SmolVLA of LeRobot or understudy, or the id of a hub
+    repository. Fields that `config` leaves out have the folder's values, apart from frozen parts.
+    The normalization is of the data.
+    """
     image_size: tuple[int, int] = (480, 640)
     """Height and width of the images in LeRobot's config; the network takes images of any size."""
 
@@ -341,7 +437,9 @@ class LerobotSmolvlaSettings(LerobotSettings):
         return self.image_size if size is None else (size[1], size[0])
 
     def resolved(self) -> Self:
-        """Return the settings with the absolute paths of `vlm_model_name` and `weights`, where these exist."""
+        """Return the settings with the absolute paths of `vlm_model_name` and `weights`, where
+        these exist.
+        """
         weights = self.weights
         model = str(self.config.get("vlm_model_name", ""))
         if os.path.exists(weights):
@@ -350,13 +448,16 @@ class LerobotSmolvlaSettings(LerobotSettings):
         return replace(super().resolved(), weights=weights, config={**self.config, **named})
 
     def started(self) -> Self:
-        """Return the settings of a new run: fields that `config` leaves out as the folder `weights` has them.
+        """Return the settings of a new run: fields that `config` leaves out as the folder `weights`
+        has them.
 
         Raises:
             ConfigError: the folder's config is missing or damaged, or of another type.
         """
         stored, _ = self.stored_values()
-        taken = {name: value for name, value in stored.items() if f"config.{name}" not in self.AT_START}
+        taken = {
+            name: value for name, value in stored.items() if f"config.{name}" not in self.AT_START
+        }
         return replace(self, config={**taken, **self.config})
 
     def stored_chunk(self) -> int | None:
@@ -364,10 +465,12 @@ class LerobotSmolvlaSettings(LerobotSettings):
         return self.stored_values()[1]
 
     def stored_values(self) -> tuple[dict[str, Any], int | None]:
-        """Return all fields of the network of the folder `weights`, and its chunk; ({}, None): there is no such path.
+        """Return all fields of the network of the folder `weights`, and its chunk; ({}, None):
+        there is no such path.
 
         Raises:
-            ConfigError: the config is missing or damaged, of another type, or needs something that ours lacks.
+            ConfigError: the config is missing or damaged, of another type, or needs something that
+                ours lacks.
         """
         if not self.weights or not os.path.exists(self.weights):
             return {}, None
@@ -378,8 +481,12 @@ class LerobotSmolvlaSettings(LerobotSettings):
                 raise ValueError(f"type: {stored.get('type', name)}: policy.type is {self.type}")
             if "input_features" in stored:
                 mapping = stored.get("normalization_mapping")
-                mode = mapping.get(VISUAL, "IDENTITY") if isinstance(mapping, Mapping) else "IDENTITY"
-                stored = self.read_stored(stored, IDENTITY if mode == "IDENTITY" else {VISUAL: mode})
+                mode = (
+                    mapping.get(VISUAL, "IDENTITY") if isinstance(mapping, Mapping) else "IDENTITY"
+                )
+                stored = self.read_stored(
+                    stored, IDENTITY if mode == "IDENTITY" else {VISUAL: mode}
+                )
             chunk = stored.get("chunk")
             if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
                 raise ValueError(f"chunk_size: {chunk!r}: must be a whole number of at least 1")
@@ -389,7 +496,9 @@ class LerobotSmolvlaSettings(LerobotSettings):
 
     @classmethod
     def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
-        """Return the values of a policy without normalized images; see `LerobotSettings.read_stored`."""
+        """Return the values of a policy without normalized images; see
+        `LerobotSettings.read_stored`.
+        """
         if colors != IDENTITY:
             raise ValueError(f"normalization_mapping: {VISUAL}: {cls.type} normalizes no images")
         return super().read_stored(stored, colors)
@@ -418,7 +527,10 @@ class LerobotSmolvlaConfig(LerobotSmolvlaSettings, LerobotConfig):
             width = getattr(self, name)
             most = getattr(self.theirs, f"max_{name}")
             if width > most:
-                lines.append(f"{name}: {width}: the network takes up to {most}; set max_{name} of policy.config")
+                lines.append(
+                    f"{name}: {width}: the network takes up to {most}; set max_{name} of "
+                    "policy.config"
+                )
         return lines
 
 
@@ -437,7 +549,9 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
     with optional_imports():
         theirs = imported(kind)(device="cpu")
         run = imported(PIPELINE)
-    data: dict[str, Any] = {"normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]}
+    data: dict[str, Any] = {
+        "normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]
+    }
     if with_chunk:
         data["chunk_size"] = theirs.chunk_size
     if left_out := getattr(theirs, "drop_n_last_frames", 0):
@@ -494,8 +608,8 @@ def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
     """Check the config of a new run against the folder `weights`.
 
     Raises:
-        ConfigError: there is no such folder, its files are damaged, or it holds another network; names each setting
-            with both values.
+        ConfigError: there is no such folder, its files are damaged, or it holds another network;
+            names each setting with both values.
     """
     if not config.weights:
         return
@@ -512,11 +626,17 @@ def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
     lines = [
         f"  {name} of policy.config is {config.config[name]}, and {file} has {name}: {value}"
         for name, value in stored.items()
-        if f"config.{name}" not in (*config.RUN_ONLY, *config.AT_START) and config.config[name] != value
+        if f"config.{name}" not in (*config.RUN_ONLY, *config.AT_START)
+        and config.config[name] != value
     ]
     if lines:
         raise ConfigError(
-            "\n".join(["policy.weights: the folder holds another network; leave out these settings", *lines])
+            "\n".join(
+                [
+                    "policy.weights: the folder holds another network; leave out these settings",
+                    *lines,
+                ]
+            )
         )
 
 
@@ -526,7 +646,9 @@ def _config_file(weights: str) -> Path:
 
 
 def _import(target: str) -> Any:
-    """Import "module:name" or a module of LeRobot. Raises MissingExtraError where it is not installed."""
+    """Import "module:name" or a module of LeRobot. Raises MissingExtraError where it is not
+    installed.
+    """
     with optional_imports():
         return imported(target) if ":" in target else import_module(target)
 
@@ -543,9 +665,13 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-LEROBOT_ACT = PolicyType(LerobotActSettings, LerobotActConfig, "understudy_zoo.lerobot.act:LerobotAct")
+LEROBOT_ACT = PolicyType(
+    LerobotActSettings, LerobotActConfig, "understudy_zoo.lerobot.act:LerobotAct"
+)
 LEROBOT_DIFFUSION = PolicyType(
-    LerobotDiffusionSettings, LerobotDiffusionConfig, "understudy_zoo.lerobot.diffusion:LerobotDiffusion"
+    LerobotDiffusionSettings,
+    LerobotDiffusionConfig,
+    "understudy_zoo.lerobot.diffusion:LerobotDiffusion",
 )
 LEROBOT_SMOLVLA = PolicyType(
     LerobotSmolvlaSettings, LerobotSmolvlaConfig, "understudy_zoo.lerobot.smolvla:LerobotSmolvla"

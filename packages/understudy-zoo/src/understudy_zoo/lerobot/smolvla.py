@@ -1,4 +1,6 @@
-"""LeRobot's SmolVLA as a `Policy`: tokens, random numbers and per-sample losses are ours, the network is theirs."""
+"""LeRobot's SmolVLA as a `Policy`: tokens, random numbers and per-sample losses are ours, the
+network is theirs.
+"""
 
 import sys
 import threading
@@ -28,16 +30,22 @@ from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
 
 TOKENS = "language_tokens"
 TOKENS_MASK = "language_tokens_mask"
-"""Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where they are padding."""
-HEAD, EMBEDDING = (f"model.vlm_with_expert.vlm.{part}.weight" for part in ("lm_head", "model.text_model.embed_tokens"))
+"""Keys of a prepared batch: tokens of the instructions, int64 [B, L], and bool [B, L], False where
+they are padding.
+"""
+HEAD, EMBEDDING = (
+    f"model.vlm_with_expert.vlm.{part}.weight"
+    for part in ("lm_head", "model.text_model.embed_tokens")
+)
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
 
 
 class LerobotSmolvla(LerobotPolicy):
-    """LeRobot's SmolVLA. `LerobotSmolvla(config, normalization)` has fresh weights from torch's generator.
+    """LeRobot's SmolVLA. `LerobotSmolvla(config, normalization)` has fresh weights from torch's
+    generator.
 
-    `model` is the network, with LeRobot's names of parameters, in float32. The draws of a batch decide noise and flow
-    time. Settings freeze the parts that LeRobot's freeze.
+    `model` is the network, with LeRobot's names of parameters, in float32. The draws of a batch
+    decide noise and flow time. Settings freeze the parts that LeRobot's freeze.
     """
 
     config: LerobotSmolvlaConfig
@@ -61,17 +69,21 @@ class LerobotSmolvla(LerobotPolicy):
         except OSError as error:  # of transformers, also without a network
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigError(
-                f"policy.config: vlm_model_name: {config.theirs.vlm_model_name}: config.json, tokenizer and processor "
-                f"of the vision-language model cannot be read: {reason}: fetch the repository once while the hub can "
-                "be reached, or name a folder with these files"
+                f"policy.config: vlm_model_name: {config.theirs.vlm_model_name}: config.json, "
+                f"tokenizer and processor of the vision-language model cannot be read: {reason}: "
+                "fetch the repository once while the hub can be reached, or name a folder with "
+                "these files"
             ) from error
-        for name in ("global_image_start_token", "image_end_token"):  # constants, which copies of the policy need
+        # constants, which copies of the policy need
+        for name in ("global_image_start_token", "image_end_token"):
             values = getattr(self.model, name)
             delattr(self.model, name)
             self.model.register_buffer(name, values, persistent=False)
         vlm = self.model.vlm_with_expert.vlm
         if vlm.lm_head.weight is vlm.get_input_embeddings().weight:  # no loss reaches the head
-            vlm.lm_head.weight = nn.Parameter(vlm.lm_head.weight.detach().clone(), requires_grad=False)
+            vlm.lm_head.weight = nn.Parameter(
+                vlm.lm_head.weight.detach().clone(), requires_grad=False
+            )
         self._resize = resize_with_pad
 
     @property
@@ -84,12 +96,19 @@ class LerobotSmolvla(LerobotPolicy):
         shape = (self.config.chunk, self.config.theirs.max_action_dim)
         if use == "act":
             return {"noise": RandomSpec("normal", shape)}
-        return {"flow noise": RandomSpec("normal", shape), "flow time": RandomSpec("uniform", (1,), released_times)}
+        return {
+            "flow noise": RandomSpec("normal", shape),
+            "flow time": RandomSpec("uniform", (1,), released_times),
+        }
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Tokenize the instructions, each with a line break behind it as in LeRobot."""
         encoded = self._tokenize(prompts_of(batch), self.config.theirs.pad_language_to)
-        return {**batch, TOKENS: encoded["input_ids"], TOKENS_MASK: encoded["attention_mask"].bool()}
+        return {
+            **batch,
+            TOKENS: encoded["input_ids"],
+            TOKENS_MASK: encoded["attention_mask"].bool(),
+        }
 
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
         """Tokens, with the line break."""
@@ -110,24 +129,35 @@ class LerobotSmolvla(LerobotPolicy):
         if HEAD in missing and EMBEDDING in files.shapes:
             missing.remove(HEAD)
         extra = {key: "" for key in files.shapes if key not in needed}
-        shapes = {key: (shape, needed[key]) for key, shape in files.shapes.items() if needed.get(key, shape) != shape}
+        shapes = {
+            key: (shape, needed[key])
+            for key, shape in files.shapes.items()
+            if needed.get(key, shape) != shape
+        }
         if missing or extra or shapes:
             raise WeightsError(self.config.weights, missing, extra, shapes)
         return files
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy; LeRobot's may lack the head that shares the embedding's weights."""
+        """Copy a state dict into the policy; LeRobot's may lack the head that shares the
+        embedding's weights.
+        """
         fill_state(self.state_dict(), weights, {} if HEAD in weights else {HEAD: EMBEDDING})
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
-        return {FLOW: valid_elements(value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad)}
+        return {
+            FLOW: valid_elements(
+                value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
+            )
+        }
 
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
-        """Squared error of the velocity over the robot's own dimensions and unpadded slots; see `Policy.losses`.
+        """Squared error of the velocity over the robot's own dimensions and unpadded slots; see
+        `Policy.losses`.
 
         Args:
             batch: see `Policy`.
@@ -142,17 +172,24 @@ class LerobotSmolvla(LerobotPolicy):
         check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
-        squares = self.model(*self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0])
-        pad = padded_elements(value_of(batch, f"{ACTION}_is_pad"), self.normalizer.dim_is_pad(ACTION, batch))
+        squares = self.model(
+            *self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0]
+        )
+        pad = padded_elements(
+            value_of(batch, f"{ACTION}_is_pad"), self.normalizer.dim_is_pad(ACTION, batch)
+        )
         squares = torch.where(pad, 0.0, squares[..., : config.action_dim].float())  # [B, T, A]
         parts = None
         if detail:
-            parts = Detail(squares.sum(dim=1)[:, None], (~pad).sum(dim=1).expand(-1, config.action_dim))
+            parts = Detail(
+                squares.sum(dim=1)[:, None], (~pad).sum(dim=1).expand(-1, config.action_dim)
+            )
         return {FLOW: Loss(squares.sum(dim=(1, 2)), self.counts(batch, draws)[FLOW], parts)}
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions, float32 [B, T, A] in the robot's units, in `num_steps` of the config, not `steps`.
+        """Sample actions, float32 [B, T, A] in the robot's units, in `num_steps` of the config, not
+        `steps`.
 
         All steps share one pass over images, instruction and state.
 
@@ -166,7 +203,9 @@ class LerobotSmolvla(LerobotPolicy):
         return self.normalizer.robot_actions(actions[..., : self.config.action_dim].float(), batch)
 
     def _inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """Images and their masks, tokens and their mask, and the state, as the network takes them."""
+        """Images and their masks, tokens and their mask, and the state, as the network takes
+        them.
+        """
         size = self.config.theirs.resize_imgs_with_padding
         images = []
         masks = []
@@ -176,7 +215,11 @@ class LerobotSmolvla(LerobotPolicy):
                 pixels = self._resize(pixels, size[1], size[0], pad_value=0)
             missing = batch.get(f"{camera}_is_missing")
             images.append(pixels * 2 - 1)
-            masks.append(torch.ones_like(pixels[:, 0, 0, 0], dtype=torch.bool) if missing is None else ~missing)
+            masks.append(
+                torch.ones_like(pixels[:, 0, 0, 0], dtype=torch.bool)
+                if missing is None
+                else ~missing
+            )
         if TOKENS not in batch:
             device = images[0].device
             made = self.preprocess(dict(batch))
@@ -190,16 +233,25 @@ class LerobotSmolvla(LerobotPolicy):
         most = {"max_length": self.config.theirs.tokenizer_max_length} if truncation else {}
         with _TOKENIZING:
             return self.model.vlm_with_expert.processor.tokenizer(
-                texts, truncation=truncation, padding=padding, padding_side="right", return_tensors="pt", **most
+                texts,
+                truncation=truncation,
+                padding=padding,
+                padding_side="right",
+                return_tensors="pt",
+                **most,
             )
 
 
 def resize_image(image: np.ndarray, out: np.ndarray) -> None:
-    """Resize an image uint8 [3, H, W] into `out` uint8 [3, height, width], padded left and on top with black."""
+    """Resize an image uint8 [3, H, W] into `out` uint8 [3, height, width], padded left and on top
+    with black.
+    """
     height, width = out.shape[-2:]
     ratio = max(image.shape[-1] / width, image.shape[-2] / height)
     size = (int(image.shape[-2] / ratio), int(image.shape[-1] / ratio))
     pixels = torch.from_numpy(np.ascontiguousarray(image))[None].float()
     small = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)[0]
     out[:] = 0
-    out[:, height - size[0] :, width - size[1] :] = small.round().clamp(0, 255).to(torch.uint8).numpy()
+    out[:, height - size[0] :, width - size[1] :] = (
+        small.round().clamp(0, 255).to(torch.uint8).numpy()
+    )

@@ -2,23 +2,31 @@
 
 LeRobot's folder of a pi0.5 or pi0 policy, as its `save_pretrained` writes it.
 
-    model.safetensors                  released keys behind `model.`, the embedding also under its own name
-    config.json                        the fields of `PI05Config` or `PI0Config` that this policy decides
-    policy_preprocessor.json           steps before the network; its safetensors file has the normalization
+    model.safetensors                  released keys behind `model.`, the embedding also under its
+                                       own name
+    config.json                        the fields of `PI05Config` or `PI0Config` that this policy
+                                       decides
+    policy_preprocessor.json           steps before the network; its safetensors file has the
+                                       normalization
     policy_postprocessor.json          steps behind it
 
-The processors normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps), whose eps of
-1e-30 changes no float32 spread. Quantiles would be rounded once more. `normalization_mapping` in config.json is the
-family's own, by which LeRobot normalizes in a training on other data.
+The processors normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std +
+eps), whose eps of 1e-30 changes no float32 spread. Quantiles would be rounded once more.
+`normalization_mapping` in config.json is the family's own, by which LeRobot normalizes in a
+training on other data.
 
-A pi0.5 whose prompts are messages is of LeRobot's type `pi052` (`PI052Config`, `make_pi052_pre_post_processors` at
-its commit f2c8867d of 2026-07-28): the same tensors, and other steps for its texts.
+A pi0.5 whose prompts are messages is of LeRobot's type `pi052` (`PI052Config`,
+`make_pi052_pre_post_processors` at its commit f2c8867d of 2026-07-28): the same tensors, and other
+steps for its texts.
 
 openpi's folder of a pi0.5 or pi0 policy, as its converter to torch writes it.
 
-    model.safetensors              released keys; the embedding has the name of the head to which it is tied
-    config.json                    the converter's fields, and those of `Pi0Config` that openpi takes from its own code
-    assets/ID/norm_stats.json      the normalization, by quantiles and by mean and deviation: both give the same map
+    model.safetensors              released keys; the embedding has the name of the head to which it
+                                   is tied
+    config.json                    the converter's fields, and those of `Pi0Config` that openpi
+                                   takes from its own code
+    assets/ID/norm_stats.json      the normalization, by quantiles and by mean and deviation: both
+                                   give the same map
 
 openpi's `safetensors.torch.load_model` takes one name of a tied tensor and refuses two.
 """
@@ -53,16 +61,18 @@ from understudy_zoo.folder_formats import ForeignFolder, Robot
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
-    """Raise ConfigError if the policy acts on a response or on past frames, which neither tool has."""
+    """Raise ConfigError if the policy acts on a response or on past frames, which neither tool
+    has.
+    """
     if config.history:
         raise ConfigError(
-            f"format: {tool}: policy.history is {config.history}: {tool} shows a policy the present alone; export it "
-            "with --format understudy"
+            f"format: {tool}: policy.history is {config.history}: {tool} shows a policy the "
+            "present alone; export it with --format understudy"
         )
     if config.response_tokens:
         raise ConfigError(
-            f"format: {tool}: policy.response_tokens is {config.response_tokens}: {tool} predicts no responses, on "
-            "which this policy acts; export it with --format understudy"
+            f"format: {tool}: policy.response_tokens is {config.response_tokens}: {tool} predicts "
+            "no responses, on which this policy acts; export it with --format understudy"
         )
 
 
@@ -81,9 +91,13 @@ def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes],
         released.expert,
         released.vocab,
     ):
-        files[SIZES] = to_json({name: value for name, value in asdict(sizes).items() if name != "adaptive"})
+        files[SIZES] = to_json(
+            {name: value for name, value in asdict(sizes).items() if name != "adaptive"}
+        )
         notes.append(f"dimensions: {tool} has no name for these; {SIZES} has them")
-    notes.append("images: understudy resizes with antialiasing; the torch code of openpi and LeRobot without")
+    notes.append(
+        "images: understudy resizes with antialiasing; the torch code of openpi and LeRobot without"
+    )
     return files, notes
 
 
@@ -92,7 +106,11 @@ TOKENIZER_NAME = "google/paligemma-3b-pt-224"
 """Tokenizer that LeRobot loads from the hub."""
 MESSAGE = {"role": "user", "content": "${task}", "stream": "low_level"}
 """Recipe of the prompts of the format `message`: the instruction, with the state."""
-MESSAGE_FIELDS = {"type": "pi052", "recipe_path": "recipes/subtask.yaml", "enable_fast_action_loss": False}
+MESSAGE_FIELDS = {
+    "type": "pi052",
+    "recipe_path": "recipes/subtask.yaml",
+    "enable_fast_action_loss": False,
+}
 """Fields of LeRobot's config of such a policy; the recipe is that of a training on other data."""
 NORMALIZED = {"pi05": "QUANTILES", "pi0": "MEAN_STD"}
 
@@ -112,25 +130,37 @@ def lerobot_folder(
     files["config.json"] = to_json(_config(config, robot, robot_facts, features, dtype))
     files |= _processors(config, robot, robot_facts, features)
     if config.tokenizer and config.sizes.vocab != Sizes.BASE.vocab:
-        notes.append("tokenizer: LeRobot loads tokenizers by name, and this one has none; give its step a tokenizer")
+        notes.append(
+            "tokenizer: LeRobot loads tokenizers by name, and this one has none; give its step a "
+            "tokenizer"
+        )
     if STATE in robot.maps and (constant := robot.maps[STATE].constant):
         notes.append(
-            f"normalization: the state dimensions {constant} were constant. understudy maps each value of them to 0, "
-            "LeRobot to its distance from the constant"
+            f"normalization: the state dimensions {constant} were constant. understudy maps each "
+            "value of them to 0, LeRobot to its distance from the constant"
         )
     if config.has_messages:
         notes.append(
-            "subtasks: LeRobot generates them from the instruction, and this policy never learnt to: run it there "
-            "with --direct_subtask"
+            "subtasks: LeRobot generates them from the instruction, and this policy never learnt "
+            "to: run it there with --direct_subtask"
         )
     if config.max_delay:
-        notes.append(f"max_delay: {config.max_delay}: LeRobot continues no chunk with given actions")
+        notes.append(
+            f"max_delay: {config.max_delay}: LeRobot continues no chunk with given actions"
+        )
     files |= _facts_file(_common_facts(config, robot))
-    return ForeignFolder(files, _keys, {f"model.{EXPERT_HEAD}": (config.sizes.vocab, config.sizes.expert.width)}, notes)
+    return ForeignFolder(
+        files,
+        _keys,
+        {f"model.{EXPERT_HEAD}": (config.sizes.vocab, config.sizes.expert.width)},
+        notes,
+    )
 
 
 def _keys(name: str) -> Sequence[str]:
-    """Both keys of the embedding: LeRobot has two parameters there, and a strict `load_state_dict` requires both."""
+    """Both keys of the embedding: LeRobot has two parameters there, and a strict `load_state_dict`
+    requires both.
+    """
     key = released_key(name)
     return [f"model.{name_there}" for name_there in ((HEAD, EMBEDDING) if key == HEAD else (key,))]
 
@@ -140,15 +170,18 @@ def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
     prompts = ("state", "message") if config.type == "pi05" else ("plain",)
     if config.prompt not in prompts:
         raise ConfigError(
-            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has {' or '.join(prompts)}; "
-            "export with --format openpi or understudy"
+            f"format: lerobot: policy.prompt is {config.prompt}: LeRobot's {config.type} has "
+            f"{' or '.join(prompts)}; export with --format openpi or understudy"
         )
     if STATE not in robot.maps:
-        raise ConfigError("format: lerobot: the policy has no state (data.state), which LeRobot requires")
+        raise ConfigError(
+            "format: lerobot: the policy has no state (data.state), which LeRobot requires"
+        )
     if robot.delta and robot.width(STATE) < robot.width(ACTION):
         raise ConfigError(
-            f"format: lerobot: actions are learnt as differences to a state of {robot.width(STATE)} dimensions, and "
-            f"LeRobot requires as many as the action has, {robot.width(ACTION)}; export with --format understudy"
+            "format: lerobot: actions are learnt as differences to a state of "
+            f"{robot.width(STATE)} dimensions, and LeRobot requires as many as the action has, "
+            f"{robot.width(ACTION)}; export with --format understudy"
         )
 
 
@@ -156,13 +189,17 @@ def _features(config: Pi05PolicyConfig, robot: Robot, facts: Record) -> dict[str
     """LeRobot's features by key; cameras in the network's order."""
     side = config.sizes.vision.image
     cameras = [key for key in config.cameras if key in facts.get("cameras", config.cameras)]
-    features: dict[str, dict[str, Any]] = {key: {"type": VISUAL, "shape": [3, side, side]} for key in cameras}
+    features: dict[str, dict[str, Any]] = {
+        key: {"type": VISUAL, "shape": [3, side, side]} for key in cameras
+    }
     features[STATE] = {"type": "STATE", "shape": [robot.width(STATE)]}
     features[ACTION] = {"type": "ACTION", "shape": [robot.width(ACTION)]}
     return features
 
 
-def _config(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record, dtype: str) -> dict[str, Any]:
+def _config(
+    config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record, dtype: str
+) -> dict[str, Any]:
     """Fields of LeRobot's config that the policy decides; all others have LeRobot's defaults."""
     sizes = config.sizes
     released = config.flow_time == "released"
@@ -196,8 +233,8 @@ def _config(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Rec
 def _relative_names(robot: Robot, facts: Record) -> tuple[list[str] | None, list[str]]:
     """Names of the action dimensions, and those that are no differences.
 
-    LeRobot excludes a dimension if its name contains an excluded one. Where the data's names cannot express the
-    differences so, names by number can.
+    LeRobot excludes a dimension if its name contains an excluded one. Where the data's names cannot
+    express the differences so, names by number can.
     """
     width = robot.width(ACTION)
     recorded = [str(name) for name in facts.get("action_names") or []]
@@ -207,18 +244,32 @@ def _relative_names(robot: Robot, facts: Record) -> tuple[list[str] | None, list
         if len(names) != width:
             continue
         excluded = [name for dim, name in enumerate(names) if dim not in robot.delta]
-        relative = [dim for dim, name in enumerate(names) if not any(part.lower() in name.lower() for part in excluded)]
+        relative = [
+            dim
+            for dim, name in enumerate(names)
+            if not any(part.lower() in name.lower() for part in excluded)
+        ]
         if tuple(relative) == robot.delta and all(excluded):
             break
     return names, excluded
 
 
-def _processors(config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record) -> dict[str, bytes]:
+def _processors(
+    config: Pi05PolicyConfig, robot: Robot, facts: Record, features: Record
+) -> dict[str, bytes]:
     """Both processor files, and the file of statistics of each."""
     names, excluded = _relative_names(robot, facts)
     named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
-    text = {"max_length": config.prompt_tokens, "padding_side": "right", "padding": "max_length", **named}
-    normal = {"eps": EPS, "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}}
+    text = {
+        "max_length": config.prompt_tokens,
+        "padding_side": "right",
+        "padding": "max_length",
+        **named,
+    }
+    normal = {
+        "eps": EPS,
+        "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+    }
     relative: Step = (
         "relative_actions_processor",
         {"enabled": bool(robot.delta), "exclude_joints": excluded, "action_names": names},
@@ -258,8 +309,8 @@ def openpi_folder(
     check_prompts(config, "openpi")
     if config.has_messages:
         raise ConfigError(
-            "format: openpi: policy.prompt is message: openpi has no such prompts; export with --format lerobot or "
-            "understudy"
+            "format: openpi: policy.prompt is message: openpi has no such prompts; export with "
+            "--format lerobot or understudy"
         )
     robot = Robot.from_head(config, normalization, head)
     sizes = config.sizes
@@ -273,11 +324,19 @@ def openpi_folder(
         "max_token_len": config.prompt_tokens,
         "discrete_state_input": config.prompt == "state",
     }
-    files["config.json"] = to_json(ours | {"precision": "bfloat16" if dtype == "bf16" else "float32"})
-    asset = re.sub(r"[^\w.-]+", "_", str(list(normalization.get("heads", [""]))[head])).strip("._") or "robot"
+    files["config.json"] = to_json(
+        ours | {"precision": "bfloat16" if dtype == "bf16" else "float32"}
+    )
+    asset = (
+        re.sub(r"[^\w.-]+", "_", str(list(normalization.get("heads", [""]))[head])).strip("._")
+        or "robot"
+    )
     files[f"assets/{asset}/{OPENPI}"] = to_json({"norm_stats": _norm_stats(robot, sizes.adaptive)})
     settings = ", ".join(f"{name}={value!r}" for name, value in ours.items())
-    notes.append(f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets {asset!r}")
+    notes.append(
+        f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets "
+        f"{asset!r}"
+    )
     cameras = [key for key in config.cameras if key in robot_facts.get("cameras", config.cameras)]
     pairs = [f"{theirs} is {camera}" for theirs, camera in zip(CAMERAS, cameras)]
     pairs += [f"{theirs} is missing (image_mask False)" for theirs in CAMERAS[len(cameras) :]]
@@ -285,26 +344,38 @@ def openpi_folder(
         pairs.append(f"openpi has no camera for {', '.join(more)}")
     notes.append(f"cameras: openpi's transforms have to map them: {'; '.join(pairs)}")
     if robot.delta:
-        notes.append(f"differences: the actions {list(robot.delta)} are differences to the state; set DeltaActions so")
+        notes.append(
+            f"differences: the actions {list(robot.delta)} are differences to the state; set "
+            "DeltaActions so"
+        )
     if STATE in robot.maps and (constant := robot.maps[STATE].constant):
         notes.append(
-            f"normalization: the state dimensions {constant} were constant. understudy maps each value of them to 0, "
-            "openpi to its distance from the constant"
+            f"normalization: the state dimensions {constant} were constant. understudy maps each "
+            "value of them to 0, openpi to its distance from the constant"
         )
     if config.max_delay:
         notes.append(f"max_delay: {config.max_delay}: openpi continues no chunk with given actions")
-    facts = {"delta": list(robot.delta), "cameras": list(config.cameras), "action_dim": robot.width(ACTION)}
+    facts = {
+        "delta": list(robot.delta),
+        "cameras": list(config.cameras),
+        "action_dim": robot.width(ACTION),
+    }
     facts["state_dim"] = robot.width(STATE) if STATE in robot.maps else 0
     files |= _facts_file(facts | _common_facts(config, robot))
     return ForeignFolder(
-        files, lambda name: [released_key(name)], {EXPERT_HEAD: (sizes.vocab, sizes.expert.width)}, notes
+        files,
+        lambda name: [released_key(name)],
+        {EXPERT_HEAD: (sizes.vocab, sizes.expert.width)},
+        notes,
     )
 
 
 def _common_facts(config: Pi05PolicyConfig, robot: Robot) -> dict[str, Any]:
     """Facts for which neither tool has a place."""
     constant = robot.maps[STATE].constant if STATE in robot.maps else []
-    return ({"constant": constant} if constant else {}) | ({"max_delay": config.max_delay} if config.max_delay else {})
+    return ({"constant": constant} if constant else {}) | (
+        {"max_delay": config.max_delay} if config.max_delay else {}
+    )
 
 
 def _facts_file(facts: Record) -> dict[str, bytes]:
@@ -316,7 +387,8 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
 
     Args:
         robot: the normalization.
-        quantiles: whether openpi normalizes this family by quantiles, and not by mean and deviation.
+        quantiles: whether openpi normalizes this family by quantiles, and not by mean and
+            deviation.
 
     Raises:
         ConfigError: a spread is below that of openpi's formula.
@@ -324,12 +396,14 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
     stats = {}
     least = OPENPI_EPS / 2 if quantiles else OPENPI_EPS
     for key, (offset, stored) in robot.maps.items():
-        # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
+        # A constant state must stay finite where it varies after all; a constant action has its
+        # constant in reverse.
         spread = np.where(stored == 0, 1.0 if key == STATE else least, stored)
         if (narrow := np.flatnonzero(spread < least * (1 - 1e-6))).size:
             raise ConfigError(
-                f"format: openpi: {key}[{narrow[0]}] has the spread {spread[narrow[0]]:.3g}, and openpi's formula none "
-                f"below {least:.3g}; export with --format lerobot or understudy"
+                f"format: openpi: {key}[{narrow[0]}] has the spread {spread[narrow[0]]:.3g}, and "
+                f"openpi's formula none below {least:.3g}; export with --format lerobot or "
+                "understudy"
             )
         low = offset - spread
         stats[NAMES[key]] = {

@@ -1,10 +1,11 @@
-"""Weights in openpi's JAX format (orbax, OCDBT), read array by array with tensorstore: neither JAX nor orbax is needed.
+"""Weights in openpi's JAX format (orbax, OCDBT), read array by array with tensorstore: neither JAX
+nor orbax is needed.
 
     FOLDER/params/manifest.ocdbt    the arrays; FOLDER/params itself may be given, too
     FOLDER/assets/ID/norm_stats.json
 
-A layer of a stacked array is read at a time. If the file has several layers in one chunk, a read decodes the chunk; a
-cache of `CACHE` bytes keeps the latest chunks.
+A layer of a stacked array is read at a time. If the file has several layers in one chunk, a read
+decodes the chunk; a cache of `CACHE` bytes keeps the latest chunks.
 """
 
 import os
@@ -43,7 +44,9 @@ FORMS = {
     # [in, heads, head_dim], [heads, head_dim, out] and [heads, in, head_dim]
     "to_heads": Form(3, lambda s: (s[1] * s[2], s[0]), lambda x: x.reshape(x.shape[0], -1).T),
     "from_heads": Form(3, lambda s: (s[2], s[0] * s[1]), lambda x: x.reshape(-1, x.shape[2]).T),
-    "of_heads": Form(3, lambda s: (s[0] * s[2], s[1]), lambda x: x.transpose(0, 2, 1).reshape(-1, x.shape[1])),
+    "of_heads": Form(
+        3, lambda s: (s[0] * s[2], s[1]), lambda x: x.transpose(0, 2, 1).reshape(-1, x.shape[1])
+    ),
 }
 SAME = FORMS["same"]
 
@@ -58,47 +61,48 @@ class Place(NamedTuple):
 
 
 ARRAYS = """
-PaliGemma.img.embedding.kernel                           vision.patch.weight                        patch
-PaliGemma.img.embedding.bias                             vision.patch.bias                          same
-PaliGemma.img.pos_embedding[0]                           vision.position.weight                     same
-{block}.LayerNorm_0                                      vision.layers.*.layer_norm1                norm
-{block}.LayerNorm_1                                      vision.layers.*.layer_norm2                norm
-{block}.MlpBlock_0.Dense_0                               vision.layers.*.mlp.fc1                    linear
-{block}.MlpBlock_0.Dense_1                               vision.layers.*.mlp.fc2                    linear
-{block}.MultiHeadDotProductAttention_0.query.kernel      vision.layers.*.self_attn.q_proj.weight    to_heads
-{block}.MultiHeadDotProductAttention_0.query.bias        vision.layers.*.self_attn.q_proj.bias      flat
-{block}.MultiHeadDotProductAttention_0.key.kernel        vision.layers.*.self_attn.k_proj.weight    to_heads
-{block}.MultiHeadDotProductAttention_0.key.bias          vision.layers.*.self_attn.k_proj.bias      flat
-{block}.MultiHeadDotProductAttention_0.value.kernel      vision.layers.*.self_attn.v_proj.weight    to_heads
-{block}.MultiHeadDotProductAttention_0.value.bias        vision.layers.*.self_attn.v_proj.bias      flat
-{block}.MultiHeadDotProductAttention_0.out.kernel        vision.layers.*.self_attn.out_proj.weight  from_heads
-{block}.MultiHeadDotProductAttention_0.out.bias          vision.layers.*.self_attn.out_proj.bias    same
-PaliGemma.img.Transformer.encoder_norm                   vision.norm                                norm
-PaliGemma.img.head                                       projector                                  linear
-PaliGemma.llm.embedder.input_embedding                   embedding.weight                           same
-{llm}.attn.q_einsum{end}.w                               {tower}.self_attn.q_proj.weight            of_heads
-{llm}.attn.kv_einsum{end}.w[0]                           {tower}.self_attn.k_proj.weight            of_heads
-{llm}.attn.kv_einsum{end}.w[1]                           {tower}.self_attn.v_proj.weight            of_heads
-{llm}.attn.attn_vec_einsum{end}.w                        {tower}.self_attn.o_proj.weight            from_heads
-{llm}.mlp{end}.gating_einsum[0]                          {tower}.mlp.gate_proj.weight               matrix
-{llm}.mlp{end}.gating_einsum[1]                          {tower}.mlp.up_proj.weight                 matrix
-{llm}.mlp{end}.linear                                    {tower}.mlp.down_proj.weight               matrix
-{llm}.pre_attention_norm{end}.scale                      {tower}.input_layernorm.weight             same
-{llm}.pre_attention_norm{end}.Dense_0                    {tower}.input_layernorm.dense              linear
-{llm}.pre_ffw_norm{end}.scale                            {tower}.post_attention_layernorm.weight    same
-{llm}.pre_ffw_norm{end}.Dense_0                          {tower}.post_attention_layernorm.dense     linear
-PaliGemma.llm.final_norm{end}.scale                      {name}_norm.weight                         same
-PaliGemma.llm.final_norm{end}.Dense_0                    {name}_norm.dense                          linear
-action_in_proj                                           action_in_proj                             linear
-action_out_proj                                          action_out_proj                            linear
-time_mlp_in                                              time_mlp_in                                linear
-time_mlp_out                                             time_mlp_out                               linear
-state_proj                                               state_proj                                 linear
-action_time_mlp_in                                       action_time_mlp_in                         linear
-action_time_mlp_out                                      action_time_mlp_out                        linear
+PaliGemma.img.embedding.kernel          vision.patch.weight                        patch
+PaliGemma.img.embedding.bias            vision.patch.bias                          same
+PaliGemma.img.pos_embedding[0]          vision.position.weight                     same
+{block}.LayerNorm_0                     vision.layers.*.layer_norm1                norm
+{block}.LayerNorm_1                     vision.layers.*.layer_norm2                norm
+{block}.MlpBlock_0.Dense_0              vision.layers.*.mlp.fc1                    linear
+{block}.MlpBlock_0.Dense_1              vision.layers.*.mlp.fc2                    linear
+{attention}.query.kernel                vision.layers.*.self_attn.q_proj.weight    to_heads
+{attention}.query.bias                  vision.layers.*.self_attn.q_proj.bias      flat
+{attention}.key.kernel                  vision.layers.*.self_attn.k_proj.weight    to_heads
+{attention}.key.bias                    vision.layers.*.self_attn.k_proj.bias      flat
+{attention}.value.kernel                vision.layers.*.self_attn.v_proj.weight    to_heads
+{attention}.value.bias                  vision.layers.*.self_attn.v_proj.bias      flat
+{attention}.out.kernel                  vision.layers.*.self_attn.out_proj.weight  from_heads
+{attention}.out.bias                    vision.layers.*.self_attn.out_proj.bias    same
+PaliGemma.img.Transformer.encoder_norm  vision.norm                                norm
+PaliGemma.img.head                      projector                                  linear
+PaliGemma.llm.embedder.input_embedding  embedding.weight                           same
+{llm}.attn.q_einsum{end}.w              {tower}.self_attn.q_proj.weight            of_heads
+{llm}.attn.kv_einsum{end}.w[0]          {tower}.self_attn.k_proj.weight            of_heads
+{llm}.attn.kv_einsum{end}.w[1]          {tower}.self_attn.v_proj.weight            of_heads
+{llm}.attn.attn_vec_einsum{end}.w       {tower}.self_attn.o_proj.weight            from_heads
+{llm}.mlp{end}.gating_einsum[0]         {tower}.mlp.gate_proj.weight               matrix
+{llm}.mlp{end}.gating_einsum[1]         {tower}.mlp.up_proj.weight                 matrix
+{llm}.mlp{end}.linear                   {tower}.mlp.down_proj.weight               matrix
+{llm}.pre_attention_norm{end}.scale     {tower}.input_layernorm.weight             same
+{llm}.pre_attention_norm{end}.Dense_0   {tower}.input_layernorm.dense              linear
+{llm}.pre_ffw_norm{end}.scale           {tower}.post_attention_layernorm.weight    same
+{llm}.pre_ffw_norm{end}.Dense_0         {tower}.post_attention_layernorm.dense     linear
+PaliGemma.llm.final_norm{end}.scale     {name}_norm.weight                         same
+PaliGemma.llm.final_norm{end}.Dense_0   {name}_norm.dense                          linear
+action_in_proj                          action_in_proj                             linear
+action_out_proj                         action_out_proj                            linear
+time_mlp_in                             time_mlp_in                                linear
+time_mlp_out                            time_mlp_out                               linear
+state_proj                              state_proj                                 linear
+action_time_mlp_in                      action_time_mlp_in                         linear
+action_time_mlp_out                     action_time_mlp_out                        linear
 """
-"""Array, parameter and form: one of `FORMS`, or that of a module. `*` is the number of a layer, the first
-dimension of its array; [0] and [1] are places in the next one."""
+"""Array, parameter and form: one of `FORMS`, or that of a module. `*` is the number of a layer, the
+first dimension of its array; [0] and [1] are places in the next one.
+"""
 MODULES = {
     "linear": ((".kernel", ".weight", "matrix"), (".bias", ".bias", "same")),
     "norm": ((".scale", ".weight", "same"), (".bias", ".bias", "same")),
@@ -110,9 +114,12 @@ def _table() -> dict[str, dict[str, tuple[tuple[int, ...], Form]]]:
     """Read `ARRAYS`: array -> parameter -> index behind the layer, and form."""
     table: dict[str, dict[str, tuple[tuple[int, ...], Form]]] = {}
     block = "PaliGemma.img.Transformer.encoderblock"
+    attention = f"{block}.MultiHeadDotProductAttention_0"
     llm = "PaliGemma.llm.layers"
     for end, name in (("", "vlm"), ("_1", "expert")):
-        lines = ARRAYS.format(block=block, llm=llm, end=end, name=name, tower=f"layers.*.{name}").split("\n")
+        lines = ARRAYS.format(
+            block=block, attention=attention, llm=llm, end=end, name=name, tower=f"layers.*.{name}"
+        ).split("\n")
         for place, parameter, kind in (line.split() for line in lines if line):
             array, _, index = place.rstrip("]").partition("[")
             for array_end, end_of_name, form in MODULES.get(kind, [("", "", kind)]):
@@ -125,7 +132,9 @@ TABLE = _table()
 
 
 def plain_name(array: str) -> str:
-    """Return the name of an array without `params` in front and `value` behind, which some versions write."""
+    """Return the name of an array without `params` in front and `value` behind, which some versions
+    write.
+    """
     return re.sub(r"^params\.|\.value$", "", array)
 
 
@@ -133,8 +142,9 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
     """Return place and shape of each parameter.
 
     Args:
-        arrays: shapes by name, as `plain_name` returns them. An unknown one, or one with other dimensions than
-            openpi's, is a parameter of that name, so that a comparison with a network names it.
+        arrays: shapes by name, as `plain_name` returns them. An unknown one, or one with other
+            dimensions than openpi's, is a parameter of that name, so that a comparison with a
+            network names it.
     """
     places: dict[str, tuple[Place, tuple[int, ...]]] = {}
     for array, shape in arrays.items():
@@ -146,7 +156,10 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
                 continue
             for layer in range(shape[0]) if stacked else (0,):
                 place_index = (layer, *index) if stacked else index
-                places[name.replace("*", str(layer), 1)] = Place(array, place_index, form), form.shape(rest)
+                places[name.replace("*", str(layer), 1)] = (
+                    Place(array, place_index, form),
+                    form.shape(rest),
+                )
     return places
 
 
@@ -174,7 +187,8 @@ class JaxTree(TensorReader):
         """Read names, shapes and dtypes.
 
         Raises:
-            FileNotFoundError: the folder has no tree. MissingExtraError: tensorstore is not installed.
+            FileNotFoundError: the folder has no tree. MissingExtraError: tensorstore is not
+                installed.
             ValueError: the tree is damaged, or an array is not of floats.
         """
         require("jax-weights")
@@ -193,7 +207,9 @@ class JaxTree(TensorReader):
         for name, place in self._places.items():
             kind = self._arrays[place.array].dtype.name
             if kind not in DTYPES:
-                raise ValueError(f"{path}: {place.array} is {kind}; weights are {', '.join(DTYPES)}")
+                raise ValueError(
+                    f"{path}: {place.array} is {kind}; weights are {', '.join(DTYPES)}"
+                )
             self.dtypes[name] = DTYPES[kind]
         self._latest: tuple[str, Tensor] | None = None
 
@@ -202,7 +218,8 @@ class JaxTree(TensorReader):
 
         Raises:
             KeyError: there is no such parameter.
-            ValueError: a value is not finite, or the tree is damaged or changed since it was opened.
+            ValueError: a value is not finite, or the tree is damaged or changed since it was
+                opened.
         """
         place = self._places[key]
         if place.form is SAME and self.shapes[key]:
@@ -212,7 +229,9 @@ class JaxTree(TensorReader):
                 self._latest = key, self._values(key, place.at)
             rows = self._latest[1][start:stop].clone() if self.shapes[key] else self._latest[1]
         if rows.numel() and not all(map(torch.isfinite, torch.aminmax(rows))):
-            raise ValueError(f"{self.path}: {key} has values that are not finite: restore the folder")
+            raise ValueError(
+                f"{self.path}: {key} has values that are not finite: restore the folder"
+            )
         return rows
 
     def digest(self) -> str:
@@ -238,9 +257,13 @@ class JaxTree(TensorReader):
         place = self._places[key]
         try:
             array = self._arrays[place.array]
-            values = place.form.convert(np.asarray((array[index] if index else array).read().result()))
+            values = place.form.convert(
+                np.asarray((array[index] if index else array).read().result())
+            )
         except Exception as error:  # tensorstore has no class of errors
-            raise ValueError(f"{self.path}: {place.array} cannot be read: {_line(error)}") from error
+            raise ValueError(
+                f"{self.path}: {place.array} cannot be read: {_line(error)}"
+            ) from error
         self._check_version()
         plain = np.array(values, order="C")
         if plain.dtype.name == "bfloat16":  # a type of ml_dtypes, which torch does not know

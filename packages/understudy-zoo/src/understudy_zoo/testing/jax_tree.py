@@ -1,7 +1,7 @@
 """The JAX tree of a small pi0.5 or pi0, by formulas of its own, and its files, written by orbax.
 
-python packages/understudy-zoo/src/understudy_zoo/testing/jax_tree.py FOLDER     writes the tree of the tests; needs
-orbax-checkpoint
+`python packages/understudy-zoo/src/understudy_zoo/testing/jax_tree.py FOLDER` writes the tree of
+the tests; it needs orbax-checkpoint.
 """
 
 import sys
@@ -17,7 +17,9 @@ Weights = dict[str, np.ndarray]
 
 
 def weights(adaptive: bool = True) -> Weights:
-    """Parameters by the network's names, of values that are exact in bfloat16 and differ between parameters."""
+    """Parameters by the network's names, of values that are exact in bfloat16 and differ between
+    parameters.
+    """
     found = {}
     for name, parameter in small(adaptive).named_parameters():
         draw = np.random.default_rng(zlib.crc32(name.encode()))
@@ -38,7 +40,10 @@ def tree(own: Weights) -> Weights:
     found[f"{img}/embedding/kernel"] = np.einsum("ocij->ijco", own["vision.patch.weight"])
     found[f"{img}/embedding/bias"] = own["vision.patch.bias"]
     found[f"{img}/pos_embedding"] = own["vision.position.weight"][None]
-    found[f"{img}/head/kernel"], found[f"{img}/head/bias"] = own["projector.weight"].T, own["projector.bias"]
+    found[f"{img}/head/kernel"], found[f"{img}/head/bias"] = (
+        own["projector.weight"].T,
+        own["projector.bias"],
+    )
     block = f"{img}/Transformer/encoderblock"
     layer = "vision.layers.*"
     heads = (vision.heads, vision.width // vision.heads)
@@ -46,10 +51,16 @@ def tree(own: Weights) -> Weights:
         attention = f"{block}/MultiHeadDotProductAttention_0/{theirs}"
         kernel = np.einsum("loi->lio", stack(f"{layer}.self_attn.{ours}.weight"))
         found[f"{attention}/kernel"] = kernel.reshape(vision.depth, vision.width, *heads)
-        found[f"{attention}/bias"] = stack(f"{layer}.self_attn.{ours}.bias").reshape(vision.depth, *heads)
+        found[f"{attention}/bias"] = stack(f"{layer}.self_attn.{ours}.bias").reshape(
+            vision.depth, *heads
+        )
     out = np.einsum("loi->lio", stack(f"{layer}.self_attn.out_proj.weight"))
-    found[f"{block}/MultiHeadDotProductAttention_0/out/kernel"] = out.reshape(vision.depth, *heads, vision.width)
-    found[f"{block}/MultiHeadDotProductAttention_0/out/bias"] = stack(f"{layer}.self_attn.out_proj.bias")
+    found[f"{block}/MultiHeadDotProductAttention_0/out/kernel"] = out.reshape(
+        vision.depth, *heads, vision.width
+    )
+    found[f"{block}/MultiHeadDotProductAttention_0/out/bias"] = stack(
+        f"{layer}.self_attn.out_proj.bias"
+    )
     for number in (0, 1):
         dense = stack(f"{layer}.mlp.fc{number + 1}.weight")
         found[f"{block}/MlpBlock_0/Dense_{number}/kernel"] = np.einsum("loi->lio", dense)
@@ -63,7 +74,9 @@ def tree(own: Weights) -> Weights:
         llm = "PaliGemma/llm/layers"
         layer = f"layers.*.{tower}"
 
-        def split(name: str, count: int, layer: str = layer, size: int = sizes.head_dim) -> np.ndarray:
+        def split(
+            name: str, count: int, layer: str = layer, size: int = sizes.head_dim
+        ) -> np.ndarray:
             """[layers, heads, in, head_dim]."""
             matrix = stack(f"{layer}.self_attn.{name}.weight")
             return np.einsum("lndi->lnid", matrix.reshape(len(matrix), count, size, -1))
@@ -75,11 +88,22 @@ def tree(own: Weights) -> Weights:
         found[f"{llm}/attn/attn_vec_einsum{end}/w"] = out.reshape(
             len(out), sizes.num_heads, sizes.head_dim, sizes.width
         )
-        gates = [np.einsum("loi->lio", stack(f"{layer}.mlp.{name}_proj.weight")) for name in ("gate", "up")]
+        gates = [
+            np.einsum("loi->lio", stack(f"{layer}.mlp.{name}_proj.weight"))
+            for name in ("gate", "up")
+        ]
         found[f"{llm}/mlp{end}/gating_einsum"] = np.stack(gates, axis=1)
-        found[f"{llm}/mlp{end}/linear"] = np.einsum("loi->lio", stack(f"{layer}.mlp.down_proj.weight"))
-        for theirs, ours in (("pre_attention_norm", "input_layernorm"), ("pre_ffw_norm", "post_attention_layernorm")):
-            found |= _norm(f"{llm}/{theirs}{end}", {k: stack(f"{layer}.{ours}.{k}") for k in _norm_keys(own, layer)})
+        found[f"{llm}/mlp{end}/linear"] = np.einsum(
+            "loi->lio", stack(f"{layer}.mlp.down_proj.weight")
+        )
+        for theirs, ours in (
+            ("pre_attention_norm", "input_layernorm"),
+            ("pre_ffw_norm", "post_attention_layernorm"),
+        ):
+            found |= _norm(
+                f"{llm}/{theirs}{end}",
+                {k: stack(f"{layer}.{ours}.{k}") for k in _norm_keys(own, layer)},
+            )
         last = {key: own[f"{tower}_norm.{key}"] for key in _norm_keys(own, layer)}
         found |= _norm(f"PaliGemma/llm/final_norm{end}", last)
     for name in own:
@@ -91,7 +115,11 @@ def tree(own: Weights) -> Weights:
 
 def _fits(key: str, name: str) -> bool:
     front, _, back = name.partition("*")
-    return key.startswith(front) and key.endswith(back) and key[len(front) : len(key) - len(back)].isdigit()
+    return (
+        key.startswith(front)
+        and key.endswith(back)
+        and key[len(front) : len(key) - len(back)].isdigit()
+    )
 
 
 def _norm_keys(own: Weights, layer: str) -> tuple[str, ...]:
@@ -124,7 +152,9 @@ def write(folder: Path, arrays: Weights) -> Path:
 
 
 def write_zarr(folder: Path, arrays: Weights, kind: str) -> Path:
-    """Write FOLDER/params with the same names without orbax, in the dtype `kind`; needs tensorstore."""
+    """Write FOLDER/params with the same names without orbax, in the dtype `kind`; needs
+    tensorstore.
+    """
     import ml_dtypes
     import tensorstore
 

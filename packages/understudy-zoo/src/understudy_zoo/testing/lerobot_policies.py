@@ -1,4 +1,5 @@
-"""Small policies of LeRobot for the tests of the adapters, and LeRobot's own trainer on the batches of a run.
+"""Small policies of LeRobot for the tests of the adapters, and LeRobot's own trainer on the batches
+of a run.
 
 LeRobot itself is imported by `their_losses` alone, and transformers by `write_vlm`.
 """
@@ -11,10 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.config.train import AugmentConfig, CheckpointConfig, EmaConfig, OptimConfig, ScheduleConfig, ValConfig
+from understudy.config.train import (
+    AugmentConfig,
+    CheckpointConfig,
+    EmaConfig,
+    OptimConfig,
+    ScheduleConfig,
+    ValConfig,
+)
 from understudy.policies.registry import policy_type
 from understudy.testing.runs import tiny_config
-from understudy_zoo.lerobot.settings import LerobotActConfig, LerobotDiffusionConfig, LerobotSmolvlaConfig
+from understudy_zoo.lerobot.settings import (
+    LerobotActConfig,
+    LerobotDiffusionConfig,
+    LerobotSmolvlaConfig,
+)
 
 CAMERA = "observation.images.top"
 NORMALIZATION = {
@@ -75,12 +87,18 @@ def config(**changes: Any) -> LerobotActConfig:
 def diffusion_config(**changes: Any) -> LerobotDiffusionConfig:
     values = SMALL_DIFFUSION | changes
     chunk = values["horizon"] - values.get("n_obs_steps", 2) + 1
-    return LerobotDiffusionConfig(**grouped(LerobotDiffusionConfig, FACTS | {"chunk": chunk} | values))
+    return LerobotDiffusionConfig(
+        **grouped(LerobotDiffusionConfig, FACTS | {"chunk": chunk} | values)
+    )
 
 
 def small_settings(name: str) -> Any:
     """Settings of a small policy of the type `name`."""
-    sizes = {"lerobot-act": SMALL, "lerobot-diffusion": SMALL_DIFFUSION, "lerobot-smolvla": SMALL_SMOLVLA}
+    sizes = {
+        "lerobot-act": SMALL,
+        "lerobot-diffusion": SMALL_DIFFUSION,
+        "lerobot-smolvla": SMALL_SMOLVLA,
+    }
     return settings_of(policy_type(name).settings, sizes[name])
 
 
@@ -92,26 +110,49 @@ def smolvla_config(vlm: Path | str, **changes: Any) -> LerobotSmolvlaConfig:
 def write_vlm(folder: Path) -> Path:
     """Write the files of a tiny SmolVLM, without weights: config, tokenizer of bytes, processor."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor
+    from transformers import (
+        PreTrainedTokenizerFast,
+        SmolVLMConfig,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+    )
     from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
-    special = ["<|endoftext|>", "<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
+    special = [
+        "<|endoftext|>",
+        "<fake_token_around_image>",
+        "<image>",
+        "<global-img>",
+        "<end_of_utterance>",
+    ]
     names = ("fake_image_token", "image_token", "global_image_token", "end_of_utterance_token")
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    plain = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    plain = Tokenizer(
+        models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[])
+    )
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     ends = dict.fromkeys(("pad_token", "eos_token", "bos_token", "unk_token"), special[0])
     named = dict(zip(names, special[1:], strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=named, **ends)
     text = {
         "model_type": "llama", "vocab_size": len(words), "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "pad_token_id": 0,
     }  # fmt: skip
-    vision = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"image_size": 32, "patch_size": 8}
-    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0)
+    config = SmolVLMConfig(
+        text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0
+    )
     config.save_pretrained(folder)
-    SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor()).save_pretrained(folder)
+    SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor()).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -120,20 +161,26 @@ def batch_of(count: int, slots: int = 4, times: int = 0, seed: int = 0) -> dict[
     generator = torch.Generator().manual_seed(seed)
     time = (times,) if times else ()
     found = {
-        CAMERA: torch.randint(0, 256, (count, *time, 3, 32, 40), dtype=torch.uint8, generator=generator),
+        CAMERA: torch.randint(
+            0, 256, (count, *time, 3, 32, 40), dtype=torch.uint8, generator=generator
+        ),
         "observation.state": torch.randn(count, *time, 3, generator=generator),
         "task": ["lift"] * count,
         "action": torch.randn(count, slots, 2, generator=generator),
         "action_is_pad": torch.arange(slots) >= slots - torch.arange(count)[:, None] % 3,
     }
-    padded = dict.fromkeys((f"{CAMERA}_is_pad", "observation.state_is_pad"), torch.zeros(count, times, dtype=bool))
+    padded = dict.fromkeys(
+        (f"{CAMERA}_is_pad", "observation.state_is_pad"), torch.zeros(count, times, dtype=bool)
+    )
     return found | (padded if times else {})
 
 
 def run_config(data: Path, out: Path, policy: Any, **changes: Any) -> Any:
     """Four steps of a policy with LeRobot's optimizer, without augmentation."""
     base = tiny_config(data, out)
-    optim = OptimConfig(lr=1e-4, beta2=0.999, weight_decay_of={"*": 1e-4}, grad_clip_norm=10.0, ema=EmaConfig(0.0))
+    optim = OptimConfig(
+        lr=1e-4, beta2=0.999, weight_decay_of={"*": 1e-4}, grad_clip_norm=10.0, ema=EmaConfig(0.0)
+    )
     settings = {
         "policy": policy,
         "data": replace(base.data, chunk_size=policy.stored_chunk() or base.data.chunk_size),
@@ -150,7 +197,9 @@ class Recorder:
     """Batches and draws of the training steps of a run, and the weights before the first one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], drawn: str) -> None:
-        """Record the losses of policies of `kind` whose draws have `drawn`, as those of training do."""
+        """Record the losses of policies of `kind` whose draws have `drawn`, as those of training
+        do.
+        """
         self.batches: list[dict[str, Any]] = []
         self.draws: list[dict[str, torch.Tensor]] = []
         self.weights: dict[str, torch.Tensor] = {}
@@ -159,8 +208,12 @@ class Recorder:
         def noted(policy: Any, batch: Any, draws: Any, *args: Any, **kwargs: Any) -> Any:
             if drawn in draws and policy.training:
                 if not self.weights:
-                    self.weights = {name: value.clone() for name, value in policy.state_dict().items()}
-                self.batches.append({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
+                    self.weights = {
+                        name: value.clone() for name, value in policy.state_dict().items()
+                    }
+                self.batches.append(
+                    {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+                )
                 self.draws.append({name: value.clone() for name, value in draws.items()})
             return losses(policy, batch, draws, *args, **kwargs)
 
@@ -174,14 +227,16 @@ def their_losses(
     inside: Callable[[dict[str, torch.Tensor]], Any],
     size: tuple[int, int] | None = None,
 ) -> list[float]:
-    """Train LeRobot's policy by its own step and processor on recorded batches, and return its losses.
+    """Train LeRobot's policy by its own step and processor on recorded batches, and return its
+    losses.
 
     Args:
         policy: with the first weights.
         folder: with its processors.
         seen: batches and draws.
         inside: draws -> context in which a step is computed.
-        size: height and width to which images are resized, where LeRobot's policy resizes none itself.
+        size: height and width to which images are resized, where LeRobot's policy resizes none
+            itself.
     """
     from accelerate import Accelerator
     from lerobot.processor import PolicyProcessorPipeline
@@ -194,14 +249,18 @@ def their_losses(
     before = PolicyProcessorPipeline.from_pretrained(folder, name, **convert)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, weight_decay=1e-4)
     accelerator = Accelerator(cpu=True)
-    tracker = MetricsTracker(4, 51, 6, {n: AverageMeter(n) for n in ("loss", "grad_norm", "lr", "update_s")})
+    tracker = MetricsTracker(
+        4, 51, 6, {n: AverageMeter(n) for n in ("loss", "grad_norm", "lr", "update_s")}
+    )
     found = []
     for own, draws in zip(seen.batches, seen.draws, strict=True):
         images: dict[str, torch.Tensor] = {}
         for key in policy.config.image_features:
             images[key] = own[key].float() / 255
             if size is not None:
-                small = torch.nn.functional.interpolate(images[key].flatten(0, -4), size=size, mode="area")
+                small = torch.nn.functional.interpolate(
+                    images[key].flatten(0, -4), size=size, mode="area"
+                )
                 images[key] = small.view(*own[key].shape[:-2], *size)
         with inside(draws):
             tracker, _ = update_policy(

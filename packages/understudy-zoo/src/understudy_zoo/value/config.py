@@ -17,7 +17,9 @@ FINEST = 2.0**-16
 
 @dataclass(frozen=True, kw_only=True)
 class ReturnSettings:
-    """Settings of a policy that predicts the return of an observation, beside those of its encoder."""
+    """Settings of a policy that predicts the return of an observation, beside those of its
+    encoder.
+    """
 
     ACTS: ClassVar[bool] = False
 
@@ -26,9 +28,11 @@ class ReturnSettings:
     smoothing: float = 0.75
     """Deviation of the target's histogram, in widths of a bin."""
     returns: str = SUCCESS
-    """Return of a frame. `success`: 1 at the end of a successful episode. `time`: minus the seconds to success, and
-    minus `horizon` for a failure. Otherwise the key of a feature with a reward per frame, whose sum over the rest of
-    the episode is the return. Episodes that were cut train nothing (docs/policies.md)."""
+    """Return of a frame. `success`: 1 at the end of a successful episode. `time`: minus the seconds
+    to success, and minus `horizon` for a failure. Otherwise the key of a feature with a reward per
+    frame, whose sum over the rest of the episode is the return. Episodes that were cut train
+    nothing (docs/policies.md).
+    """
     discount: float = 1.0
     """Factor per frame on later rewards. With 0 the return is the feature's value itself."""
     horizon: float = 0.0
@@ -36,7 +40,9 @@ class ReturnSettings:
     value_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest return, with the key of a feature in `returns`."""
     success: str = "success"
-    """Metadata of episodes that is true for successes, or a feature of which the last frame's value counts."""
+    """Metadata of episodes that is true for successes, or a feature of which the last frame's value
+    counts.
+    """
     truncated: str = "truncated"
     """As `success`: true where an episode was cut before its end, by a time limit for example."""
 
@@ -50,7 +56,13 @@ class ReturnSettings:
         """Fields of `ReturnTarget`."""
         low, high = self.bounds
         marks = {"success": self.success, "truncated": self.truncated}
-        return {"returns": self.returns, "discount": self.discount, "low": low, "high": high, **marks}
+        return {
+            "returns": self.returns,
+            "discount": self.discount,
+            "low": low,
+            "high": high,
+            **marks,
+        }
 
     def return_problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -64,14 +76,21 @@ class ReturnSettings:
             rule = "above 0, and at most 1" if with_outcome else "from 0 to 1"
             problems.append(f"discount: {self.discount}: must be {rule}")
         if self.returns == TIME and not 0 < self.horizon < 1e9:
-            problems.append(f"horizon: {self.horizon}: must be the longest time to success in seconds")
+            problems.append(
+                f"horizon: {self.horizon}: must be the longest time to success in seconds"
+            )
         if not -1e9 < self.value_range[0] < self.value_range[1] < 1e9:
-            problems.append(f"value_range: {self.value_range}: must be two finite numbers, the lower one first")
+            problems.append(
+                f"value_range: {self.value_range}: must be two finite numbers, the lower one first"
+            )
         low, high = self.bounds
         finest = max(FINEST * max(abs(low), abs(high)), FINEST**6)
         if not problems and (high - low) / (self.bins - 1) < finest:
             rule = f"float32 resolves {finest:.3g} there; give fewer bins, or a wider value_range"
-            problems.append(f"bins: {self.bins}: bins of {(high - low) / (self.bins - 1):.3g} at {high:g}: {rule}")
+            problems.append(
+                f"bins: {self.bins}: bins of {(high - low) / (self.bins - 1):.3g} at {high:g}: "
+                f"{rule}"
+            )
         return problems
 
 
@@ -124,7 +143,9 @@ EXPERT_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pi05ValueSettings(ReturnSettings, Pi05Settings):
-    """The value function on the vision encoder and the language tower of pi0.5, without its action expert."""
+    """The value function on the vision encoder and the language tower of pi0.5, without its action
+    expert.
+    """
 
     FOLDER: ClassVar[str] = ""
     FORMATS: ClassVar[Mapping[str, str]] = {}
@@ -142,7 +163,8 @@ class Pi05ValueSettings(ReturnSettings, Pi05Settings):
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
         unused = [
-            f"{name}: {getattr(self, name)}: a value function predicts no actions and no texts; leave it out"
+            f"{name}: {getattr(self, name)}: a value function predicts no actions and no texts; "
+            "leave it out"
             for name in EXPERT_SETTINGS
             if getattr(self, name) != getattr(Pi05Settings, name)
         ]
@@ -160,4 +182,6 @@ class Pi05ValueConfig(Pi05ValueSettings, Pi05PolicyConfig):
 
 
 VALUE = PolicyType(ValueSettings, ValueConfig, "understudy_zoo.value.model:ValuePolicy")
-VALUE_PI05 = PolicyType(Pi05ValueSettings, Pi05ValueConfig, "understudy_zoo.value.model:Pi05ValuePolicy")
+VALUE_PI05 = PolicyType(
+    Pi05ValueSettings, Pi05ValueConfig, "understudy_zoo.value.model:Pi05ValuePolicy"
+)

@@ -1,8 +1,9 @@
 """Value functions: images, state and text in, the distribution of the return out.
 
-The return is a histogram over bins, trained by cross-entropy (Bellemare et al. 2017, "A Distributional Perspective on
-Reinforcement Learning"). Its target is a Gaussian around the return: HL-Gauss of Farebrother et al. 2024, "Stop
-Regressing: Training Value Functions via Classification for Scalable Deep RL", equations 3.2 and 3.3.
+The return is a histogram over bins, trained by cross-entropy (Bellemare et al. 2017, "A
+Distributional Perspective on Reinforcement Learning"). Its target is a Gaussian around the return:
+HL-Gauss of Farebrother et al. 2024, "Stop Regressing: Training Value Functions via Classification
+for Scalable Deep RL", equations 3.2 and 3.3.
 """
 
 from collections.abc import Collection
@@ -31,14 +32,17 @@ ACCURACY = "accuracy"
 
 
 def bin_centers(config: ValueConfig) -> Tensor:
-    """Return the center of each bin, float32 [bins]: the first one is the lowest return, the last one the highest."""
+    """Return the center of each bin, float32 [bins]: the first one is the lowest return, the last
+    one the highest.
+    """
     return torch.linspace(*config.bounds, config.bins)
 
 
 def histogram(returns: Tensor, centers: Tensor, smoothing: float) -> Tensor:
     """Return the Gaussian around each return as shares of the bins, float32 [B, bins].
 
-    With the edges e of the bins, p_i = (Phi((e_i+1 - y) / s) - Phi((e_i - y) / s)) / the sum of all.
+    With the edges e of the bins, p_i = (Phi((e_i+1 - y) / s) - Phi((e_i - y) / s)) / the sum of
+    all.
 
     Args:
         returns: float32 [B], within the centers.
@@ -67,7 +71,9 @@ class ReturnHead(nn.Module):
 
 
 class ReturnPolicy(Policy):
-    """Base class of value functions. For training, a batch has `return` float32 [B] and `return_is_pad` bool [B]."""
+    """Base class of value functions. For training, a batch has `return` float32 [B] and
+    `return_is_pad` bool [B].
+    """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "values")
     validation_draws = 1
@@ -89,8 +95,9 @@ class ReturnPolicy(Policy):
     def metrics(self) -> tuple[str, ...]:
         """Figures of a validation.
 
-        `l1` is the distance of the mean from the return, in its units. `accuracy` is the share of frames whose most
-        likely bin is the lowest one, that of failures, where the return's is, and another one elsewhere.
+        `l1` is the distance of the mean from the return, in its units. `accuracy` is the share of
+        frames whose most likely bin is the lowest one, that of failures, where the return's is, and
+        another one elsewhere.
         """
         return (ERROR, ACCURACY) if self.config.returns in (SUCCESS, TIME) else (ERROR,)
 
@@ -102,13 +109,16 @@ class ReturnPolicy(Policy):
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss]:
-        """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not known."""
+        """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not
+        known.
+        """
         returns = value_of(batch, RETURN)
         counts = self.counts(batch, draws)
         logits = self.logits(batch)
         check_shape(RETURN, returns, (len(logits),))
         centers = bin_centers(self.config).to(logits.device)
-        returns = torch.where(counts[VALUE] > 0, returns, centers[0])  # before any arithmetic: 0 * NaN is NaN
+        # before any arithmetic: 0 * NaN is NaN
+        returns = torch.where(counts[VALUE] > 0, returns, centers[0])
         target = histogram(returns, centers, self.config.smoothing)
         in_lowest = target.argmax(dim=1) == 0
         figures = {
@@ -117,7 +127,10 @@ class ReturnPolicy(Policy):
             ACCURACY: ((logits.argmax(dim=1) == 0) == in_lowest).float(),
         }
         chosen = [term for term in figures if term in (self.loss_terms if terms is None else terms)]
-        return {term: Loss(torch.where(counts[term] > 0, figures[term], 0.0), counts[term]) for term in chosen}
+        return {
+            term: Loss(torch.where(counts[term] > 0, figures[term], 0.0), counts[term])
+            for term in chosen
+        }
 
     def values(self, batch: Batch) -> Tensor:
         """Return the mean of the predicted distribution, float32 [B], in units of the return."""
@@ -126,7 +139,10 @@ class ReturnPolicy(Policy):
 
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
         """Refuse: raises ValueError, as the policy predicts no actions."""
-        raise ValueError(f"a policy of type {self.config.type} predicts returns, not actions; see `understudy score`")
+        raise ValueError(
+            f"a policy of type {self.config.type} predicts returns, not actions; see `understudy "
+            "score`"
+        )
 
 
 class ValuePolicy(ReturnPolicy, ObservingPolicy):
@@ -150,7 +166,9 @@ class ValuePolicy(ReturnPolicy, ObservingPolicy):
 
 
 class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
-    """Value function on the vision encoder and the language tower of pi0.5: it reads the mean of the last tokens."""
+    """Value function on the vision encoder and the language tower of pi0.5: it reads the mean of
+    the last tokens.
+    """
 
     has_expert = False
     config: Pi05ValueConfig

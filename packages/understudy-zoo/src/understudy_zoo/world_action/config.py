@@ -1,4 +1,6 @@
-"""Settings and config of the world-action model: those of pi0.5, and of the future that it predicts. No torch."""
+"""Settings and config of the world-action model: those of pi0.5, and of the future that it
+predicts. No torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from understudy.policies.registry import PolicyType
 
 @dataclass(frozen=True, kw_only=True)
 class WorldActionSettings(Pi05Settings):
-    """The world-action model: pi0.5 whose action expert also predicts the states and images that follow.
+    """The world-action model: pi0.5 whose action expert also predicts the states and images that
+    follow.
 
-    In mode `policy` alone it is pi0.5. In every other setting of `mode` the expert has streams of the future.
+    In mode `policy` alone it is pi0.5. In every other setting of `mode` the expert has streams of
+    the future.
     """
 
     FOLDER: ClassVar[str] = ""
@@ -25,10 +29,13 @@ class WorldActionSettings(Pi05Settings):
     type: Literal["world_action"] = "world_action"  # type: ignore[assignment]  # another constant
     """Type of the policy."""
     future_images: int = 1
-    """Future images of each camera, spaced evenly over the chunk; the last follows its last action. 0: states alone."""
+    """Future images of each camera, spaced evenly over the chunk; the last follows its last action.
+    0: states alone.
+    """
     future_patch: int = 0
-    """Side of the patches of future images in pixels, one token each: an even divisor of the image's side. The default,
-    0, is 32 for dimensions of `base` and 16 for those of `tiny`."""
+    """Side of the patches of future images in pixels, one token each: an even divisor of the
+    image's side. The default, 0, is 32 for dimensions of `base` and 16 for those of `tiny`.
+    """
 
     @property
     def patch_side(self) -> int:
@@ -36,8 +43,12 @@ class WorldActionSettings(Pi05Settings):
         return self.future_patch or (32 if self.size == "base" else 16)
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
-        """Return the frames ahead of the future images, evenly spaced, the last at the end of the chunk."""
-        return tuple(chunk * (number + 1) // self.future_images for number in range(self.future_images))
+        """Return the frames ahead of the future images, evenly spaced, the last at the end of the
+        chunk.
+        """
+        return tuple(
+            chunk * (number + 1) // self.future_images for number in range(self.future_images)
+        )
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -45,7 +56,9 @@ class WorldActionSettings(Pi05Settings):
         if not 0 <= self.future_images <= 2**10:
             problems.append(f"future_images: {self.future_images}: must be from 0 to {2**10}")
         if self.future_patch < 0 or self.future_patch % 2:
-            problems.append(f"future_patch: {self.future_patch}: must be an even number of pixels, or 0")
+            problems.append(
+                f"future_patch: {self.future_patch}: must be an even number of pixels, or 0"
+            )
         return problems
 
 
@@ -68,9 +81,14 @@ class WorldActionConfig(WorldActionSettings, Pi05PolicyConfig):
         problems = []
         side = self.sizes.vision.image
         if self.imagined > self.chunk:
-            problems.append(f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} actions")
+            problems.append(
+                f"future_images: {self.future_images}: must be at most the chunk of {self.chunk} "
+                "actions"
+            )
         if self.imagined and side % self.patch_side:
-            problems.append(f"future_patch: {self.patch_side}: must divide the image's side of {side}")
+            problems.append(
+                f"future_patch: {self.patch_side}: must divide the image's side of {side}"
+            )
         problems += [
             f"{name}: {getattr(self, name)}: a run that trains a future has none; leave it out"
             for name in ("history", "max_delay")

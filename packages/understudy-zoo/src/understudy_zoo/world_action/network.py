@@ -1,21 +1,22 @@
 """Streams of the future in the action expert of pi0.5, and future images as their tokens.
 
-    images, prompt -> language tower of pi0.5 --- keys, values of each layer
-                                                        |
-    noisy actions                         -> expert <---+--> velocity                        the policy
-    noisy actions | states | images ahead -> expert <---+--> velocities, images              the model of the world
+                images, prompt -> language tower of pi0.5 --- keys, values of each layer
+                                                                    |
+    the policy  noisy actions                         -> expert <---+--> velocity
+    the world   noisy actions | states | images ahead -> expert <---+--> velocities, images
 
-Both lines are blocks of one suffix, and neither sees the other. So the policy computes as pi0.5 does, whatever the
-future adds, and acts without it. In the second block each stream has its own flow time, and 0 where it is given (Zhu et
-al. 2025, "Unified World Models").
+Both lines are blocks of one suffix, and neither sees the other. So the policy computes as pi0.5
+does, whatever the future adds, and acts without it. In the second block each stream has its own
+flow time, and 0 where it is given (Zhu et al. 2025, "Unified World Models").
 
-A future image is a row of patches. A patch is the lower half, in each axis, of the discrete cosine transform of its
-change against the present (Ning et al. 2024, "DCTdiff: Intriguing Properties of Image Generative Modeling in the DCT
-Space"). This tokenizer is orthonormal: it has no weights, every size of the network and every camera has it, and its
-transpose makes pixels. Features of the vision encoder would have none of that: the encoder is trained, so that they
-move, and a second network would have to decode them. The expert predicts clean patches instead of velocities: a patch
-may have more numbers than a token, so that a token cannot hold its noise (Li & He 2025, "Back to Basics: Let Denoising
-Generative Models Denoise").
+A future image is a row of patches. A patch is the lower half, in each axis, of the discrete cosine
+transform of its change against the present (Ning et al. 2024, "DCTdiff: Intriguing Properties of
+Image Generative Modeling in the DCT Space"). This tokenizer is orthonormal: it has no weights,
+every size of the network and every camera has it, and its transpose makes pixels. Features of the
+vision encoder would have none of that: the encoder is trained, so that they move, and a second
+network would have to decode them. The expert predicts clean patches instead of velocities: a patch
+may have more numbers than a token, so that a token cannot hold its noise (Li & He 2025, "Back to
+Basics: Let Denoising Generative Models Denoise").
 """
 
 import math
@@ -36,22 +37,32 @@ CHANGE = 0.25
 
 
 def to_patches(images: Tensor, side: int) -> Tensor:
-    """Transform images [..., 3, H, W] into patches [..., P, 3 * (side / 2)^2], row by row; `side` divides H and W."""
-    pixels = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # [..., 3, h, side, w, side]
+    """Transform images [..., 3, H, W] into patches [..., P, 3 * (side / 2)^2], row by row; `side`
+    divides H and W.
+    """
+    # [..., 3, h, side, w, side]
+    pixels = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))
     basis = _basis(side, images.device)
-    return torch.einsum("...chywx,ky,lx->...hwckl", pixels, basis, basis).flatten(-3).flatten(-3, -2)
+    return (
+        torch.einsum("...chywx,ky,lx->...hwckl", pixels, basis, basis).flatten(-3).flatten(-3, -2)
+    )
 
 
 def to_images(patches: Tensor, height: int, side: int) -> Tensor:
-    """Join patches [..., P, 3 * (side / 2)^2] to images [..., 3, height, W], the transpose of `to_patches`."""
-    parts = patches.unflatten(-1, (3, side // 2, side // 2)).unflatten(-4, (height // side, -1))  # [..., h, w, 3, k, l]
+    """Join patches [..., P, 3 * (side / 2)^2] to images [..., 3, height, W], the transpose of
+    `to_patches`.
+    """
+    # [..., h, w, 3, k, l]
+    parts = patches.unflatten(-1, (3, side // 2, side // 2)).unflatten(-4, (height // side, -1))
     basis = _basis(side, patches.device)
     return torch.einsum("...hwckl,ky,lx->...chywx", parts, basis, basis).flatten(-2).flatten(-3, -2)
 
 
 def _basis(side: int, device: torch.device) -> Tensor:
     """First half of the orthonormal cosines (DCT-II), float32 [side / 2, side]."""
-    number, place = (torch.arange(count, dtype=torch.float64, device=device) for count in (side // 2, side))
+    number, place = (
+        torch.arange(count, dtype=torch.float64, device=device) for count in (side // 2, side)
+    )
     cosines = torch.cos(math.pi / side * (place + 0.5) * number[:, None]) * math.sqrt(2 / side)
     return torch.where(number[:, None] == 0, math.sqrt(0.5) * cosines, cosines).float()
 
@@ -70,9 +81,14 @@ class Future(nn.Module):
             self.streams[IMAGES] = (count, 3 * (config.patch_side // 2) ** 2)
         ahead = {name: dim for name, (_, dim) in self.streams.items() if name != FLOW}
         self.in_proj = nn.ModuleDict({name: Linear(dim, width) for name, dim in ahead.items()})
-        self.out_proj = nn.ModuleDict({name: zero_init(Linear(width, dim)) for name, dim in ahead.items()})
+        self.out_proj = nn.ModuleDict(
+            {name: zero_init(Linear(width, dim)) for name, dim in ahead.items()}
+        )
         self.slots = nn.ParameterDict(
-            {name: nn.Parameter(torch.randn(count, width) * width**-0.5) for name, (count, _) in self.streams.items()}
+            {
+                name: nn.Parameter(torch.randn(count, width) * width**-0.5)
+                for name, (count, _) in self.streams.items()
+            }
         )
         if config.imagined:
             self.now_proj = Linear(self.streams[IMAGES][1], width)
@@ -92,17 +108,24 @@ class Future(nn.Module):
             network: the network, with the layers of actions and times.
             points: float32 [B, N, tokens, dim] of each stream.
             times: float32 [B, N] of each stream.
-            now: patches of the present images, float32 [B, cameras * P, dim]; None without future images.
-            alone: noisy actions of the policy's block, float32 [B, N, chunk, dim]; None: there is no such block.
+            now: patches of the present images, float32 [B, cameras * P, dim]; None without future
+                images.
+            alone: noisy actions of the policy's block, float32 [B, N, chunk, dim]; None: there is
+                no such block.
             alone_time: their times, float32 [B, N].
         """
-        # One call of each layer: a sharded one adds up the gradients of two calls in another sequence.
+        # One call of each layer: a sharded one adds up the gradients of two calls in another
+        # sequence.
         before = alone.shape[2] if alone is not None else 0
         actions = points[FLOW] if alone is None else torch.cat([alone, points[FLOW]], dim=2)
         tokens = []
         spread = [times[name] for name in self.streams]
         for name in self.streams:
-            embed, x = (network.action_in_proj, actions) if name == FLOW else (self.in_proj[name], points[name])
+            embed, x = (
+                (network.action_in_proj, actions)
+                if name == FLOW
+                else (self.in_proj[name], points[name])
+            )
             slots = F.pad(self.slots[name].float(), (0, 0, before if name == FLOW else 0, 0))
             tokens.append(rows(embed, x.float()) + slots)
         if now is not None:
@@ -117,18 +140,24 @@ class Future(nn.Module):
         joined = torch.cat(tokens, dim=2).flatten(0, 1).to(network.dtype)
         return Suffix(joined, condition, points[FLOW].shape[1], blocks, groups)
 
-    def read(self, network: Pi0Network, result: Tensor, count: int) -> tuple[dict[str, Tensor], Tensor | None]:
+    def read(
+        self, network: Pi0Network, result: Tensor, count: int
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Read the predictions of N rows of each sample from the expert's result.
 
         Returns:
-            float32 [B, N, tokens, dim] of each stream: velocities, and of the images clean patches. And the velocity of
-            the policy's block, where there is one.
+            float32 [B, N, tokens, dim] of each stream: velocities, and of the images clean patches.
+            And the velocity of the policy's block, where there is one.
         """
         whole = result.unflatten(0, (-1, count))
         ahead = [tokens for name, (tokens, _) in self.streams.items() if name != FLOW]
         actions, *parts = whole.split([whole.shape[2] - sum(ahead), *ahead], dim=2)
         moves = rows(network.action_out_proj, actions)
-        alone, joint = moves.split([before := moves.shape[2] - self.streams[FLOW][0], self.streams[FLOW][0]], dim=2)
+        alone, joint = moves.split(
+            [before := moves.shape[2] - self.streams[FLOW][0], self.streams[FLOW][0]], dim=2
+        )
         names = (name for name in self.streams if name != FLOW)
-        predicted = {name: rows(self.out_proj[name], part) for name, part in zip(names, parts, strict=True)}
+        predicted = {
+            name: rows(self.out_proj[name], part) for name, part in zip(names, parts, strict=True)
+        }
         return {FLOW: joint, **predicted}, alone if before else None

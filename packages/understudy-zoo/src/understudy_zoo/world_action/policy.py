@@ -1,8 +1,10 @@
-"""The world-action model as a `Policy`: pi0.5, and the states and images that follow, by flow matching.
+"""The world-action model as a `Policy`: pi0.5, and the states and images that follow, by flow
+matching.
 
-Every sample of a training that has mode `policy` trains the policy's block (`network.py`), in any mode of its own. The
-mode decides which streams of the other block are given and which are predicted. So one network is a policy, a model of
-the world (forward dynamics) and an inverse of it, and the future costs the policy no sample.
+Every sample of a training that has mode `policy` trains the policy's block (`network.py`), in any
+mode of its own. The mode decides which streams of the other block are given and which are
+predicted. So one network is a policy, a model of the world (forward dynamics) and an inverse of it,
+and the future costs the policy no sample.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,10 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from understudy.policies.batch import check_image, check_shape, value_of
-from understudy.policies.common.flow_matching import euler, noisy_actions, shift_times, spread_times, velocity
+from understudy.policies.common.flow_matching import (
+    euler,
+    noisy_actions,
+    shift_times,
+    spread_times,
+    velocity,
+)
 from understudy.policies.common.images import letterbox
 from understudy.policies.common.layers import Linear
-from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, IMAGES, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import (
+    DYNAMICS,
+    FLOW,
+    FORWARD,
+    IMAGES,
+    INVERSE,
+    MODES,
+    POLICY,
+    TRAINS,
+)
 from understudy.policies.common.streams import KEY_OF, Stream, read_stream, samples_given
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
@@ -28,8 +45,9 @@ from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.network import CHANGE, Future, to_images, to_patches
 
 IMAGE_SHIFT = 8.0
-"""Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at even times their
-noise hides so little that the network would denoise instead of predicting."""
+"""Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at
+even times their noise hides so little that the network would denoise instead of predicting.
+"""
 
 
 def image_times(uniform: Tensor) -> Tensor:
@@ -38,11 +56,13 @@ def image_times(uniform: Tensor) -> Tensor:
 
 
 class WorldActionPolicy(Pi05Policy):
-    """World-action model. `WorldActionPolicy(config, normalization)` has fresh weights from torch's generator.
+    """World-action model. `WorldActionPolicy(config, normalization)` has fresh weights from torch's
+    generator.
 
-    Without `future` it is pi0.5. With it, training also needs `observation.state` [B, 1 + T, S], each camera uint8 [B,
-    1 + K, 3, H, W] with the future images behind the present one, `<key>_is_pad` of both, and `mode` int64 [B] unless
-    all samples have mode "policy". To act, the present alone is enough.
+    Without `future` it is pi0.5. With it, training also needs `observation.state` [B, 1 + T, S],
+    each camera uint8 [B, 1 + K, 3, H, W] with the future images behind the present one,
+    `<key>_is_pad` of both, and `mode` int64 [B] unless all samples have mode "policy". To act, the
+    present alone is enough.
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
@@ -66,7 +86,9 @@ class WorldActionPolicy(Pi05Policy):
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the loss terms: those of pi0.5, and with a future `dynamics` of the states, `images`."""
+        """Names of the loss terms: those of pi0.5, and with a future `dynamics` of the states,
+        `images`.
+        """
         return (*super().loss_terms, *(list(self.future.streams)[1:] if self.config.future else ()))
 
     @property
@@ -78,10 +100,15 @@ class WorldActionPolicy(Pi05Policy):
     def float32_modules(self) -> list[nn.Module]:
         """Those of pi0.5, and the layers between the expert and the future."""
         ahead = self.future.modules() if self.config.future else ()
-        return [*super().float32_modules(), *(module for module in ahead if isinstance(module, Linear))]
+        return [
+            *super().float32_modules(),
+            *(module for module in ahead if isinstance(module, Linear)),
+        ]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
-        """Those of pi0.5, and noise and flow times of each stream of the future, as many as of the actions."""
+        """Those of pi0.5, and noise and flow times of each stream of the future, as many as of the
+        actions.
+        """
         spec = super().random_spec(use)
         if not self.config.future:
             return spec
@@ -110,7 +137,8 @@ class WorldActionPolicy(Pi05Policy):
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
+        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
+        units.
 
         Args:
             batch: see the class; mode "inverse_dynamics" needs the future as for training.
@@ -124,7 +152,9 @@ class WorldActionPolicy(Pi05Policy):
         if mode == POLICY:
             return super().act(batch, draws, steps)
         plain = {key: value for key, value in batch.items() if key != MODE}
-        inputs = {term: self._stream(term, plain).clean for term in self.future.streams if term != FLOW}
+        inputs = {
+            term: self._stream(term, plain).clean for term in self.future.streams if term != FLOW
+        }
         return self.robot_actions(self._sample(batch, draws, steps, inputs)[FLOW], batch)
 
     @torch.no_grad()
@@ -132,7 +162,8 @@ class WorldActionPolicy(Pi05Policy):
         """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
         if mode not in self.modes or DYNAMICS not in TRAINS[mode] or not self.config.future:
             raise ValueError(
-                f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or {POLICY!r}"
+                f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or "
+                f"{POLICY!r}"
             )
         plain = {key: value for key, value in batch.items() if key != MODE}
         if mode == POLICY:
@@ -145,22 +176,29 @@ class WorldActionPolicy(Pi05Policy):
         sampled = self._sample(plain, draws, steps, {FLOW: actions})
         images = self._images(sampled[IMAGES], plain) if IMAGES in sampled else None
         states = sampled[DYNAMICS][..., : self.config.state_dim]
-        return Imagined(self.robot_actions(actions, plain), self.normalizer.robot_states(states, plain), images)
+        return Imagined(
+            self.robot_actions(actions, plain), self.normalizer.robot_states(states, plain), images
+        )
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
         """Embed the present of a batch."""
         if not self.config.future:
             return super()._observed(batch)
         return super()._observed(
-            {**batch, **{camera: present(value_of(batch, camera)) for camera in self.config.cameras}}
+            {
+                **batch,
+                **{camera: present(value_of(batch, camera)) for camera in self.config.cameras},
+            }
         )
 
     def _noisy(
         self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
     ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
-        """Embed noisy points of the streams, in both blocks, and return the function that reads their losses."""
+        """Embed noisy points of the streams, in both blocks, and return the function that reads
+        their losses.
+        """
         if not self.config.future:
             return super()._noisy(batch, draws, terms, detail)
         streams = {term: self._stream(term, batch) for term in self.future.streams}
@@ -170,9 +208,15 @@ class WorldActionPolicy(Pi05Policy):
         for term, stream in streams.items():
             noise = draws[f"{term} noise"]
             time = draws[f"{term} time"]
-            check_shape(f"{term} noise", noise, (len(stream.clean), time.shape[1], *self.future.streams[term]))
+            check_shape(
+                f"{term} noise",
+                noise,
+                (len(stream.clean), time.shape[1], *self.future.streams[term]),
+            )
             clean = stream.clean[:, None].expand_as(noise)
-            times[term] = time if stream.given is None else torch.where(stream.given[:, None], 0.0, time)
+            times[term] = (
+                time if stream.given is None else torch.where(stream.given[:, None], 0.0, time)
+            )
             points[term] = noisy_actions(clean, noise, times[term])
             targets[term] = clean if term == IMAGES else velocity(clean, noise)
         noise = draws["flow noise"]
@@ -188,7 +232,9 @@ class WorldActionPolicy(Pi05Policy):
                 width = self._width(term, targets[term].shape[-1])
                 blocks = [(predicted[term], stream.uncounted)]
                 if term == FLOW and moves is not None:
-                    blocks = list(zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True))
+                    blocks = list(
+                        zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True)
+                    )
                 parts = [
                     masked_squared_error(
                         output[..., :width],
@@ -205,12 +251,15 @@ class WorldActionPolicy(Pi05Policy):
         return suffix, read
 
     def _unlearnt(self, stream: Stream, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mark the actions without a loss in the policy's block and in the other one, bool [B, T] each.
+        """Mark the actions without a loss in the policy's block and in the other one, bool [B, T]
+        each.
 
-        The latter has the samples of mode `inverse_dynamics`, the former the rest of a validation and all of a training
-        that has mode `policy`.
+        The latter has the samples of mode `inverse_dynamics`, the former the rest of a validation
+        and all of a training that has mode `policy`.
         """
-        mode = batch.get(MODE, torch.zeros(len(stream.is_pad), dtype=torch.int64, device=stream.is_pad.device))
+        mode = batch.get(
+            MODE, torch.zeros(len(stream.is_pad), dtype=torch.int64, device=stream.is_pad.device)
+        )
         is_inverse = (mode == MODES.index(INVERSE))[:, None]
         is_policy = (mode == MODES.index(POLICY))[:, None]
         alone = stream.is_pad if self.training and self.config.acts else stream.is_pad | ~is_policy
@@ -241,7 +290,11 @@ class WorldActionPolicy(Pi05Policy):
             if lacks is not None:
                 is_pad = is_pad | lacks[:, None]
             patches = self._patches(images)  # [B, 1 + K, P, dim]
-            changes.append(torch.where(is_pad[..., None, None], 0.0, (patches[:, 1:] - patches[:, :1]) / CHANGE))
+            changes.append(
+                torch.where(
+                    is_pad[..., None, None], 0.0, (patches[:, 1:] - patches[:, :1]) / CHANGE
+                )
+            )
             pads.append(is_pad[..., None].expand(-1, -1, patches.shape[2]))
         clean = torch.stack(changes, dim=2).flatten(1, 3)
         marks = torch.stack(pads, dim=2).flatten(1, 3)
@@ -249,7 +302,9 @@ class WorldActionPolicy(Pi05Policy):
 
     def _patches(self, images: Tensor) -> Tensor:
         """Transform images uint8 [B, T, 3, H, W] into patches, float32 [B, T, P, dim]."""
-        pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(0, images.shape[:2])
+        pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(
+            0, images.shape[:2]
+        )
         return to_patches(pixels, self.config.patch_side)
 
     def _now(self, batch: Batch) -> Tensor | None:
@@ -260,20 +315,30 @@ class WorldActionPolicy(Pi05Policy):
         for camera in self.config.cameras:
             patches = self._patches(present(value_of(batch, camera))[:, None])[:, 0]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
-            parts.append(patches if lacks is None else torch.where(lacks[:, None, None], 0.0, patches))
+            parts.append(
+                patches if lacks is None else torch.where(lacks[:, None, None], 0.0, patches)
+            )
         return torch.cat(parts, dim=1)
 
     def _images(self, changes: Tensor, batch: Batch) -> Tensor:
-        """Add predicted changes [B, tokens, dim] to the present images: uint8 [B, K, cameras, 3, side, side]."""
+        """Add predicted changes [B, tokens, dim] to the present images: uint8 [B, K, cameras, 3,
+        side, side].
+        """
         config = self.config
         side = self.sizes.vision.image
-        now = torch.stack([letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1)
+        now = torch.stack(
+            [letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1
+        )
         shape = (config.imagined, len(config.cameras), config.patches)
         change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
         return ((now[:, None] + change + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
-    def _sample(self, batch: Batch, draws: Draws, steps: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Integrate the streams that are not given side by side from noise; normalized, [B, tokens, dim] each."""
+    def _sample(
+        self, batch: Batch, draws: Draws, steps: int, inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Integrate the streams that are not given side by side from noise; normalized, [B, tokens,
+        dim] each.
+        """
         expert = self.expert_alone(self._before_acting(batch))
         now = self._now(batch)
         noises = {
@@ -287,13 +352,17 @@ class WorldActionPolicy(Pi05Policy):
 
         def split(x: Tensor) -> dict[str, Tensor]:
             parts = x.split(sizes, dim=1)
-            return {term: part.view_as(noises[term]) for term, part in zip(noises, parts, strict=True)}
+            return {
+                term: part.view_as(noises[term]) for term, part in zip(noises, parts, strict=True)
+            }
 
         def field(x: Tensor, time: Tensor) -> Tensor:
             points = split(x)
             later = (time - 1 / steps).clamp(min=0)
             times = {term: torch.zeros_like(time) for term in inputs}
-            times |= {term: shift_times(time, IMAGE_SHIFT) if term == IMAGES else time for term in noises}
+            times |= {
+                term: shift_times(time, IMAGE_SHIFT) if term == IMAGES else time for term in noises
+            }
             suffix = self.future.suffix(
                 self,
                 {term: x[:, None] for term, x in {**points, **inputs}.items()},
@@ -304,7 +373,8 @@ class WorldActionPolicy(Pi05Policy):
             moves = []
             for term, noise in noises.items():
                 move = predicted[term][:, 0]
-                if term == IMAGES:  # from the clean patches to a velocity, in the even times of the integration
+                # from the clean patches to a velocity, in the even times of the integration
+                if term == IMAGES:
                     pace = (times[term] - shift_times(later, IMAGE_SHIFT)) * steps / times[term]
                     move = (points[term] - move) * pace[:, None, None]
                 else:
@@ -312,11 +382,15 @@ class WorldActionPolicy(Pi05Policy):
                 moves.append(move.flatten(1))
             return torch.cat(moves, dim=1)
 
-        return split(euler(field, torch.cat([noise.flatten(1) for noise in noises.values()], dim=1), steps))
+        return split(
+            euler(field, torch.cat([noise.flatten(1) for noise in noises.values()], dim=1), steps)
+        )
 
 
 def present(image: Tensor) -> Tensor:
-    """The current image of a camera, uint8 [B, 3, H, W], of a window [B, 1 + K, 3, H, W] or of the image itself."""
+    """The current image of a camera, uint8 [B, 3, H, W], of a window [B, 1 + K, 3, H, W] or of the
+    image itself.
+    """
     return image[:, 0] if image.ndim == 5 else image
 
 
@@ -326,7 +400,9 @@ def _added(parts: list[Loss], time: Tensor) -> Loss:
     for part in rest:
         detail = None
         if total.detail is not None and part.detail is not None:
-            detail = Detail(total.detail.sum + part.detail.sum, total.detail.count + part.detail.count)
+            detail = Detail(
+                total.detail.sum + part.detail.sum, total.detail.count + part.detail.count
+            )
         total = Loss(total.sum + part.sum, total.count + part.count, detail)
     if total.detail is not None:
         total = total._replace(detail=total.detail._replace(order=time.argsort(dim=1)))

@@ -37,17 +37,27 @@ def exported(made: Pi05Policy, normalization: dict[str, Any], path: Path, tool: 
 
 def act(robot: RobotPolicy, state: list[float]) -> np.ndarray:
     seen = {camera: np.full((12, 10, 3), 90, np.uint8) for camera in CAMERAS}
-    observation = {**seen, "observation.state": np.array(state, np.float32), "task": "push the block"}
+    observation = {
+        **seen,
+        "observation.state": np.array(state, np.float32),
+        "task": "push the block",
+    }
     return robot.act(observation, generator=torch.Generator().manual_seed(0))
 
 
 FACTS_OF: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "differences": (
         {"state_dim": 3},
-        {"delta": [[True, False, True]], "observation.state": {"offset": [0.0] * 3, "spread": [2.0] * 3}},
+        {
+            "delta": [[True, False, True]],
+            "observation.state": {"offset": [0.0] * 3, "spread": [2.0] * 3},
+        },
     ),
     "constant state": ({"state_dim": 3}, {"observation.state": WIDE}),
-    "constant state of zeros": ({"state_dim": 2}, {"observation.state": {"offset": [1.0, 0.0], "spread": [2.0, 0.0]}}),
+    "constant state of zeros": (
+        {"state_dim": 2},
+        {"observation.state": {"offset": [1.0, 0.0], "spread": [2.0, 0.0]}},
+    ),
     "given actions": ({"max_delay": 2}, {}),
     "one camera": ({"cameras": CAMERAS[1:]}, {}),
 }
@@ -56,19 +66,27 @@ FACTS_OF: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("fact", FACTS_OF)
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("tool", ["lerobot", "openpi"])
-def test_each_fact_comes_back(fact: str, adaptive: bool, tool: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_each_fact_comes_back(
+    fact: str, adaptive: bool, tool: str, tokenizer: Path, tmp_path: Path
+) -> None:
     config, changed = FACTS_OF[fact]
     normalization = NORMALISATION | changed
     base = policy(tokenizer, adaptive)
     made = type(base)(replace(base.config, **config), normalization)
-    weights = {name: value for name, value in base.state_dict().items() if name in dict(made.named_parameters())}
+    weights = {
+        name: value
+        for name, value in base.state_dict().items()
+        if name in dict(made.named_parameters())
+    }
     made.load_state_dict(weights, strict=False)
     loaded = load_policy(exported(made, normalization, tmp_path / "w", tool))
     for name in ("cameras", "action_dim", "state_dim", "max_delay", "chunk"):
         assert getattr(loaded.config, name) == getattr(made.config, name), name
     state = [0.75, -0.25, 0.9][: made.config.state_dim]  # a constant dimension that moves after all
     expected = act(RobotPolicy(made.eval(), {}), state)
-    assert np.allclose(act(loaded, state), expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))
+    assert np.allclose(
+        act(loaded, state), expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max())
+    )
 
 
 def test_a_run_learns_the_differences_of_its_weights(tokenizer: Path, tmp_path: Path) -> None:
@@ -80,7 +98,14 @@ def test_a_run_learns_the_differences_of_its_weights(tokenizer: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("delta", [7]), ("delta", [True]), ("delta", "0"), ("constant", [2]), ("cameras", "x"), ("what", 1)],
+    [
+        ("delta", [7]),
+        ("delta", [True]),
+        ("delta", "0"),
+        ("constant", [2]),
+        ("cameras", "x"),
+        ("what", 1),
+    ],
 )
 def test_damaged_facts_are_named(name: str, value: Any, tokenizer: Path, tmp_path: Path) -> None:
     path = exported(policy(tokenizer), dict(NORMALISATION), tmp_path / "w", "openpi")
@@ -113,7 +138,9 @@ def test_statistics_without_a_mode_get_a_line(
         stored = json.loads((path / name).read_text())
         for step in stored["steps"]:
             if "normalizer" in step["registry_name"]:
-                del (step["config"] if without == "norm_map" else step["config"]["norm_map"])[without]
+                del (step["config"] if without == "norm_map" else step["config"]["norm_map"])[
+                    without
+                ]
         (path / name).write_text(json.dumps(stored))
     load_policy(path)
     assert "norm_map" in caplog.text

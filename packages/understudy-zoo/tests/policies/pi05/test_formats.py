@@ -1,4 +1,6 @@
-"""Folders of LeRobot and openpi: keys, shapes, bits and formulas, and the reference port where it is installed."""
+"""Folders of LeRobot and openpi: keys, shapes, bits and formulas, and the reference port where it
+is installed.
+"""
 
 import ast
 import json
@@ -43,7 +45,13 @@ NORMALIZATION: dict[str, Any] = {
     "dims": {ACTION: [3], STATE: [2]},
 }
 FACTS: dict[str, Any] = {
-    "heads": {"arm::joint": {"action_names": ["x", "y", "Gripper.pos"], "cameras": list(CAMERAS), "fps": 10}}
+    "heads": {
+        "arm::joint": {
+            "action_names": ["x", "y", "Gripper.pos"],
+            "cameras": list(CAMERAS),
+            "fps": 10,
+        }
+    }
 }
 
 
@@ -53,10 +61,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(made: Pi05Policy, **changes: Any) -> Any:
-    return replace(made.config, **{"prompt": "state" if made.config.type == "pi05" else "plain"} | changes)
+    return replace(
+        made.config, **{"prompt": "state" if made.config.type == "pi05" else "plain"} | changes
+    )
 
 
-def write(tool: str, made: Pi05Policy, folder: Path, dtype: str = "fp32", **changes: Any) -> ForeignFolder:
+def write(
+    tool: str, made: Pi05Policy, folder: Path, dtype: str = "fp32", **changes: Any
+) -> ForeignFolder:
     described = describe_folder(tool, settings(made, **changes), NORMALIZATION, FACTS, dtype=dtype)
     save_folder(folder, described, made.state_dict())
     return described
@@ -66,7 +78,7 @@ def object_of(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-# -- weights ----------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 @TOOLS
@@ -91,35 +103,46 @@ def test_weights_have_the_released_keys_shapes_and_bits(
     assert not found
 
 
-# -- normalization ----------------------------------------------------------------------------------------------------
+# -- normalization ---------------------------------------------------------------------------------
 
 
 @FAMILIES
-def test_lerobot_normalizes_with_the_bits_of_the_policy(adaptive: bool, tokenizer: Path, tmp_path: Path) -> None:
+def test_lerobot_normalizes_with_the_bits_of_the_policy(
+    adaptive: bool, tokenizer: Path, tmp_path: Path
+) -> None:
     write("lerobot", policy(tokenizer, adaptive), tmp_path / "out")
     random = np.random.default_rng(0)
     for file, step, keys in (
         ("policy_preprocessor", "normalizer_processor", (STATE, ACTION)),
         ("policy_postprocessor", "unnormalizer_processor", (ACTION,)),
     ):
-        (own,) = (each for each in object_of(tmp_path / f"out/{file}.json")["steps"] if each["registry_name"] == step)
+        (own,) = (
+            each
+            for each in object_of(tmp_path / f"out/{file}.json")["steps"]
+            if each["registry_name"] == step
+        )
         figures = load_file(tmp_path / "out" / own["state_file"])
         config = own["config"]
         for key in keys:
             assert config["norm_map"][config["features"][key]["type"]] == "MEAN_STD"
-            offset, spread = (torch.tensor(NORMALIZATION[key][name][0]) for name in ("offset", "spread"))
+            offset, spread = (
+                torch.tensor(NORMALIZATION[key][name][0]) for name in ("offset", "spread")
+            )
             mean = figures[f"{key}.mean"]
             std = figures[f"{key}.std"]
             x = torch.from_numpy(random.normal(size=(50, len(offset)))).float() + offset
             real = spread > 0
             # LeRobot's formulas: (x - mean) / (std + eps), and x * std + mean.
-            assert torch.equal(((x - mean) / (std + config["eps"]))[:, real], ((x - offset) / spread)[:, real])
+            assert torch.equal(
+                ((x - mean) / (std + config["eps"]))[:, real], ((x - offset) / spread)[:, real]
+            )
             assert torch.equal(x * std + mean, x * spread + offset)
     stored = fit_normalization(find_normalization(tmp_path / "out"), NORMALIZATION)
     for key in (ACTION, STATE):
         for name in ("offset", "spread"):
             np.testing.assert_array_equal(
-                np.float32(stored[key][name]), np.float32(NORMALIZATION[key][name]) + np.float32(1e-30)
+                np.float32(stored[key][name]),
+                np.float32(NORMALIZATION[key][name]) + np.float32(1e-30),
             )
 
 
@@ -129,7 +152,9 @@ def test_openpi_normalizes_as_the_policy(adaptive: bool, tokenizer: Path, tmp_pa
     figures = object_of(tmp_path / "out/assets/arm_joint/norm_stats.json")["norm_stats"]
     x = np.random.default_rng(0).normal(size=(50, 1))
     for key, name in ((STATE, "state"), (ACTION, "actions")):
-        offset, spread = (np.float32(NORMALIZATION[key][each][0]).astype(float) for each in ("offset", "spread"))
+        offset, spread = (
+            np.float32(NORMALIZATION[key][each][0]).astype(float) for each in ("offset", "spread")
+        )
         own = {figure: np.array(values) for figure, values in figures[name].items()}
         real = spread > 0
         given = (offset + x * spread)[:, real]
@@ -140,10 +165,14 @@ def test_openpi_normalizes_as_the_policy(adaptive: bool, tokenizer: Path, tmp_pa
     constant = (x + 1.0) / 2.0 * (own["q99"] - own["q01"] + 1e-6) + own["q01"] if adaptive else None
     constant = x * (own["std"] + 1e-6) + own["mean"] if constant is None else constant
     np.testing.assert_allclose(constant[:, 2], 7.0, atol=1e-5)
-    stored = fit_normalization(find_normalization(tmp_path / "out", quantiles=adaptive), NORMALIZATION)
+    stored = fit_normalization(
+        find_normalization(tmp_path / "out", quantiles=adaptive), NORMALIZATION
+    )
     for key in (ACTION, STATE):
         for name in ("offset", "spread"):
-            np.testing.assert_allclose(stored[key][name], NORMALIZATION[key][name], rtol=3e-7, atol=2e-6)
+            np.testing.assert_allclose(
+                stored[key][name], NORMALIZATION[key][name], rtol=3e-7, atol=2e-6
+            )
 
 
 def test_constant_state_stays_finite_and_is_noted(tokenizer: Path) -> None:
@@ -173,8 +202,12 @@ def test_openpi_folder_pairs_the_cameras(tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["x", "y", "Gripper.pos"], ["pos", "pos.y", "p"], []])
-def test_lerobot_expresses_differences_by_names(names: list[str], tokenizer: Path, tmp_path: Path) -> None:
-    """Names that contain each other are replaced by numbers; the own reader finds the same dimensions."""
+def test_lerobot_expresses_differences_by_names(
+    names: list[str], tokenizer: Path, tmp_path: Path
+) -> None:
+    """Names that contain each other are replaced by numbers; the own reader finds the same
+    dimensions.
+    """
     wide: dict[str, Any] = NORMALIZATION | {
         "delta": [[True, True, False]],
         STATE: {"offset": [[0.0] * 3], "spread": [[1.0] * 3]},
@@ -192,26 +225,38 @@ def test_lerobot_expresses_differences_by_names(names: list[str], tokenizer: Pat
         describe_folder(
             "lerobot",
             settings(made),
-            wide | {"delta": [[True, False, False]], STATE: NORMALIZATION[STATE], "dims": NORMALIZATION["dims"]},
+            wide
+            | {
+                "delta": [[True, False, False]],
+                STATE: NORMALIZATION[STATE],
+                "dims": NORMALIZATION["dims"],
+            },
             facts,
         )
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @FAMILIES
-def test_lerobot_config_has_the_settings_of_the_policy(adaptive: bool, tokenizer: Path, tmp_path: Path) -> None:
+def test_lerobot_config_has_the_settings_of_the_policy(
+    adaptive: bool, tokenizer: Path, tmp_path: Path
+) -> None:
     made = policy(tokenizer, adaptive)
     write("lerobot", made, tmp_path / "out", dtype="bf16", flow_time="beta")
     config = object_of(tmp_path / "out/config.json")
     assert config["type"] == made.config.type
-    assert (config["chunk_size"], config["max_action_dim"], config["tokenizer_max_length"]) == (4, made.sizes.dim, 80)
+    assert (config["chunk_size"], config["max_action_dim"], config["tokenizer_max_length"]) == (
+        4,
+        made.sizes.dim,
+        80,
+    )
     assert config["dtype"] == "bfloat16"
     assert (config["time_sampling_scale"], config["time_sampling_offset"]) == (1.0, 0.0)
     assert list(config["input_features"]) == [*CAMERAS, STATE]
     assert config["output_features"][ACTION]["shape"] == [3]
-    assert config["paligemma_variant"] == "other"  # LeRobot raises, and does not read weights of another size
+    # LeRobot raises, and does not read weights of another size
+    assert config["paligemma_variant"] == "other"
 
 
 def test_messages_are_written_as_pi052(tokenizer: Path, tmp_path: Path) -> None:
@@ -219,9 +264,13 @@ def test_messages_are_written_as_pi052(tokenizer: Path, tmp_path: Path) -> None:
     made = policy(tokenizer)
     described = write("lerobot", made, tmp_path / "out", prompt="message")
     assert object_of(tmp_path / "out/config.json")["type"] == "pi052"
-    assert len(described.notes) == len(describe_folder("lerobot", settings(made), NORMALIZATION, FACTS).notes) + 1
+    assert (
+        len(described.notes)
+        == len(describe_folder("lerobot", settings(made), NORMALIZATION, FACTS).notes) + 1
+    )
     steps = {
-        step["registry_name"]: step["config"] for step in object_of(tmp_path / "out/policy_preprocessor.json")["steps"]
+        step["registry_name"]: step["config"]
+        for step in object_of(tmp_path / "out/policy_preprocessor.json")["steps"]
     }
     assert list(steps)[-4:] == [
         "normalizer_processor",
@@ -231,7 +280,11 @@ def test_messages_are_written_as_pi052(tokenizer: Path, tmp_path: Path) -> None:
     ]
     (turn,) = steps["render_messages_processor"]["recipe"]["messages"]
     assert turn == {"role": "user", "content": "${task}", "stream": "low_level"}
-    assert steps["pi052_text_tokenizer"] == {"max_length": 80, "padding_side": "right", "padding": "max_length"}
+    assert steps["pi052_text_tokenizer"] == {
+        "max_length": 80,
+        "padding_side": "right",
+        "padding": "max_length",
+    }
     assert find_normalization(tmp_path / "out").maps
 
 
@@ -241,9 +294,14 @@ def test_released_dimensions_have_their_names(tokenizer: Path) -> None:
     for tool in ("lerobot", "openpi"):
         described = describe_folder(tool, config, NORMALIZATION, FACTS)
         stored = json.loads(described.files["config.json"])
-        assert (stored["paligemma_variant"], stored["action_expert_variant"]) == ("gemma_2b", "gemma_300m")
+        assert (stored["paligemma_variant"], stored["action_expert_variant"]) == (
+            "gemma_2b",
+            "gemma_300m",
+        )
         assert "sizes.json" not in described.files
-    steps = json.loads(describe_folder("lerobot", config, NORMALIZATION, FACTS).files["policy_preprocessor.json"])
+    steps = json.loads(
+        describe_folder("lerobot", config, NORMALIZATION, FACTS).files["policy_preprocessor.json"]
+    )
     assert "google/paligemma-3b-pt-224" in json.dumps(steps)
 
 
@@ -265,7 +323,9 @@ def test_policies_without_an_equal_are_refused(
     (field,) = changes
     named = "data.state" if field == "state_dim" else f"policy.{field}"
     with refused("format", tool, named, kind=ConfigError):
-        describe_folder(tool, settings(policy(tokenizer, adaptive), **changes), NORMALIZATION, FACTS)
+        describe_folder(
+            tool, settings(policy(tokenizer, adaptive), **changes), NORMALIZATION, FACTS
+        )
 
 
 def test_one_of_several_heads_is_named(tokenizer: Path, tmp_path: Path) -> None:
@@ -279,7 +339,11 @@ def test_one_of_several_heads_is_named(tokenizer: Path, tmp_path: Path) -> None:
     for head in ("", "c"):
         with refused("a::joint", "b::joint", kind=ConfigError):
             describe_folder("lerobot", settings(made), both, {}, head)
-    save_folder(tmp_path / "out", describe_folder("lerobot", settings(made), both, {}, "b::joint"), made.state_dict())
+    save_folder(
+        tmp_path / "out",
+        describe_folder("lerobot", settings(made), both, {}, "b::joint"),
+        made.state_dict(),
+    )
     assert find_normalization(tmp_path / "out").maps[ACTION]["offset"] == [2.0, 2.0]
 
 
@@ -293,22 +357,30 @@ def test_nothing_is_replaced(tool: str, tokenizer: Path, tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileExistsError):
         write(tool, made, tmp_path / "empty")
-    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
+    } == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty", "out"]
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_command_exports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_dataset(tmp_path / "data")
     chosen = Pi05Settings(size="tiny", tokenizer=str(write_model(tmp_path / "tok")))
-    assert run.train(tiny_config(tmp_path / "data", tmp_path / "run", policy=chosen, steps=1)) == run.DONE
+    assert (
+        run.train(tiny_config(tmp_path / "data", tmp_path / "run", policy=chosen, steps=1))
+        == run.DONE
+    )
     for tool in ("lerobot", "openpi"):
         assert main(["export", str(tmp_path / "run"), "--format", tool]) == 0
         assert "not in the folder" in capsys.readouterr().out
         folder = tmp_path / f"run/export-{tool}"
-        shapes = {key: tuple(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
+        shapes = {
+            key: tuple(tensor.shape)
+            for key, tensor in load_file(folder / "model.safetensors").items()
+        }
         if tool == "openpi":
             assert shapes == released_shapes(replace(Sizes.TINY, adaptive=True))
         find_normalization(folder)
@@ -318,27 +390,34 @@ def test_command_exports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.long
-def test_command_refuses_another_type_of_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", steps=1)) == run.DONE
+def test_command_refuses_another_type_of_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run.train(tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "run", steps=1))
+        == run.DONE
+    )
     assert main(["export", str(tmp_path / "run"), "--format", "lerobot"]) == 2
     assert "flow" in capsys.readouterr().err
     assert not (tmp_path / "run/export-lerobot").exists()
 
 
-# -- the port itself, where its packages are --------------------------------------------------------------------------
+# -- the port itself, where its packages are -------------------------------------------------------
 
 SITE = os.environ.get("UNDERSTUDY_PI05_SITE")
 PORT = os.environ.get("UNDERSTUDY_PI05_PORT")
 NEEDS_PORT = pytest.mark.skipif(
     not SITE or not PORT,
-    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; tests/support/golden_pi05.py installs one",
+    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; "
+    "tests/support/golden_pi05.py installs one",
 )
 LOAD = """
 import sys, json, pathlib, torch, safetensors.torch
 sys.path.insert(0, sys.argv[1])
 import golden_pi05 as golden
 port = golden.load_port(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]))
-folder, name, tool, reference = pathlib.Path(sys.argv[4]), sys.argv[5], sys.argv[6], pathlib.Path(sys.argv[7])
+folder, name, tool = pathlib.Path(sys.argv[4]), sys.argv[5], sys.argv[6]
+reference = pathlib.Path(sys.argv[7])
 network = golden.build(port, name, json.loads((folder / "sizes.json").read_text()))
 if tool == "lerobot":
     wrapper = torch.nn.Module()
@@ -348,28 +427,46 @@ else:  # openpi's network is tied, and openpi reads it so
     language = network.paligemma_with_expert.paligemma
     language.lm_head.weight = language.model.language_model.embed_tokens.weight
     safetensors.torch.load_model(network, folder / "model.safetensors", strict=True)
-results = golden.evaluate(network, name, safetensors.torch.load_file(reference / "inputs.safetensors"))
+inputs = safetensors.torch.load_file(reference / "inputs.safetensors")
+results = golden.evaluate(network, name, inputs)
 for key, wanted in safetensors.torch.load_file(reference / "reference.safetensors").items():
     if key in ("loss", "actions", "image_features", "prefix"):
         found, wanted = results[key].float(), wanted.float()
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()) + 1e-7), key
+        atol = 1e-5 * float(wanted.abs().max()) + 1e-7
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=atol), key
 """
 
 
 @NEEDS_PORT
 @TOOLS
 @pytest.mark.parametrize("family", ["pi05", "pi0"])
-def test_port_takes_the_folder_strictly(tool: str, family: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_port_takes_the_folder_strictly(
+    tool: str, family: str, tokenizer: Path, tmp_path: Path
+) -> None:
     adaptive = family == "pi05"
     sizes = Sizes.from_mapping(object_of(GOLDEN / family / "sizes.json"), adaptive=adaptive)
     config = replace(settings(policy(tokenizer, adaptive)), dimensions=asdict(sizes), tokenizer="")
     made = Pi05Policy(config, NORMALIZATION)
     weights: dict[str, Tensor] = load_file(GOLDEN / family / "weights.safetensors")
     made.load_weights(weights)
-    save_folder(tmp_path / "out", describe_folder(tool, config, NORMALIZATION, FACTS), made.state_dict())
+    save_folder(
+        tmp_path / "out", describe_folder(tool, config, NORMALIZATION, FACTS), made.state_dict()
+    )
     root = Path(__file__).parents[5]
-    command = [sys.executable, "-c", LOAD, str(root / "tests/support"), SITE, PORT, str(tmp_path / "out"), family, tool]
-    done = subprocess.run([*map(str, command), str(GOLDEN / family)], capture_output=True, text=True, timeout=600)
+    command = [
+        sys.executable,
+        "-c",
+        LOAD,
+        str(root / "tests/support"),
+        SITE,
+        PORT,
+        str(tmp_path / "out"),
+        family,
+        tool,
+    ]
+    done = subprocess.run(
+        [*map(str, command), str(GOLDEN / family)], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -43,11 +43,22 @@ OPENPI: dict[str, Any] = {
     "discrete_state_input": True,
     "pi05": True,
 }
-OWN: dict[str, Any] = {"type": "pi05", "chunk": 50, "prompt": "state", "prompt_tokens": 200, "action_dim": 7}
+OWN: dict[str, Any] = {
+    "type": "pi05",
+    "chunk": 50,
+    "prompt": "state",
+    "prompt_tokens": 200,
+    "action_dim": 7,
+}
 
 
 def config(folder: Path, kind: Any = Pi05PolicyConfig, **changes: Any) -> Any:
-    facts: dict[str, Any] = {"action_dim": 7, "state_dim": 7, "chunk": 50, "cameras": ("observation.images.front",)}
+    facts: dict[str, Any] = {
+        "action_dim": 7,
+        "state_dim": 7,
+        "chunk": 50,
+        "cameras": ("observation.images.front",),
+    }
     return kind(**facts | {"weights": str(folder), "size": "base"} | changes)
 
 
@@ -103,7 +114,11 @@ def test_a_contradiction_names_both_values(
         check_start(config(folder))
     lines = str(raised.value).splitlines()[1:]
     assert len(lines) == 1
-    shown = {False: "pi0" if field == "pi05" else "plain"}.get(value, value) if isinstance(value, bool) else value
+    shown = (
+        {False: "pi0" if field == "pi05" else "plain"}.get(value, value)
+        if isinstance(value, bool)
+        else value
+    )
     assert field in lines[0]
     assert lines[0].endswith(str(shown))
     assert str(folder / name) in lines[0]
@@ -125,7 +140,11 @@ def test_all_contradictions_are_listed_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         check_start(config(folder, chunk=8, prompt="plain", prompt_tokens=48))
     lines = str(raised.value).splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["data.chunk_size", "policy.prompt_tokens", "policy.prompt"]
+    assert [line.split()[0] for line in lines] == [
+        "data.chunk_size",
+        "policy.prompt_tokens",
+        "policy.prompt",
+    ]
     with pytest.raises(ConfigError, match=r"policy\.type"):
         check_start(config(folder, Pi0PolicyConfig))
 
@@ -147,12 +166,16 @@ def test_a_damaged_config_is_an_error(content: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("tool", ["lerobot", "openpi", "understudy"])
-def test_exported_folders_imply_the_settings_of_their_policy(tool: str, adaptive: bool, tmp_path: Path) -> None:
+def test_exported_folders_imply_the_settings_of_their_policy(
+    tool: str, adaptive: bool, tmp_path: Path
+) -> None:
     made = policy(write_model(tmp_path / "tok"), adaptive)
     if tool == "understudy":
         policy_folder.save(tmp_path / "w", made.config, NORMALISATION, made.state_dict())
     else:
-        save_folder(tmp_path / "w", describe_folder(tool, made.config, NORMALISATION, {}), made.state_dict())
+        save_folder(
+            tmp_path / "w", describe_folder(tool, made.config, NORMALISATION, {}), made.state_dict()
+        )
     same = replace(made.config, weights=str(tmp_path / "w"))
     check_start(same)
     with pytest.raises(ConfigError, match="chunk"):

@@ -1,4 +1,6 @@
-"""Folders of released weights as a policy: all tools' files, dimensions from tensors, and files that contradict."""
+"""Folders of released weights as a policy: all tools' files, dimensions from tensors, and files
+that contradict.
+"""
 
 import json
 from collections.abc import Callable
@@ -70,7 +72,10 @@ def shard(path: Path, parts: int = 3) -> Path:
     """Cut the file into shards with an index."""
     tensors = load_file(path / FILE)
     (path / FILE).unlink()
-    names = {key: f"model-{number % parts + 1:05}-of-{parts:05}.safetensors" for number, key in enumerate(tensors)}
+    names = {
+        key: f"model-{number % parts + 1:05}-of-{parts:05}.safetensors"
+        for number, key in enumerate(tensors)
+    }
     for name in set(names.values()):
         save_file({key: tensors[key] for key in names if names[key] == name}, path / name)
     (path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
@@ -79,7 +84,11 @@ def shard(path: Path, parts: int = 3) -> Path:
 
 def act(loaded: RobotPolicy) -> np.ndarray:
     seen = {camera: np.full((12, 10, 3), 90, np.uint8) for camera in loaded.config.cameras}
-    observation = {**seen, "observation.state": np.full(2, 0.25, np.float32), "task": "push the block"}
+    observation = {
+        **seen,
+        "observation.state": np.full(2, 0.25, np.float32),
+        "task": "push the block",
+    }
     return loaded.act(observation, generator=torch.Generator().manual_seed(0))
 
 
@@ -116,13 +125,17 @@ def test_dimensions_come_from_the_tensors(adaptive: bool, tokenizer: Path, tmp_p
     for part in ("vlm", "expert"):
         heads[part] = {"num_kv_heads": SMALL.vlm.num_kv_heads}
     check_same(load_policy(edit(path, lambda c: c.update(dimensions=heads))), made)
-    alone = load_policy(edit(path, lambda c: c.update(dimensions={"vision": heads["vision"]}))).config.sizes.vlm
+    alone = load_policy(
+        edit(path, lambda c: c.update(dimensions={"vision": heads["vision"]}))
+    ).config.sizes.vlm
     assert (alone.num_heads, alone.num_kv_heads, alone.head_dim) == (2, 1, 16)
     with pytest.raises(ValueError, match=r"dimensions\.vision\.heads"):
         load_policy(edit(path, lambda c: c.pop("dimensions")))
 
 
-def test_chunk_of_the_dimensions_serves_where_there_is_no_other(tokenizer: Path, tmp_path: Path) -> None:
+def test_chunk_of_the_dimensions_serves_where_there_is_no_other(
+    tokenizer: Path, tmp_path: Path
+) -> None:
     path = folder_of(policy(tokenizer), tmp_path / "w", "understudy")
     assert load_policy(edit(path, lambda c: c.pop("chunk"))).config.chunk == SMALL.chunk
     assert load_policy(edit(path, lambda c: c.update(chunk=3))).config.chunk == 3
@@ -133,14 +146,18 @@ def test_chunk_of_the_dimensions_serves_where_there_is_no_other(tokenizer: Path,
 
 def _stored(path: Path, sizes: Sizes, **config: Any) -> Path:
     path.mkdir()
-    save_file({key: torch.zeros(shape) for key, shape in released_shapes(sizes).items()}, path / FILE)
+    save_file(
+        {key: torch.zeros(shape) for key, shape in released_shapes(sizes).items()}, path / FILE
+    )
     (path / "config.json").write_text(json.dumps(config))
     return path
 
 
 def test_released_lerobot_config_is_read(tmp_path: Path) -> None:
     """Fields as in the released pi05_base, which has a camera without images in its variants."""
-    features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("b", "a")}
+    features = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("b", "a")
+    }
     features["observation.images.empty_camera_0"] = {"type": "VISUAL", "shape": [3, 8, 8]}
     path = _stored(
         tmp_path / "w",
@@ -150,7 +167,11 @@ def test_released_lerobot_config_is_read(tmp_path: Path) -> None:
         dtype="bfloat16",
         image_resolution=[224, 224],
         paligemma_variant="gemma_2b",
-        dimensions={name: value for name, value in asdict(SMALL).items() if name not in ("chunk", "adaptive")},
+        dimensions={
+            name: value
+            for name, value in asdict(SMALL).items()
+            if name not in ("chunk", "adaptive")
+        },
         tokenizer_max_length=120,
         n_obs_steps=1,
         input_features={**features, "observation.state": {"type": "STATE", "shape": [4]}},
@@ -175,7 +196,10 @@ def test_released_lerobot_config_is_read(tmp_path: Path) -> None:
         (lambda c: c["dimensions"]["vlm"].update(width=32), ["dimensions.vlm.width", 32]),
         (lambda c: c["dimensions"]["vlm"].update(depth=10**9), ["dimensions.vlm.depth", 10**9]),
         (lambda c: c["dimensions"]["vision"].update(image=16), ["dimensions.vision.image", 16]),
-        (lambda c: c["dimensions"]["expert"].update(num_heads=3), ["dimensions.expert.num_heads", 3]),
+        (
+            lambda c: c["dimensions"]["expert"].update(num_heads=3),
+            ["dimensions.expert.num_heads", 3],
+        ),
         (lambda c: c["dimensions"].update(dim=7), ["dimensions.dim", 7, "action_in_proj.weight"]),
         (lambda c: c["dimensions"].update(adaptive=False), ["dimensions.adaptive", False]),
         (lambda c: c["dimensions"].update(vlm=[1]), ["dimensions.vlm", [1]]),
@@ -205,28 +229,52 @@ def _misshapen(tensors: dict[str, Tensor]) -> None:
     tensors["action_in_proj.bias"] = torch.zeros(3)
 
 
-@pytest.mark.parametrize("change", [_nan, _infinite, _misshapen, lambda t: t.pop("action_in_proj.bias")])
-def test_damaged_tensor_is_named(change: Callable[[Any], object], tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [_nan, _infinite, _misshapen, lambda t: t.pop("action_in_proj.bias")]
+)
+def test_damaged_tensor_is_named(
+    change: Callable[[Any], object], tokenizer: Path, tmp_path: Path
+) -> None:
     path = edit_tensors(folder_of(policy(tokenizer), tmp_path / "w", "lerobot"), lambda t: None)
-    edit_tensors(path, lambda t: [t.update({key.removeprefix("model."): t.pop(key)}) for key in list(t)])
+    edit_tensors(
+        path, lambda t: [t.update({key.removeprefix("model."): t.pop(key)}) for key in list(t)]
+    )
     edit_tensors(path, change)
     with pytest.raises(ValueError, match=r"action_in_proj\.bias"):
         load_policy(path)
 
 
-PI052: dict[str, Any] = {"type": "pi052", "recipe_path": "recipes/subtask_mem.yaml", "text_loss_weight": 1.0}
+PI052: dict[str, Any] = {
+    "type": "pi052",
+    "recipe_path": "recipes/subtask_mem.yaml",
+    "text_loss_weight": 1.0,
+}
 RECIPE = {
-    "blend": {"low": {"weight": 1.0, "messages": [{"role": "user", "content": "${task}", "stream": "low_level"}]}}
+    "blend": {
+        "low": {
+            "weight": 1.0,
+            "messages": [{"role": "user", "content": "${task}", "stream": "low_level"}],
+        }
+    }
 }
 
 
 def pi052_of(path: Path) -> Path:
-    """Make a folder of LeRobot's pi052 of one of its pi05: other processors, and a trained text head."""
+    """Make a folder of LeRobot's pi052 of one of its pi05: other processors, and a trained text
+    head.
+    """
 
     def steps(processor: dict[str, Any]) -> None:
         own = [{"registry_name": "render_messages_processor", "config": {"recipe": RECIPE}}]
-        own += [{"registry_name": "pi052_text_tokenizer", "config": {"max_length": 200, "subtask_dropout_prob": 0.1}}]
-        own += [{"registry_name": "action_tokenizer_processor", "config": {"fast_skip_tokens": 1152}}]
+        own += [
+            {
+                "registry_name": "pi052_text_tokenizer",
+                "config": {"max_length": 200, "subtask_dropout_prob": 0.1},
+            }
+        ]
+        own += [
+            {"registry_name": "action_tokenizer_processor", "config": {"fast_skip_tokens": 1152}}
+        ]
         before = processor["steps"][:4]
         behind = processor["steps"][-1:]
         assert before[-1]["registry_name"] == "normalizer_processor"
@@ -238,14 +286,18 @@ def pi052_of(path: Path) -> Path:
 
 
 def test_pi052_folder_is_the_policy_it_was_made_from(tokenizer: Path, tmp_path: Path) -> None:
-    """The same weights and normalization, and other prompts; the trained head next to the embedding is not read."""
+    """The same weights and normalization, and other prompts; the trained head next to the embedding
+    is not read.
+    """
     made = policy(tokenizer)
     path = pi052_of(folder_of(made, tmp_path / "w", "lerobot"))
     loaded = load_policy(path)
     assert loaded.config.prompt == "message"
     expected = act(RobotPolicy(policy(tokenizer, prompt="message"), {}))
     assert np.allclose(act(loaded), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    assert not np.allclose(expected, act(RobotPolicy(made, {})), rtol=0, atol=1e-3), "the prompt matters"
+    assert not np.allclose(expected, act(RobotPolicy(made, {})), rtol=0, atol=1e-3), (
+        "the prompt matters"
+    )
     plain = load_policy(edit(path, lambda config: config.update(recipe_path=None)))
     check_same(plain, made)
     golden = act(RobotPolicy(made, {}))
@@ -266,10 +318,15 @@ def test_run_starts_from_a_pi052_folder_and_exports_one(tmp_path: Path) -> None:
     assert run.train(replace(base, policy=chosen)) == run.DONE
     assert main(["export", str(tmp_path / "first"), "--format", "lerobot"]) == 0
     weights = str(pi052_of(editable(tmp_path / "first/export-lerobot")))
-    second = replace(base, output_dir=str(tmp_path / "second"), policy=replace(chosen, weights=weights))
+    second = replace(
+        base, output_dir=str(tmp_path / "second"), policy=replace(chosen, weights=weights)
+    )
     with refused("policy.prompt", "message", kind=ConfigError):
         run.train(second)
-    assert run.train(replace(second, policy=replace(chosen, weights=weights, prompt="message"))) == run.DONE
+    assert (
+        run.train(replace(second, policy=replace(chosen, weights=weights, prompt="message")))
+        == run.DONE
+    )
     assert main(["export", str(tmp_path / "second"), "--format", "lerobot"]) == 0
     stored = json.loads((tmp_path / "second/export-lerobot/config.json").read_text())
     assert (stored["type"], stored["enable_fast_action_loss"]) == ("pi052", False)
@@ -306,18 +363,24 @@ def test_bfloat16_weights_are_rounded_once(adaptive: bool, tokenizer: Path, tmp_
     dtypes = {name: parameter.dtype for name, parameter in loaded.policy.named_parameters()}
     narrow = [name for name, dtype in dtypes.items() if dtype == torch.bfloat16]
     assert {"layers.0.vlm.mlp.up_proj.weight", "vision.layers.1.mlp.fc1.bias"} <= set(narrow)
-    assert not any("norm.weight" in name or name.startswith(("action_", "embedding")) for name in narrow)
+    assert not any(
+        "norm.weight" in name or name.startswith(("action_", "embedding")) for name in narrow
+    )
     whole = policy(tokenizer, adaptive, compute="bfloat16")
     assert np.array_equal(act(loaded), act(RobotPolicy(whole, {})))
     assert not np.array_equal(act(loaded), act(load_policy(path)))
 
 
 def settings(folder: Path, **changes: Any) -> TrainConfig:
-    return TrainConfig(data=DataConfig(root="d"), policy=Pi05Settings(weights=str(folder), **changes)).resolved()
+    return TrainConfig(
+        data=DataConfig(root="d"), policy=Pi05Settings(weights=str(folder), **changes)
+    ).resolved()
 
 
 @pytest.mark.parametrize("tool", ["understudy", "lerobot", "openpi"])
-def test_run_takes_chunk_dimensions_and_tokenizer_of_the_weights(tool: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_run_takes_chunk_dimensions_and_tokenizer_of_the_weights(
+    tool: str, tokenizer: Path, tmp_path: Path
+) -> None:
     made = policy(tokenizer)
     path = folder_of(made, tmp_path / "w", tool)
     found = settings(path, prompt_tokens=80)
@@ -326,7 +389,9 @@ def test_run_takes_chunk_dimensions_and_tokenizer_of_the_weights(tool: str, toke
     assert found.data.chunk_size == made.config.chunk
     assert chosen.network_size == (8, 8)
     assert chosen.tokenizer == str(path / "tokenizer.model")
-    network = Pi05PolicyConfig(**asdict(chosen), action_dim=3, state_dim=2, chunk=4, cameras=CAMERAS)
+    network = Pi05PolicyConfig(
+        **asdict(chosen), action_dim=3, state_dim=2, chunk=4, cameras=CAMERAS
+    )
     assert replace(network.sizes, chunk=5) == made.config.sizes
     assert network.network_size == (8, 8)
     check_start(network)
@@ -358,8 +423,14 @@ def test_damaged_weights_are_named_before_a_run(tokenizer: Path, tmp_path: Path)
 
 def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "data")
-    sizes = {name: value for name, value in asdict(replace(SMALL, vocab=256)).items() if name != "adaptive"}
-    path = _stored(tmp_path / "w", replace(SMALL, vocab=256), type="pi05", chunk_size=3, dimensions=sizes)
+    sizes = {
+        name: value
+        for name, value in asdict(replace(SMALL, vocab=256)).items()
+        if name != "adaptive"
+    }
+    path = _stored(
+        tmp_path / "w", replace(SMALL, vocab=256), type="pi05", chunk_size=3, dimensions=sizes
+    )
     write_model(path)
     base = tiny_config(data, tmp_path / "run", steps=2)
     config = replace(

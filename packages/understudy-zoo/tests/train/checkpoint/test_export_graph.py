@@ -19,13 +19,24 @@ from understudy_zoo.graph import check_type
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory.mktemp("graph") / "run", steps=2, checkpoint={"every": 2}, val={"every": 0})
+    return trained_run(
+        tmp_path_factory.mktemp("graph") / "run", steps=2, checkpoint={"every": 2}, val={"every": 0}
+    )
 
 
 @pytest.mark.long
 def test_exported_graph_acts_as_the_policy(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "graph"
-    words = ["export", str(trained), "--format", "torch_export", "--steps", "2", "--output-dir", str(out)]
+    words = [
+        "export",
+        str(trained),
+        "--format",
+        "torch_export",
+        "--steps",
+        "2",
+        "--output-dir",
+        str(out),
+    ]
     assert main(words) == 0
     about = json.loads((out / "graph.json").read_text())
     assert set(about["parity"]["largest_difference"]) == {"1", "4"}
@@ -61,7 +72,14 @@ def test_types_without_a_graph_are_refused_by_name(kind: str) -> None:
 
 def test_unknown_head_is_refused(trained: Path, tmp_path: Path) -> None:
     with refused("nobody", kind=ConfigError):
-        export(ExportConfig(run=str(trained), format="torch_export", head="nobody", output_dir=str(tmp_path / "out")))
+        export(
+            ExportConfig(
+                run=str(trained),
+                format="torch_export",
+                head="nobody",
+                output_dir=str(tmp_path / "out"),
+            )
+        )
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,5 @@
-"""Predicted memory of a step against the measured one: state to the byte, activations and peak within 5 %.
+"""Predicted memory of a step against the measured one: state to the byte, activations and peak
+within 5 %.
 
 Steps are measured by torch's profiler, which counts each allocation, those inside kernels included.
 """
@@ -27,7 +28,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import understudy as us
 from understudy.cli.plan import PlanConfig, format_speeds, steps_per_hour
 from understudy.config.lora import LoraConfig
-from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ParallelConfig, TrainConfig, ValConfig
+from understudy.config.train import (
+    DataConfig,
+    EmaConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+    ValConfig,
+)
 from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.draws import make_draws
@@ -83,24 +91,41 @@ TOKENS = {"response_tokens": 24, "fast": "fast", "action_tokens": 32}
 FLOW: dict[str, dict[str, Any]] = {
     "fp32": {"batch_size": 1},
     "bf16, full": {"precision": "bf16", "activation_checkpoint": "full", "batch_size": 16},
-    "bf16-split, selective": {"precision": "bf16-split", "activation_checkpoint": "selective", "optim": NO_EMA},
+    "bf16-split, selective": {
+        "precision": "bf16-split",
+        "activation_checkpoint": "selective",
+        "optim": NO_EMA,
+    },
     "three micro-batches": {"batch_size": 12, "micro_batch_size": 4},
     "frozen": {"optim": replace(EMA, freeze=("vision.*",))},
 }
 PI05: dict[str, dict[str, Any]] = {
     "fp32": {"batch_size": 1},
     "bf16, tokens": {"precision": "bf16", "tokens": True, "optim": NO_EMA, "batch_size": 2},
-    "bf16-split, full, tokens": {"precision": "bf16-split", "activation_checkpoint": "full", "tokens": True},
+    "bf16-split, full, tokens": {
+        "precision": "bf16-split",
+        "activation_checkpoint": "full",
+        "tokens": True,
+    },
     "adapters, selective": {"lora": {"rank": 4}, "activation_checkpoint": "selective"},
     "history": {"history": (0.1, 0.2, 0.3), "optim": NO_EMA},
-    "micro-batches": {"precision": "bf16-split", "optim": NO_EMA, "batch_size": 6, "max_samples": 2},
+    "micro-batches": {
+        "precision": "bf16-split",
+        "optim": NO_EMA,
+        "batch_size": 6,
+        "max_samples": 2,
+    },
 }
 CASES = {f"flow {name}": (LARGER, case) for name, case in FLOW.items()}
 CASES |= {f"pi05 {name}": (TINY, case) for name, case in PI05.items()}
 
 
 def settings(
-    data: Path, policy: Any = LARGER, tokens: bool = False, history: tuple[float, ...] = (), **changes: Any
+    data: Path,
+    policy: Any = LARGER,
+    tokens: bool = False,
+    history: tuple[float, ...] = (),
+    **changes: Any,
 ) -> TrainConfig:
     if history:
         policy = replace(policy, history=history, state_history=True)
@@ -123,7 +148,8 @@ def inputs_of(config: TrainConfig, mesh: Mesh) -> tuple[dict[str, Any], dict[str
         key: v.repeat(count, *[1] * (v.ndim - 1)) if isinstance(v, Tensor) else v * count
         for key, v in one_sample(config, opened).items()
     }
-    texts = ["", *opened.training[0].catalog.tasks]  # each of them, and the empty text of `text_dropout`
+    # each of them, and the empty text of `text_dropout`
+    texts = ["", *opened.training[0].catalog.tasks]
     size = config.micro_batch_size or config.max_samples or count
     batch["task"] = [texts[number % size % len(texts)] for number in range(count)]
     batch = policy.largest_inputs(batch)
@@ -143,7 +169,9 @@ def predicted(config: TrainConfig, world_size: int = 1) -> dict[str, int]:
 
 
 def run_traced(config: TrainConfig, timer: Callable[[str], Any]) -> dict[str, int]:
-    """Run two steps on the largest inputs, the second one with a timer, and return the bytes of the state."""
+    """Run two steps on the largest inputs, the second one with a timer, and return the bytes of the
+    state.
+    """
     with join_mesh(config) as mesh:
         torch.set_num_threads(1)
         opened = open_data(config)
@@ -153,7 +181,10 @@ def run_traced(config: TrainConfig, timer: Callable[[str], Any]) -> dict[str, in
             batch = {key: v.clone() if isinstance(v, Tensor) else v for key, v in batch.items()}
             draws = {key: v.clone() for key, v in draws.items()}
             state = init_train_state(config, opened, scales, mesh)
-            for p in (*state.policy.parameters(), *(state.average.parameters() if state.average else ())):
+            for p in (
+                *state.policy.parameters(),
+                *(state.average.parameters() if state.average else ()),
+            ):
                 p.data = p.data.clone()  # its memory may be NumPy's
             state.device_step(batch, draws)
             with timer("step"):
@@ -172,12 +203,18 @@ def trace_all(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
     spans = dict[str, list[tuple[int, int]]]()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
         for name, config in configs.items():
-            found[name] = run_traced(config, lambda phase, of=name: record_function(f"{of}: {phase}"))  # type: ignore[misc]
+            found[name] = run_traced(
+                config, lambda phase, of=name: record_function(f"{of}: {phase}")
+            )  # type: ignore[misc]
             gc.collect()
     events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
     for event in events:
-        spans.setdefault(event.name(), []).append((event.start_ns(), event.start_ns() + event.duration_ns()))
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        spans.setdefault(event.name(), []).append(
+            (event.start_ns(), event.start_ns() + event.duration_ns())
+        )
+    changes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     for name, memory in found.items():
         ((start, _),), ((low, high),) = spans[f"{name}: all"], spans[f"{name}: step"]
         level = memory["peak"] = 0
@@ -185,13 +222,17 @@ def trace_all(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
             level += change if at >= start else 0
             memory["peak"] = max(memory["peak"], level) if low <= at <= high else memory["peak"]
         forward = spans[f"{name}: forward"]
-        memory["activations"] = max(sum(change for at, change in changes if a <= at <= b) for a, b in forward)
+        memory["activations"] = max(
+            sum(change for at, change in changes if a <= at <= b) for a, b in forward
+        )
     return found
 
 
 @pytest.fixture(scope="module")
 def measured(data: Path) -> dict[str, dict[str, int]]:
-    return trace_all({name: settings(data, policy, **case) for name, (policy, case) in CASES.items()})
+    return trace_all(
+        {name: settings(data, policy, **case) for name, (policy, case) in CASES.items()}
+    )
 
 
 STATE = ("parameters", "gradients", "optimizer state", "average")
@@ -207,7 +248,9 @@ def compare(plan: dict[str, int], measured: dict[str, int]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_plan_equals_a_measured_step(data: Path, measured: dict[str, dict[str, int]], name: str) -> None:
+def test_plan_equals_a_measured_step(
+    data: Path, measured: dict[str, dict[str, int]], name: str
+) -> None:
     policy, case = CASES[name]
     config = settings(data, policy, **case)
     found = predicted(config)
@@ -221,7 +264,9 @@ def test_plan_equals_a_measured_step(data: Path, measured: dict[str, dict[str, i
 
 
 def count_live(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
-    """Memory of the second step of a real run of each of these settings on this rank, by its live tensors."""
+    """Memory of the second step of a real run of each of these settings on this rank, by its live
+    tensors.
+    """
     with join_mesh(next(iter(configs.values()))):  # one process group for all
         return {name: count_one(config) for name, config in configs.items()}
 
@@ -233,7 +278,9 @@ def count_one(config: TrainConfig) -> dict[str, int]:
         live = LiveBytes()
         scales, (batch, draws) = choose_normalization(config, opened), inputs_of(config, mesh)
         with live:
-            live.watch(value for value in (*batch.values(), *draws.values()) if isinstance(value, Tensor))
+            live.watch(
+                value for value in (*batch.values(), *draws.values()) if isinstance(value, Tensor)
+            )
             state = init_train_state(config, opened, scales, mesh)
             live.watch(resident_tensors(state))
             for _ in range(2):
@@ -250,7 +297,13 @@ RANKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "pi05, shards": (SHALLOW, {"parallel": HALVES, "batch_size": 2}),
     "pi05, shards, adapters, full": (
         SHALLOW,
-        {"parallel": HALVES, "batch_size": 2, "optim": NO_EMA, "activation_checkpoint": "full", **ADAPTERS},
+        {
+            "parallel": HALVES,
+            "batch_size": 2,
+            "optim": NO_EMA,
+            "activation_checkpoint": "full",
+            **ADAPTERS,
+        },
     ),
 }
 
@@ -263,13 +316,16 @@ def of_ranks(data: Path) -> list[dict[str, dict[str, int]]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RANKS)
-def test_plan_equals_each_of_two_real_ranks(data: Path, of_ranks: list[dict[str, dict[str, int]]], name: str) -> None:
+def test_plan_equals_each_of_two_real_ranks(
+    data: Path, of_ranks: list[dict[str, dict[str, int]]], name: str
+) -> None:
     policy, case = RANKS[name]
     first, second = (found[name] for found in of_ranks)
     found = predicted(settings(data, policy, **case), 2)
     compare(found, first)
     assert found["peak"] == pytest.approx(second["peak"], rel=0.05)
-    assert all(0 <= first[name] - second[name] <= 0.1 * first[name] for name in STATE)  # uneven shards
+    # uneven shards
+    assert all(0 <= first[name] - second[name] <= 0.1 * first[name] for name in STATE)
     # A plan that forgets a part of this size is outside of 5 %.
     parts = [part for part in (*STATE, "activations") if found[part] > 0.11 * found["peak"]]
     assert parts
@@ -284,13 +340,16 @@ def test_live_bytes_count_the_copy_that_a_sum_takes(sums_copies: bool) -> None:
         with LiveBytes(sums_copies) as live:
             whole = torch.ones(100)
             part = torch.empty(50)
-            getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole)  # its new and old name
+            # its new and old name
+            getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, whole)
     finally:
         dist.destroy_process_group()
     assert (live.now, live.peak) == (600, 1000 if sums_copies else 600)
 
 
-def test_sharded_plan_measures_gathered_weights_alone(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_plan_measures_gathered_weights_alone(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each operation measures the weights that are gathered then, and not all that ever were."""
     calls = {"_measure": 0, "__torch_dispatch__": 0}
 
@@ -304,12 +363,14 @@ def test_sharded_plan_measures_gathered_weights_alone(data: Path, monkeypatch: p
     for name in calls:
         monkeypatch.setattr(LiveBytes, name, counted(name, getattr(LiveBytes, name)))
     traced(settings(data, SHALLOW, batch_size=2, parallel=HALVES), 2)
-    assert 0 < calls["_measure"] < 20 * calls["__torch_dispatch__"]  # 9, and 112 of all that ever were
+    # 9, and 112 of all that ever were
+    assert 0 < calls["_measure"] < 20 * calls["__torch_dispatch__"]
 
 
 @pytest.mark.long
 def test_plan_of_shards_on_gpus_has_all_of_their_state(data: Path) -> None:
-    """The kernels of a GPU update the weights without memory of their own, and its moments are there anyway.
+    """The kernels of a GPU update the weights without memory of their own, and its moments are
+    there anyway.
 
     At the peak there are also the gradients of a whole block, more than a tenth of the state here.
     """
@@ -326,7 +387,8 @@ def test_plan_sees_the_knobs(data: Path) -> None:
     assert (plain.parameters, plain.trained) == (step.parameters, step.trained)
     assert 16 <= plain.bytes_per_parameter <= 16.2 + 600 / plain.trained
     assert plain.activations["full"] < plain.activations["selective"] < plain.activations["none"]
-    spread = predicted(settings(data), 4)["activations"]  # of a quarter of the batch, with the gathered weights
+    # of a quarter of the batch, with the gathered weights
+    spread = predicted(settings(data), 4)["activations"]
     assert spread - plain.memory["parameters"] < 0.4 * plain.memory["activations"]
     sharded = plan(settings(data, parallel=ParallelConfig(dp_shard=4)), 4)
     assert sharded.memory["optimizer state"] < 0.3 * plain.memory["optimizer state"]
@@ -358,11 +420,14 @@ def test_plan_finds_the_largest_micro_batch(data: Path) -> None:
         lambda n: 90 + 10 * n,
         lambda n: 100 + 7 * n + n * n // 50,
         lambda n: 90 + max(10, 3 * n),
-        lambda n: 90 + max(10, 100 * (n - 900)),  # the step of the optimizer is the peak of small batches
+        # the step of the optimizer is the peak of small batches
+        lambda n: 90 + max(10, 100 * (n - 900)),
         lambda n: 99 + n + (n > 800) * 10**6,
     ],
 )
-def test_largest_batch_is_the_last_that_fits(limit: int, curve: Callable[[int], int], most: int) -> None:
+def test_largest_batch_is_the_last_that_fits(
+    limit: int, curve: Callable[[int], int], most: int
+) -> None:
     """It is within the bound of evaluations that the function states, and on a line within five."""
     evaluated: list[int] = []
 
@@ -381,17 +446,23 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network of 1,000 bytes, and 100 more for each sample."""
 
     def fake(config: Any, data: Any, scales: Any, sample: Any, world: int, device: str, size: int):
-        memory = dict.fromkeys(("parameters", "gradients", "optimizer state", "average", "activations"), 100)
+        memory = dict.fromkeys(
+            ("parameters", "gradients", "optimizer state", "average", "activations"), 100
+        )
         return planning.Shapes(memory | {"peak": 1000 + 100 * size}, 10, 10, 10, 7, None, 0)
 
     monkeypatch.setattr(planning, "trace_step", fake)
 
 
-@pytest.mark.parametrize("cards", [{}, {1069: 0}, {1171: 1}, {1490: 4, 1489: 3}, {1069: 0, 10**9: planning.MOST}])
+@pytest.mark.parametrize(
+    "cards", [{}, {1069: 0}, {1171: 1}, {1490: 4, 1489: 3}, {1069: 0, 10**9: planning.MOST}]
+)
 @pytest.mark.usefixtures("shapes")
 def test_plan_leaves_a_part_of_each_card(data: Path, cards: dict[int, int]) -> None:
     found = plan(settings(data), cards=list(cards))
-    assert found.cards == tuple(planning.Card(int(0.94 * size), largest) for size, largest in cards.items())
+    assert found.cards == tuple(
+        planning.Card(int(0.94 * size), largest) for size, largest in cards.items()
+    )
     assert (found.flops_per_sample, found.bytes_per_parameter) == (7, 30)
 
 
@@ -435,10 +506,16 @@ def test_plan_command_prints_and_fails_where_the_card_is_too_small(
 
 
 @pytest.mark.usefixtures("shapes")
-def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The step of `shapes` has 7 operations a sample: a batch of 4e12 samples would take seconds of a card."""
+def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step of `shapes` has 7 operations a sample: a batch of 4e12 samples would take seconds of
+    a card.
+    """
     costs = plan(settings(data))
-    costs = replace(costs, flops_per_sample=10**13, conditions=costs.conditions | {"batch": 16, "ranks": 2})
+    costs = replace(
+        costs, flops_per_sample=10**13, conditions=costs.conditions | {"batch": 16, "ranks": 2}
+    )
     assert costs.step_seconds(10**14) == pytest.approx(8 * 0.1)
     config = PlanConfig(gpu=("A100", "B200", "H100 PCIe"), mfu=0.5, steps=1000, batch_size=16)
     speeds = steps_per_hour(config, costs)
@@ -460,7 +537,9 @@ def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(data: Path, capsys: p
 @pytest.mark.parametrize("ema", [NO_EMA, EMA], ids=["plain", "average"])
 def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: OptimConfig) -> None:
     changes: dict[str, Any] = {"steps": 2, "optim": ema, "val": ValConfig(every=1)}
-    config = override(settings(data, **changes), output_dir=str(tmp_path / "run"), data={"val_fraction": 0.4})
+    config = override(
+        settings(data, **changes), output_dir=str(tmp_path / "run"), data={"val_fraction": 0.4}
+    )
     costs = plan(config)
     folder = us.train(config) / "checkpoints"
 
@@ -468,7 +547,11 @@ def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: Opt
         """Bytes of the floating-point tensors of a checkpoint."""
         (path, *_) = folder.glob(pattern)
         tensors = FileSystemReader(path).read_metadata().state_dict_metadata.values()
-        return sum(prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in tensors if len(tensor.size) > 0)
+        return sum(
+            prod(tensor.size) * tensor.properties.dtype.itemsize
+            for tensor in tensors
+            if len(tensor.size) > 0
+        )
 
     assert stored("step-*") == pytest.approx(costs.checkpoint, rel=0.01)
     assert stored("best-*") == pytest.approx(costs.best, rel=0.01)
@@ -487,7 +570,9 @@ def test_plan_counts_the_operations_of_torch(data: Path, policy: Any) -> None:
     assert traced(config).flops == total // 2 > 10**6
 
 
-def test_plan_command_prints_a_sum_that_a_reader_can_make(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_prints_a_sum_that_a_reader_can_make(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["plan", "--data.root", str(data), "--batch-size", "4", "--policy.image-size", "16"]
     assert main(words) == 0
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()[1:]
@@ -503,7 +588,9 @@ def test_plan_knows_the_average_that_a_run_does_not_keep(data: Path) -> None:
     assert plan(config).average_if_kept == pytest.approx(kept, rel=0.01)
 
 
-def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_losses_that_read_values_is_refused(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses = FlowPolicy.losses
 
     def read(policy: FlowPolicy, batch: Any, draws: Any, *args: Any, **kwargs: Any) -> Any:
@@ -517,10 +604,21 @@ def test_plan_of_losses_that_read_values_is_refused(data: Path, monkeypatch: pyt
 
 @pytest.mark.long
 def test_plan_allocates_no_weights(data: Path) -> None:
-    words = ["--data.root", str(data), "--batch-size", "4", "--policy.width", "8192", "--policy.layers", "6", "--json"]
+    words = [
+        "--data.root",
+        str(data),
+        "--batch-size",
+        "4",
+        "--policy.width",
+        "8192",
+        "--policy.layers",
+        "6",
+        "--json",
+    ]
     code = (
         "import sys; from understudy_kit.cli.main import main; main(sys.argv[1:]); "
-        "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) * 1024)"
+        "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) "
+        "* 1024)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code, "plan", *words], capture_output=True, text=True, check=True
@@ -534,11 +632,18 @@ def test_plan_allocates_no_weights(data: Path) -> None:
 
 STORED = GOLDEN / "jax"
 """A tree in float32; `test_jax_tree.py` has its origin."""
-TENSORSTORE = pytest.mark.skipif(find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)")
+TENSORSTORE = pytest.mark.skipif(
+    find_spec("tensorstore") is None, reason="needs the extra jax-weights (tensorstore)"
+)
 
 
 def base_of(weights: Path) -> str:
-    network: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": pi05_policy.CAMERAS, "chunk": SMALL.chunk}
+    network: dict[str, Any] = {
+        "action_dim": 3,
+        "state_dim": 2,
+        "cameras": pi05_policy.CAMERAS,
+        "chunk": SMALL.chunk,
+    }
     made = Pi05PolicyConfig(**network, dimensions=asdict(SMALL), weights=str(weights))
     data: Any = SimpleNamespace(policy_config=lambda _: made)
     policy = Pi05Settings(weights=str(weights))
@@ -554,10 +659,15 @@ def test_known_base_is_float32_of_a_float32_tree() -> None:
 
 @TENSORSTORE
 def test_known_base_is_bfloat16_of_a_bfloat16_tree(tmp_path: Path) -> None:
-    assert base_of(jax_tree.write_zarr(tmp_path, jax_tree.tree(jax_tree.weights()), "bfloat16")) == "bfloat16"
+    assert (
+        base_of(jax_tree.write_zarr(tmp_path, jax_tree.tree(jax_tree.weights()), "bfloat16"))
+        == "bfloat16"
+    )
 
 
-def test_known_base_without_its_file_is_float32_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_known_base_without_its_file_is_float32_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert base_of(tmp_path / "absent") == "float32"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(tmp_path / "absent") in caplog.text

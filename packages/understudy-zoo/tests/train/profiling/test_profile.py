@@ -1,4 +1,6 @@
-"""The profile of a step: the trained step itself is measured, the slowest rank decides, memory and FLOPs counted."""
+"""The profile of a step: the trained step itself is measured, the slowest rank decides, memory and
+FLOPs counted.
+"""
 
 import json
 from collections import Counter
@@ -27,7 +29,15 @@ from understudy.train.optimizer_step import NULL
 from understudy.train.profiling import profile as profiling
 from understudy.train.profiling.data_sheets import peak_flops
 from understudy.train.profiling.plan import count_flops
-from understudy.train.profiling.profile import OTHER, PHASES, PhaseTimer, Profile, RankProfile, combine, profile
+from understudy.train.profiling.profile import (
+    OTHER,
+    PHASES,
+    PhaseTimer,
+    Profile,
+    RankProfile,
+    combine,
+    profile,
+)
 from understudy_kit.cli import main
 from understudy_zoo.testing.lerobot_policies import small_settings, write_vlm
 from understudy_zoo.value.config import Pi05ValueSettings, ValueSettings
@@ -41,14 +51,28 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
         from understudy.policies.pi05.config import Pi0Settings, Pi05Settings
 
         make = Pi05Settings if name == "pi05" else Pi0Settings
-        sizes = {key: value for key, value in asdict(replace(SMALL, vocab=320)).items() if key != "adaptive"}
+        sizes = {
+            key: value
+            for key, value in asdict(replace(SMALL, vocab=320)).items()
+            if key != "adaptive"
+        }
         files = write_model(data.parent)
-        return replace(config, policy=make(network=json.dumps(sizes), tokenizer=str(files), prompt_tokens=80))
+        return replace(
+            config, policy=make(network=json.dumps(sizes), tokenizer=str(files), prompt_tokens=80)
+        )
     # the dataset has no outcomes
-    returns: dict[str, Any] = {"returns": "timestamp", "discount": 0.0, "value_range": (0.0, 100.0), "bins": 5}
+    returns: dict[str, Any] = {
+        "returns": "timestamp",
+        "discount": 0.0,
+        "value_range": (0.0, 100.0),
+        "bins": 5,
+    }
     if name == "value_pi05":
         pytest.importorskip("sentencepiece", reason="needs the extra pi05")
-        towers: dict[str, Any] = {"network": json.dumps(WORLD_ACTION), "tokenizer": str(write_model(data.parent))}
+        towers: dict[str, Any] = {
+            "network": json.dumps(WORLD_ACTION),
+            "tokenizer": str(write_model(data.parent)),
+        }
         chosen = Pi05ValueSettings(**towers, **returns, prompt_tokens=80, normalization="data")
         return replace(config, policy=chosen)
     if name == "value":
@@ -61,12 +85,15 @@ def config_of(name: str, data: Path, out: Path) -> TrainConfig:
         policy = small_settings(name)
         if name == "lerobot-smolvla":
             policy = replace(policy, vlm_model_name=str(write_vlm(data.parent / "vlm")))
-        return replace(config, policy=policy, data=replace(config.data, chunk_size=policy.stored_chunk() or 3))
+        return replace(
+            config, policy=policy, data=replace(config.data, chunk_size=policy.stored_chunk() or 3)
+        )
     return config
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "flow" else pytest.mark.long) for n in own_type_names()]
+    "name",
+    [pytest.param(n, marks=() if n == "flow" else pytest.mark.long) for n in own_type_names()],
 )
 def test_profile_measures_the_trained_step(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +108,8 @@ def test_profile_measures_the_trained_step(
     monkeypatch.setattr(state.TrainState, "train_step", advance)
     found = profile(config_of(name, data, tmp_path / "run"), warmup=1, steps=1)
     assert found is not None
-    # warm-up and plain steps without a timer, then as many with one, then one whose operations are counted
+    # warm-up and plain steps without a timer, then as many with one, then one whose operations are
+    # counted
     assert [timer is NULL for timer in timers] == [True] * 2 + [False] + [True]
     assert isinstance(timers[2], PhaseTimer)
     assert not (tmp_path / "run").exists()
@@ -93,34 +121,50 @@ def test_profile_measures_the_trained_step(
     assert found.phases[OTHER].worst >= 0
     memory = found.memory
     count = found.conditions["parameters"]
-    if name == "lerobot-smolvla":  # a part is frozen, and the vision encoder of transformers reads values
+    # a part is frozen, and the vision encoder of transformers reads values
+    if name == "lerobot-smolvla":
         assert 0 < memory["gradients"] < 4 * count <= memory["parameters"]
         assert found.predicted is None
         return
-    assert 0.8 * 4 * count < memory["gradients"] <= 4 * count <= memory["parameters"]  # no loss reaches some of pi0.5
+    # no loss reaches some of pi0.5
+    assert 0.8 * 4 * count < memory["gradients"] <= 4 * count <= memory["parameters"]
     assert memory["average"] == memory["parameters"]
-    assert 8 * count <= memory["optimizer state"] <= 8 * count + 4 * 1000  # two moments, and a step count per tensor
+    # two moments, and a step count per tensor
+    assert 8 * count <= memory["optimizer state"] <= 8 * count + 4 * 1000
     assert 0 < memory["activations"] < memory["peak"]
-    assert memory["peak"] > sum(memory[name] for name in ("parameters", "optimizer state", "average", "activations"))
+    assert memory["peak"] > sum(
+        memory[name] for name in ("parameters", "optimizer state", "average", "activations")
+    )
     predicted = found.predicted
     assert predicted is not None
     assert predicted.keys() == memory.keys()
-    same = {name: memory[name] for name in ("parameters", "gradients", "optimizer state", "average")}
+    same = {
+        name: memory[name] for name in ("parameters", "gradients", "optimizer state", "average")
+    }
     assert same.items() <= predicted.items()
     assert predicted["activations"] == pytest.approx(memory["activations"], rel=0.02)
     assert predicted["peak"] == pytest.approx(memory["peak"], rel=0.02)
-    assert predicted["peak"] - predicted["gradients"] != pytest.approx(memory["peak"], rel=0.05)  # negative control
+    # negative control
+    assert predicted["peak"] - predicted["gradients"] != pytest.approx(memory["peak"], rel=0.05)
     assert found.flops > 2 * 3 * 4 * count / 10
     assert found.flops_per_s == pytest.approx(found.flops / found.step_s)
     assert found.mfu is None
-    assert (found.tokens_per_s is not None) == (name in ("pi05", "pi0", "value_pi05", "world_action"))
+    assert (found.tokens_per_s is not None) == (
+        name in ("pi05", "pi0", "value_pi05", "world_action")
+    )
     assert (found.conditions["steps"], found.conditions["warmup"]) == (1, 1)
     assert Profile.from_plain(json.loads(json.dumps(found.plain()))) == found
 
 
-@pytest.mark.parametrize("read", [lambda x: x.sum().item(), lambda x: len(x.nonzero())], ids=["value", "shape"])
+@pytest.mark.parametrize(
+    "read", [lambda x: x.sum().item(), lambda x: len(x.nonzero())], ids=["value", "shape"]
+)
 def test_profile_of_a_step_that_reads_values(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, read: Any
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    read: Any,
 ) -> None:
     """Shapes alone have no values to read: the measurements remain, without a prediction."""
     plain = FlowPolicy.losses
@@ -148,29 +192,46 @@ def two_ranks(data: Path, out: Path) -> Profile | None:
 def test_profile_on_two_ranks(data: Path, tmp_path: Path) -> None:
     found, other = in_ranks(2, two_ranks, data, tmp_path)
     assert other is None
-    assert (found.conditions["ranks"], found.conditions["replicas"], found.conditions["shards"]) == (2, 1, 2)
-    assert found.collectives > 5  # counts, norm and votes; and the weights and gradients of every block
+    assert (
+        found.conditions["ranks"],
+        found.conditions["replicas"],
+        found.conditions["shards"],
+    ) == (2, 1, 2)
+    # counts, norm and votes; and the weights and gradients of every block
+    assert found.collectives > 5
     assert found.collectives_s > 0
     assert {phase.rank for phase in found.phases.values()} <= {0, 1}
     assert found.memory["gradients"] < 0.6 * 4 * found.conditions["parameters"]
     assert found.predicted is not None
     for name in ("parameters", "gradients", "optimizer state", "average"):
         assert found.predicted[name] == found.memory[name]
-    # Buffers of collectives that are still under way count, too: on a loaded machine one more of them.
+    # Buffers of collectives that are still under way count, too: on a loaded machine one more of
+    # them.
     assert 0.75 < found.predicted["activations"] / found.memory["activations"] < 1.05
     assert found.memory["optimizer state"] < 0.6 * 8 * found.conditions["parameters"]
 
 
 def rank(plain: float, **phases: float) -> RankProfile:
     memory = dict.fromkeys(("parameters", "peak"), int(100 * plain))
-    return RankProfile(plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6), inputs={})
+    return RankProfile(
+        plain, plain / 10, 2 * plain, phases, 3, plain / 5, memory, flops=int(1e6), inputs={}
+    )
 
 
 def test_profile_takes_the_slowest_rank() -> None:
     ranks = [rank(1.0, forward=0.5, backward=0.1), rank(2.0, forward=0.25, backward=0.3)]
     found = combine(ranks, batch=64, fastest=1e6, conditions={})
-    assert (found.step_s, found.samples_per_s, found.waiting_s, found.timed_step_s) == (2.0, 32.0, 0.2, 4.0)
-    assert (found.phases["forward"].worst, found.phases["forward"].rank, found.phases["forward"].mean) == (
+    assert (found.step_s, found.samples_per_s, found.waiting_s, found.timed_step_s) == (
+        2.0,
+        32.0,
+        0.2,
+        4.0,
+    )
+    assert (
+        found.phases["forward"].worst,
+        found.phases["forward"].rank,
+        found.phases["forward"].mean,
+    ) == (
         0.5,
         0,
         0.375,
@@ -178,12 +239,14 @@ def test_profile_takes_the_slowest_rank() -> None:
     assert (found.phases["backward"].worst, found.phases["backward"].rank) == (0.3, 1)
     assert found.phases["logging"].worst == 0
     assert found.memory == {"parameters": 200, "peak": 200}
-    assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)  # of each of the two devices
+    # of each of the two devices
+    assert (found.flops, found.flops_per_s, found.mfu) == (2e6, 5e5, 0.5)
 
 
 def test_profile_shows_a_prediction_that_is_off() -> None:
     found = combine([rank(100.0)], batch=64, fastest=None, conditions={})
-    assert [line[1:] for line in memory_table(found)[1:]] == [["0.01"], ["0.01"]]  # in another program's process group
+    # in another program's process group
+    assert [line[1:] for line in memory_table(found)[1:]] == [["0.01"], ["0.01"]]
     beside = memory_table(replace(found, predicted={"parameters": 10_000, "peak": 9_000}))
     assert [line[-1] for line in beside] == ["difference", "+0.0%", "-10.0%"]
 
@@ -210,7 +273,14 @@ def test_profile_command_writes_a_page_and_prints(
     asked = ["profile", str(file), "--profile.steps", "2", "--profile.warmup-steps", "1"]
     assert main.main(asked) == 0
     printed = capsys.readouterr().out
-    for text in (*PHASES, "samples per second", "peak, all together", "step, as in training", "predicted", "+0.0%"):
+    for text in (
+        *PHASES,
+        "samples per second",
+        "peak, all together",
+        "step, as in training",
+        "predicted",
+        "+0.0%",
+    ):
         assert text in printed
     page = (out / "profile.html").read_text()
     assert all(f">{head}<" in page for head in ("predicted", "measured", "difference"))
@@ -239,8 +309,11 @@ def test_count_flops_counts_needed_operations() -> None:
     for kept in ("none", "selective", "full"):
         model = policy()
         apply_activation_checkpointing(model.blocks(), kept)
-        counts[kept] = count_flops(lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model)
-    assert counts["none"] == counts["selective"] == counts["full"] > 0  # repeated work is not counted
+        counts[kept] = count_flops(
+            lambda m=model: scalar(m.flow_losses(batch(3), *draws(3))).backward(), model
+        )
+    # repeated work is not counted
+    assert counts["none"] == counts["selective"] == counts["full"] > 0
 
 
 @pytest.mark.parametrize(
@@ -270,7 +343,8 @@ def test_profile_gives_a_utilisation_for_a_known_peak(
     assert found.mfu == pytest.approx(found.flops_per_s / 1e12)
 
 
-# -- the timer inside a step: phases add up, nested ones are not counted twice, nothing happens without one ----------
+# -- the timer inside a step: phases add up, nested ones are not counted twice, nothing happens
+# without one
 
 
 class Clock:
@@ -298,7 +372,9 @@ def test_phase_timer_excludes_inner_phases() -> None:
 
 
 def test_phase_timer_waits_at_both_ends() -> None:
-    """A device that works on after it was called: without waiting its seconds would be booked on the next phase."""
+    """A device that works on after it was called: without waiting its seconds would be booked on
+    the next phase.
+    """
     clock = Clock()
     queued = [0.0]
 

@@ -1,4 +1,6 @@
-"""`understudy audit`: how often each frame was trained on, and a proof that no validation frame was."""
+"""`understudy audit`: how often each frame was trained on, and a proof that no validation frame
+was.
+"""
 
 import json
 from dataclasses import dataclass
@@ -22,9 +24,12 @@ class AuditConfig:
     path: Positional[str] = ""
     """Run directory, also of an active run, or an order file."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint to account for, `latest` or `best`; of an order file, the number of its steps."""
+    """Step of the checkpoint to account for, `latest` or `best`; of an order file, the number of
+    its steps.
+    """
     without: tuple[str, ...] = ()
-    """Withdrawn episodes, each ID, FIRST-LAST or SOURCE:ID: since which step they were trained on."""
+    """Withdrawn episodes, each ID, FIRST-LAST or SOURCE:ID: since which step they were trained on.
+    """
     validation: tuple[str, ...] = ()
     """Validation episodes of an order file, as `--without`; a run has its own."""
     json: bool = False
@@ -34,7 +39,9 @@ class AuditConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        problems = [] if self.path else ["path: required, a run or an order file: understudy audit RUN"]
+        problems = (
+            [] if self.path else ["path: required, a run or an order file: understudy audit RUN"]
+        )
         if self.validation and Path(self.path).is_dir():
             problems.append("validation: a run has its own; leave it out")
         if self.checkpoint == "best" and Path(self.path).is_file():
@@ -56,7 +63,9 @@ def audit(config: AuditConfig) -> int:
         result, counts = audit_run(path, config.checkpoint, config.without)
     if config.out:
         with create_folder(Path(config.out)) as folder:
-            (folder / "audit.json").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
+            (folder / "audit.json").write_text(
+                json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
             (folder / "audit.html").write_text(audit_page(result), encoding="utf-8")
             _write_counts(folder, counts)
     print(json.dumps(result, ensure_ascii=False) if config.json else audit_text(result))

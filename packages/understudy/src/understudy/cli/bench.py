@@ -1,7 +1,8 @@
-"""`understudy bench PATH|URL`: samples per second of the loader, and their ratio to decoding in a row.
+"""`understudy bench PATH|URL`: samples per second of the loader, and their ratio to decoding in a
+row.
 
-In each round the loader and the decoding of the same videos from front to back take turns on the same cores. The
-figures are medians over the rounds.
+In each round the loader and the decoding of the same videos from front to back take turns on the
+same cores. The figures are medians over the rounds.
 """
 
 import itertools
@@ -35,8 +36,8 @@ WARM_BATCHES = 8
 class BenchConfig:
     """Measure shuffled loading: one frame of each camera and a chunk of actions per sample.
 
-    With `--launch N`, or under torchrun, N processes share each batch, and the figures are those of all together and of
-    each.
+    With `--launch N`, or under torchrun, N processes share each batch, and the figures are those of
+    all together and of each.
     """
 
     path: Positional[str] = ""
@@ -50,11 +51,13 @@ class BenchConfig:
     num_threads: Annotated[int, Interval(ge=0, le=2**12)] = 0
     """Loader threads of a process; 0: chosen by the loader."""
     memory: str = "4GB"
-    """Memory of the loader, for all processes of a host. If all images fit, they are decoded once and then only copied.
+    """Memory of the loader, for all processes of a host. If all images fit, they are decoded once
+    and then only copied.
     """
     seconds: Annotated[float, Gt(0)] | None = None
-    """Seconds of a round, once for the loader and once for the decoding. The default is 5, and down to 1 for less than
-    10,000 frames."""
+    """Seconds of a round, once for the loader and once for the decoding. The default is 5, and down
+    to 1 for less than 10,000 frames.
+    """
     rounds: Annotated[int, Interval(ge=1, le=10**6)] = 3
     """Number of rounds; medians are printed."""
     json: bool = False
@@ -62,7 +65,11 @@ class BenchConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [] if self.path else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
+        errors = (
+            []
+            if self.path
+            else ["path: required, the folder or URL of a dataset: understudy bench PATH"]
+        )
         try:
             parse_bytes(self.memory)
         except ValueError as error:
@@ -83,7 +90,9 @@ def bench(config: BenchConfig) -> None:
     if process.world_size == 1:
         ranks = [measure(config)]
     elif config.batch_size % process.world_size:
-        raise ConfigError(f"batch_size: {config.batch_size} over {process.world_size} processes; give a multiple")
+        raise ConfigError(
+            f"batch_size: {config.batch_size} over {process.world_size} processes; give a multiple"
+        )
     else:
         ranks = [{}] * process.world_size
         dist.init_process_group("gloo")
@@ -92,12 +101,19 @@ def bench(config: BenchConfig) -> None:
         finally:
             dist.destroy_process_group()
     if process.rank == 0:
-        report = {"path": config.path, "batch": config.batch_size, "chunk": config.chunk_size, **summarize(ranks)}
+        report = {
+            "path": config.path,
+            "batch": config.batch_size,
+            "chunk": config.chunk_size,
+            **summarize(ranks),
+        }
         print(json.dumps(report, ensure_ascii=False) if config.json else format_report(report))
 
 
 def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Measure in this process; `meet` is called before each measurement, to begin with other processes."""
+    """Measure in this process; `meet` is called before each measurement, to begin with other
+    processes.
+    """
     from understudy_data.load.choose_order import choose_order
     from understudy_data.load.loader import Loader
     from understudy_data.video.native.loops import load_loops, loops_status
@@ -107,16 +123,26 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
     memory = parse_bytes(config.memory) // processes_here()
     resources: dict[str, Any] = {"memory": memory, "world_size": process.world_size}
     try:
-        choice = choose_order([data], num_threads=MOST_LOADER_THREADS, batch_size=config.batch_size, **resources)
+        choice = choose_order(
+            [data], num_threads=MOST_LOADER_THREADS, batch_size=config.batch_size, **resources
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    seconds = config.seconds or min(5.0, max(1.0, 5.0 * len(data) / 10_000))  # more would decode a small set again
+    # more would decode a small set again
+    seconds = config.seconds or min(5.0, max(1.0, 5.0 * len(data) / 10_000))
     rates = []
     costs = []
     decoded = []
     threads: int | Literal["auto"] = config.num_threads or "auto"
-    progress = Progress(config.rounds, f"rounds of 2 x {seconds:g} s", "round", shown=process.rank == 0)
-    with progress, Loader([data], order=choice.order, num_threads=threads, rank=process.rank, **resources) as loader:
+    progress = Progress(
+        config.rounds, f"rounds of 2 x {seconds:g} s", "round", shown=process.rank == 0
+    )
+    with (
+        progress,
+        Loader(
+            [data], order=choice.order, num_threads=threads, rank=process.rank, **resources
+        ) as loader,
+    ):
         for _ in range(first_turn(loader)):
             next(loader)
         start = loader.position
@@ -163,7 +189,11 @@ def open_data(config: BenchConfig) -> "EpisodeDataset":
             raise DatasetError(f"unknown camera {camera!r}", where=config.path, fix=fix)
     left_out = set(cameras).difference(config.cameras or cameras)
     keys = [key for key in EpisodeDataset(catalog).keys if key not in left_out]
-    windows = {"action": [step / catalog.fps for step in range(config.chunk_size)]} if "action" in keys else {}
+    windows = (
+        {"action": [step / catalog.fps for step in range(config.chunk_size)]}
+        if "action" in keys
+        else {}
+    )
     return EpisodeDataset(catalog, delta_timestamps=windows, keys=keys)
 
 
@@ -173,16 +203,24 @@ def cameras_of(data: "EpisodeDataset") -> list[str]:
 
 
 def first_turn(loader: "Loader") -> int:
-    """Return the batches until each lane has read its first run: until then more is decoded than delivered."""
+    """Return the batches until each lane has read its first run: until then more is decoded than
+    delivered.
+    """
     sources = zip(loader.order.spec.sources, loader.plan.policies, loader.plan.keeps_decoded)
-    read = [source.lanes * policy.run_length for source, policy, keep in sources if source.shuffle and not keep]
+    read = [
+        source.lanes * policy.run_length
+        for source, policy, keep in sources
+        if source.shuffle and not keep
+    ]
     return -(-sum(read) // loader.order.batch_size)
 
 
 def decode_in_a_row(data: "EpisodeDataset", seconds: float) -> float:
-    """Return the samples per second of decoding videos from front to back, on this process's share of the cores.
+    """Return the samples per second of decoding videos from front to back, on this process's share
+    of the cores.
 
-    Each thread decodes files of its own, from start to end, and converts the images; 0 for a dataset without video.
+    Each thread decodes files of its own, from start to end, and converts the images; 0 for a
+    dataset without video.
     """
     import numpy as np
 
@@ -231,7 +269,9 @@ def decode_in_a_row(data: "EpisodeDataset", seconds: float) -> float:
 
 def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all ranks together, with the ratios of all and of each."""
-    total = {name: sum(rank[name] for rank in ranks) for name in ("samples_per_s", "in_a_row_per_s")}
+    total = {
+        name: sum(rank[name] for rank in ranks) for name in ("samples_per_s", "in_a_row_per_s")
+    }
     cpu = sum(rank["cpu_ms_per_sample"] * rank["samples_per_s"] for rank in ranks)
     together = {**ranks[0], **total, "cpu_ms_per_sample": cpu / total["samples_per_s"]}
     for figures in (together, *ranks):
@@ -245,7 +285,10 @@ def format_report(report: dict[str, Any]) -> str:
     ranks = report["ranks"]
     rows = {"understudy": report}
     if len(ranks) > 1:
-        rows = {f"all {len(ranks)} ranks": report, **{f"rank {number}": rank for number, rank in enumerate(ranks)}}
+        rows = {
+            f"all {len(ranks)} ranks": report,
+            **{f"rank {number}": rank for number, rank in enumerate(ranks)},
+        }
     lines = [f"{'':<14}{'samples/s':>12}{'CPU ms/sample':>15}{'in a row/s':>12}{'ratio':>8}"]
     for name, figures in rows.items():
         line = f"{name:<14}{figures['samples_per_s']:>12,.0f}{figures['cpu_ms_per_sample']:>15.3f}"
@@ -253,10 +296,18 @@ def format_report(report: dict[str, Any]) -> str:
             line += f"{figures['in_a_row_per_s']:>12,.0f}{figures['over_in_a_row']:>8.0%}"
         lines.append(line)
     if report["over_in_a_row"] and report["decoded_share"] < 0.5:
-        lines.append("Most images were in memory and not decoded again in these rounds. Less --memory shows decoding.")
+        lines.append(
+            "Most images were in memory and not decoded again in these rounds. Less --memory shows "
+            "decoding."
+        )
     lines.append("")
-    lines += [f"{'plan' * (not number):<14}{line}" for number, line in enumerate(report["plan"].splitlines())]
+    lines += [
+        f"{'plan' * (not number):<14}{line}"
+        for number, line in enumerate(report["plan"].splitlines())
+    ]
     load = ", ".join(f"{value:.1f}" for value in report["load_average"])
-    lines.append(f"{'measured':<14}on {report['cores']} cores, load average {load}, loops {report['loops']}")
+    lines.append(
+        f"{'measured':<14}on {report['cores']} cores, load average {load}, loops {report['loops']}"
+    )
     lines.append(f"{'terms':<14}{page('glossary.md')} explains them")
     return "\n".join(lines)

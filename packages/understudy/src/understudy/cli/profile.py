@@ -28,16 +28,22 @@ class MeasureConfig:
 
 @dataclass(frozen=True)
 class ProfileConfig(TrainConfig):
-    """Measure time and memory of a training step with these settings. The trained weights are discarded."""
+    """Measure time and memory of a training step with these settings. The trained weights are
+    discarded.
+    """
 
     REFUSED_FLAGS: ClassVar[Mapping[str, str]] = {
         "steps": "a profile has no end of its own; --profile.steps N measures N"
     }
 
     steps: Annotated[int, Interval(ge=1, le=10**12)] = 2500
-    """Steps of the run_profile run, from a settings file alone: the flag is refused. `--profile.steps` are measured."""
+    """Steps of the run_profile run, from a settings file alone: the flag is refused.
+    `--profile.steps` are measured.
+    """
     output_dir: str = "runs/profile"
-    """Folder of profile.html and profile.json; no other file is written. A run's report shows those in its folder."""
+    """Folder of profile.html and profile.json; no other file is written. A run's report shows those
+    in its folder.
+    """
     profile: MeasureConfig = field(default_factory=MeasureConfig)
     overwrite: bool = False
     """Replace an earlier measurement of understudy at that place."""
@@ -47,7 +53,8 @@ class ProfileConfig(TrainConfig):
 
 def profile(config: ProfileConfig) -> None:
     """Measure on all ranks; rank 0 prints and writes."""
-    # Set before torch is imported: its profiler logs each start and stop, and each free of memory from before a trace.
+    # Set before torch is imported: its profiler logs each start and stop, and each free of memory
+    # from before a trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.report.step_profile import page
@@ -64,9 +71,15 @@ def profile(config: ProfileConfig) -> None:
     facts = measured.plain()
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "profile.json", json.dumps(facts, indent=2) + "\n", is_new=not config.overwrite)
+    write_text(
+        folder / "profile.json", json.dumps(facts, indent=2) + "\n", is_new=not config.overwrite
+    )
     write_page(folder / "profile.html", page(measured))
-    print(json.dumps(facts) if config.json else f"{format_profile(measured)}\npage: {folder / 'profile.html'}")
+    print(
+        json.dumps(facts)
+        if config.json
+        else f"{format_profile(measured)}\npage: {folder / 'profile.html'}"
+    )
 
 
 def _refuse_foreign_facts(path: Path) -> None:
@@ -78,7 +91,10 @@ def _refuse_foreign_facts(path: Path) -> None:
     except (OSError, ValueError, TypeError):
         ours = False
     if not ours:
-        message = "exists and is no measurement of understudy; name another --output-dir, or move the file"
+        message = (
+            "exists and is no measurement of understudy; name another --output-dir, or move "
+            "the file"
+        )
         raise ConfigError(f"{path}: {message}")
 
 
@@ -101,10 +117,19 @@ def format_profile(run_profile: "Profile") -> str:
     for name, phase in run_profile.phases.items():
         rank = f"  rank {phase.rank}" if run_profile.conditions["ranks"] > 1 else ""
         share = f"{phase.worst / run_profile.timed_step_s:.0%}"
-        lines.append(f"{name:<{width}}{milliseconds(phase.worst):>12}{milliseconds(phase.mean):>12}{share:>8}{rank}")
+        lines.append(
+            f"{name:<{width}}{milliseconds(phase.worst):>12}{milliseconds(phase.mean):>12}"
+            f"{share:>8}{rank}"
+        )
     lines.append(f"{'step, synchronised':<{width}}{milliseconds(run_profile.timed_step_s):>12}")
     lines.append(f"{'step, as in training':<{width}}{milliseconds(step):>12}")
     lines.append(explain_difference(run_profile))
     head, *rows = memory_table(run_profile)
-    lines += ["", *(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, *cells in [head, *rows])]
+    lines += [
+        "",
+        *(
+            f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
+            for name, *cells in [head, *rows]
+        ),
+    ]
     return "\n".join(lines)

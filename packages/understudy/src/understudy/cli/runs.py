@@ -37,7 +37,8 @@ def resume(config: TrainConfig) -> int:
 
 
 def run_and_report(command: str, config: TrainConfig) -> int:
-    """Train or resume, then write the report on rank 0. Returns the exit code, also where the report fails.
+    """Train or resume, then write the report on rank 0. Returns the exit code, also where the
+    report fails.
 
     Args:
         command: "train" or "resume".
@@ -63,7 +64,9 @@ def run_and_report(command: str, config: TrainConfig) -> int:
 
 
 def _try_report(run: str) -> None:
-    """Write the report of a run and print its path; warn where that fails, since the training itself has ended."""
+    """Write the report of a run and print its path; warn where that fails, since the training
+    itself has ended.
+    """
     from understudy_base.credentials import redact
 
     try:
@@ -87,18 +90,24 @@ class PlaceConfig:
     """Place of the run's dataset."""
 
     root: str = ""
-    """Folder or URL where the dataset is now; the default is that of the run. A mixture has them in its config.yaml."""
+    """Folder or URL where the dataset is now; the default is that of the run. A mixture has them in
+    its config.yaml.
+    """
 
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Validation loss of a checkpoint per norm head, source and task, equal to the run's own at that step."""
+    """Validation loss of a checkpoint per norm head, source and task, equal to the run's own at
+    that step.
+    """
 
     OTHER_NAMES: ClassVar[OtherNames] = TRAINER_NAMES
     run: Positional[str] = ""
     """Run directory."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`, by default the lowest loss."""
+    """Step of the checkpoint, `latest`, or `best`: the best by the run's `keep_best`, by default
+    the lowest loss.
+    """
     data: PlaceConfig = field(default_factory=PlaceConfig)
     per_dim: bool = False
     """Also print the action's loss by dimension."""
@@ -107,7 +116,9 @@ class ValidateConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return [] if self.run else ["run: required, the directory of a run: understudy validate RUN"]
+        return (
+            [] if self.run else ["run: required, the directory of a run: understudy validate RUN"]
+        )
 
 
 def validate(config: ValidateConfig) -> None:
@@ -118,11 +129,17 @@ def validate(config: ValidateConfig) -> None:
     from understudy_base.records import finite
 
     root = Path(config.run)
-    metrics = evaluate_checkpoint(root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root)
+    metrics = evaluate_checkpoint(
+        root, config.checkpoint, per_dim=config.per_dim, data_root=config.data.root
+    )
     result = finite(metrics)
     if is_rank_0():
         mode = RunDir(root).settings().val_mode()
-        print(json.dumps(result, ensure_ascii=False) if config.json else format_validation(result, mode))
+        print(
+            json.dumps(result, ensure_ascii=False)
+            if config.json
+            else format_validation(result, mode)
+        )
 
 
 def export(config: ExportConfig) -> None:
@@ -141,27 +158,40 @@ class ReportConfig:
     """Write a run's report.html again, or compare several runs with the first one."""
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run directories; runs may be active, stopped or complete. One run gets its report.html again. Of several runs
-    nothing is changed: the page is that of the first one, with the curves of the others over its own, and a sentence
-    and a table of groups are printed."""
+    """Run directories; runs may be active, stopped or complete. One run gets its report.html again.
+    Of several runs nothing is changed: the page is that of the first one, with the curves of the
+    others over its own, and a sentence and a table of groups are printed.
+    """
     output: str = ""
-    """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the current folder for
-    several."""
+    """HTML page to write. The default is RUN/report.html for one run, and comparison.html in the
+    current folder for several.
+    """
     overwrite: bool = False
     """Replace an earlier page at that place. RUN/report.html is always written again."""
     worst_episodes: Annotated[int, Ge(0)] = 3
-    """Validation episodes to show, those with the largest losses: frames of each camera, and the recorded and the
-    predicted actions. The predicted ones need a checkpoint, which is loaded as `validate` does. 0 shows none."""
+    """Validation episodes to show, those with the largest losses: frames of each camera, and the
+    recorded and the predicted actions. The predicted ones need a checkpoint, which is loaded as
+    `validate` does. 0 shows none.
+    """
     json: bool = False
-    """Of several runs: print their comparison as one JSON object; write a page only with `--output`."""
+    """Of several runs: print their comparison as one JSON object; write a page only with
+    `--output`.
+    """
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = [] if self.runs else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        errors = (
+            []
+            if self.runs
+            else ["runs: required, directories of runs: understudy report RUN [RUN ...]"]
+        )
         if len(set(map(os.path.realpath, self.runs))) < len(self.runs):
             errors.append("runs: one is named twice; name each run once")
         if len(self.runs) > MOST:
-            errors.append(f"runs: {len(self.runs)} of them; compare at most {MOST}, as many as there are colors")
+            errors.append(
+                f"runs: {len(self.runs)} of them; compare at most {MOST}, as many as there are "
+                "colors"
+            )
         if self.json and len(self.runs) == 1:
             errors.append("json: is for several runs; metrics.jsonl of the run has its figures")
         if self.output and not Path(self.output).absolute().parent.is_dir():
@@ -186,9 +216,17 @@ def report(config: ReportConfig) -> None:
     if not is_own:
         for root in roots if others else ():
             if output.resolve().is_relative_to(root.resolve()):
-                raise ConfigError(f"output: {output} would lie in the run {root}; name a file by --output")
+                raise ConfigError(
+                    f"output: {output} would lie in the run {root}; name a file by --output"
+                )
         refuse_foreign(output)
         refuse_existing(output, "output", config.overwrite)
-    path = write_report(first.root, None if is_own else output, worst_episodes=config.worst_episodes, others=others)
+    path = write_report(
+        first.root, None if is_own else output, worst_episodes=config.worst_episodes, others=others
+    )
     if not config.json:
-        print(f"{format_comparison(compare([first, *others]))}\n\nreport: {path}" if others else f"report: {path}")
+        print(
+            f"{format_comparison(compare([first, *others]))}\n\nreport: {path}"
+            if others
+            else f"report: {path}"
+        )

@@ -1,4 +1,6 @@
-"""`understudy --version -v`: installed versions, and whether images are decoded natively. Imports no torch."""
+"""`understudy --version -v`: installed versions, and whether images are decoded natively. Imports
+no torch.
+"""
 
 import platform
 import sys
@@ -8,7 +10,9 @@ PACKAGES = ("torch", "numpy", "av", "pyarrow")
 
 
 def versions() -> str:
-    """Format the versions of Python, packages and FFmpeg's libraries, and the state of `UNDERSTUDY_NATIVE`."""
+    """Format the versions of Python, packages and FFmpeg's libraries, and the state of
+    `UNDERSTUDY_NATIVE`.
+    """
     entries = {"python": f"{platform.python_version()} on {sys.platform} {platform.machine()}"}
     for name in PACKAGES:
         try:
@@ -20,7 +24,10 @@ def versions() -> str:
     except ImportError as error:
         entries["native"] = f"not used: PyAV cannot be imported ({error})"
     else:
-        libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
+        libraries = {
+            name: ".".join(map(str, version))
+            for name, version in sorted(av.library_versions.items())
+        }
         entries["ffmpeg"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
         entries["native"] = _native()
     return "\n".join(f"{name:<10} {text}" for name, text in entries.items())

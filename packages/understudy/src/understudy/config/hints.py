@@ -1,4 +1,6 @@
-"""Hints of the commands that have a run's settings: names of other trainers, and misplaced words."""
+"""Hints of the commands that have a run's settings: names of other trainers, and misplaced
+words.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -34,7 +36,10 @@ class TrainerNames:
         if path.suffix:
             return f"{word}: settings files end in {suffixes}"
         if "/" in word or path.exists():
-            return f"{word}: not a settings file ({suffixes}); a dataset is given as --data.root {word}"
+            return (
+                f"{word}: not a settings file ({suffixes}); a dataset is given as --data.root "
+                f"{word}"
+            )
         return None
 
 

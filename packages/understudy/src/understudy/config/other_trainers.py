@@ -1,4 +1,6 @@
-"""Settings of other trainers, for messages about unknown ones: the file `other_trainers.toml` beside this one."""
+"""Settings of other trainers, for messages about unknown ones: the file `other_trainers.toml`
+beside this one.
+"""
 
 import tomllib
 from functools import cache
@@ -7,7 +9,9 @@ from pathlib import Path
 
 @cache
 def read_tables() -> dict[str, dict[str, str]]:
-    """Return a table for each trainer: setting, as it is spelled there -> the equivalent here, in Markdown."""
+    """Return a table for each trainer: setting, as it is spelled there -> the equivalent here, in
+    Markdown.
+    """
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -16,7 +20,8 @@ def read_tables() -> dict[str, dict[str, str]]:
 def read_hints() -> dict[str, str]:
     """Return the equivalents of all trainers by name, with the hyphens of our flags.
 
-    Of two trainers with one name that of the earlier table holds. Names that are the same here are left out.
+    Of two trainers with one name that of the earlier table holds. Names that are the same here are
+    left out.
     """
     hints: dict[str, str] = {}
     for table in read_tables().values():
@@ -28,7 +33,9 @@ def read_hints() -> dict[str, str]:
 
 
 def equivalent(name: str) -> str | None:
-    """Return the hint for a setting of another trainer, or for an item of one (`dataset_mixture.datasets.0.weight`)."""
+    """Return the hint for a setting of another trainer, or for an item of one
+    (`dataset_mixture.datasets.0.weight`).
+    """
     hints = read_hints()
     name = name.replace("_", "-")
     while name not in hints and name.count(".") > 1:

@@ -1,10 +1,11 @@
-"""Activation checkpointing: discard the activations of a block and recompute them in the backward pass.
+"""Activation checkpointing: discard the activations of a block and recompute them in the backward
+pass.
 
-It trades time for memory; losses and gradients are the same bits, also of blocks that draw random numbers. `selective`
-keeps the expensive results, those of matrix products, convolutions and attention, and recomputes the cheap ones between
-them. `full` keeps a block's inputs only. Both work with every mesh, every precision and `compile`. Activation
-checkpointing comes first, then `compile.py`, then `mesh.shard`, which must also gather a block's weights for the
-recomputation.
+It trades time for memory; losses and gradients are the same bits, also of blocks that draw random
+numbers. `selective` keeps the expensive results, those of matrix products, convolutions and
+attention, and recomputes the cheap ones between them. `full` keeps a block's inputs only. Both work
+with every mesh, every precision and `compile`. Activation checkpointing comes first, then
+`compile.py`, then `mesh.shard`, which must also gather a block's weights for the recomputation.
 """
 
 import functools
@@ -36,17 +37,22 @@ SAVED = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""Operations whose results `selective` keeps: nearly all of a network's arithmetic, about half of its activations."""
+"""Operations whose results `selective` keeps: nearly all of a network's arithmetic, about half of
+its activations.
+"""
 SELECTIVE = functools.partial(create_selective_checkpoint_contexts, SAVED)
 
 
-def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequence[str]) -> list[nn.Module]:
+def select_blocks(
+    policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequence[str]
+) -> list[nn.Module]:
     """Return the blocks that are checkpointed.
 
     Args:
         policy: the module around the blocks.
         blocks: all of them, in their sequence.
-        chosen: one number N for every N-th block, or patterns of names in `policy`; empty: all blocks.
+        chosen: one number N for every N-th block, or patterns of names in `policy`; empty: all
+            blocks.
 
     Raises:
         ConfigError: N is 0 or above the number of blocks, or a pattern fits no block.
@@ -58,18 +64,27 @@ def select_blocks(policy: nn.Module, blocks: Iterable[nn.Module], chosen: Sequen
     if len(chosen) == 1 and chosen[0].isdecimal():
         step = int(chosen[0])
         if not 1 <= step <= len(every):
-            raise ConfigError(f"{setting}: {step}: must be from 1 to {len(every)}, the number of blocks")
+            raise ConfigError(
+                f"{setting}: {step}: must be from 1 to {len(every)}, the number of blocks"
+            )
         return every[step - 1 :: step]
     names = {id(module): name for name, module in policy.named_modules()}
     named = {names[id(block)]: block for block in every}
     for pattern in chosen:
         if not any(fnmatchcase(name, pattern) for name in named):
-            raise ConfigError(f"{setting}: {pattern!r} fits no block; there are {', '.join(list(named)[:5])}, …")
-    return [block for name, block in named.items() if any(fnmatchcase(name, pattern) for pattern in chosen)]
+            raise ConfigError(
+                f"{setting}: {pattern!r} fits no block; there are {', '.join(list(named)[:5])}, …"
+            )
+    return [
+        block
+        for name, block in named.items()
+        if any(fnmatchcase(name, pattern) for pattern in chosen)
+    ]
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: CheckpointMode) -> None:
-    """Make each of `blocks` recompute its activations, in place; parameters and modules keep their names.
+    """Make each of `blocks` recompute its activations, in place; parameters and modules keep their
+    names.
 
     Args:
         blocks: modules that are not nested.
@@ -90,19 +105,24 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: Checkpoint
         name = type(block).__name__
         if block._compiled_call_impl is not None or isinstance(block, FSDPModule):
             raise ValueError(
-                f"{name} is compiled or sharded already: apply activation checkpointing, compile, shard in this order"
+                f"{name} is compiled or sharded already: apply activation checkpointing, compile, "
+                "shard in this order"
             )
         if any(isinstance(module, _Checkpointed) for module in block.modules()):
-            raise ValueError(f"{name} or a block inside it is checkpointed already: name each module once")
+            raise ValueError(
+                f"{name} or a block inside it is checkpointed already: name each module once"
+            )
     for block in chosen:
-        # Another class, instead of a wrapper or a new `forward`, keeps the names, and a copy of the block computes with
-        # the copy's weights. (fully_shard does the same.)
-        block.__class__ = _checkpointed(type(block), mode)  # type: ignore[arg-type]  # a class is hashable
+        # Another class, instead of a wrapper or a new `forward`, keeps the names, and a copy of the
+        # block computes with the copy's weights. (fully_shard does the same.) A class is hashable.
+        block.__class__ = _checkpointed(type(block), mode)  # type: ignore[arg-type]
 
 
 @contextmanager
 def without_checkpointing(policy: nn.Module) -> Iterator[None]:
-    """Keep all activations of `policy` within this context, to count the operations that a step needs."""
+    """Keep all activations of `policy` within this context, to count the operations that a step
+    needs.
+    """
     blocks = [module for module in policy.modules() if isinstance(module, _Checkpointed)]
     for block in blocks:
         block.recomputes = False
@@ -119,13 +139,16 @@ class _Checkpointed(nn.Module):
     mode: CheckpointMode = "full"
     recomputes: bool = True
     draws: bool | None = None
-    """Whether the first forward pass drew from numpy or `random`; None: there was none. Their states take 0.1 ms."""
+    """Whether the first forward pass drew from numpy or `random`; None: there was none. Their
+    states take 0.1 ms.
+    """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.recomputes and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
         more: dict[str, Any] = {"context_fn": SELECTIVE} if self.mode == "selective" else {}
-        if self.draws is False or torch.compiler.is_compiling():  # compiled code draws no such numbers
+        # compiled code draws no such numbers
+        if self.draws is False or torch.compiler.is_compiling():
             return checkpoint(super().forward, *args, use_reentrant=False, **more, **kwargs)
         before = _get_states()
         compute = _Repeating(super().forward, before)
@@ -136,7 +159,8 @@ class _Checkpointed(nn.Module):
 
 
 class _Repeating:
-    """A function whose later calls draw the numbers of its first from numpy and `random`, and move neither.
+    """A function whose later calls draw the numbers of its first from numpy and `random`, and move
+    neither.
 
     torch restores its own generators alone.
     """
@@ -163,7 +187,8 @@ _States = tuple[Any, Any]
 
 
 def _get_states() -> _States:
-    return np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # a block draws from it
+    # a block draws from them
+    return np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
 
 
 def _are_equal(one: _States, two: _States) -> bool:

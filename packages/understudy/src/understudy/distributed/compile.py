@@ -1,8 +1,9 @@
 """torch.compile, block by block: the blocks of a network are alike, so one compilation serves all.
 
-Text, images of any size and the losses stay plain code, and the weights of a sharded block are gathered outside of the
-compiled code. Compiled arithmetic rounds differently (a few units in the last place), so turning it on or off changes
-the last digits of a run. It comes after `activation_checkpoint.py` and before `mesh.shard`.
+Text, images of any size and the losses stay plain code, and the weights of a sharded block are
+gathered outside of the compiled code. Compiled arithmetic rounds differently (a few units in the
+last place), so turning it on or off changes the last digits of a run. It comes after
+`activation_checkpoint.py` and before `mesh.shard`.
 """
 
 import os
@@ -19,9 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from understudy_base.errors import ConfigError
 
 VARIANTS = 64
-"""Compiled variants of a block: one for each mask or none, fixed or varying lengths, training or validation, and so on.
-Beyond torch's limit of 8 a block would silently run uncompiled for the rest of the run. The limit holds while a block
-runs, and no longer: other code of the process keeps its own."""
+"""Compiled variants of a block: one for each mask or none, fixed or varying lengths, training or
+validation, and so on. Beyond torch's limit of 8 a block would silently run uncompiled for the rest
+of the run. The limit holds while a block runs, and no longer: other code of the process keeps its
+own.
+"""
 
 
 def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
@@ -40,7 +43,9 @@ def compile_blocks(blocks: Iterable[nn.Module], device: torch.device) -> None:
         raise ConfigError("compile: this policy has no blocks to compile; leave compile off")
     for block in chosen:
         if isinstance(block, FSDPModule):
-            raise ValueError(f"{type(block).__name__} is sharded already: compile comes before shard")
+            raise ValueError(
+                f"{type(block).__name__} is sharded already: compile comes before shard"
+            )
     for block in chosen:
         block.compile()
         assert block._compiled_call_impl is not None
@@ -63,25 +68,37 @@ def _with_variants(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """Return the missing requirement of torch.compile for `device` with its remedy; None: it can compile."""
+    """Return the missing requirement of torch.compile for `device` with its remedy; None: it can
+    compile.
+    """
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "GPU code needs triton, which is not installed or too old for this GPU"
+        return (
+            None
+            if has_triton()
+            else "GPU code needs triton, which is not installed or too old for this GPU"
+        )
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler.split()[0]) is None:
-        return f"CPU code needs a C++ compiler, and there is no {compiler}: install one, or name it in CXX"
+        return (
+            f"CPU code needs a C++ compiler, and there is no {compiler}: install one, or name "
+            "it in CXX"
+        )
     return None
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Return whether torch.compile failed: among other causes, a signal to the process group ended its compiler."""
+    """Return whether torch.compile failed: among other causes, a signal to the process group ended
+    its compiler.
+    """
     modules = [kind.__module__ for kind in type(error).__mro__]
     return any(module.startswith(("torch._dynamo", "torch._inductor")) for module in modules)
 
 
 def attention_kernels(setting: str) -> AbstractContextManager[None]:
-    """Compute each `scaled_dot_product_attention` of this block with the kernels that a setting names.
+    """Compute each `scaled_dot_product_attention` of this block with the kernels that a setting
+    names.
 
     It holds for a backward pass inside the block, too, which may recompute attention.
 

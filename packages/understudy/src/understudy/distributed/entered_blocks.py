@@ -1,12 +1,15 @@
-"""Agreement of the ranks on the blocks that a forward pass enters, before any of them waits for another.
+"""Agreement of the ranks on the blocks that a forward pass enters, before any of them waits for
+another.
 
-A sharded block gathers its weights when it is entered, and sums its gradients in the backward pass. Both wait for the
-other ranks, so a rank that leaves out a block which another one enters would make it wait until `parallel.timeout`.
+A sharded block gathers its weights when it is entered, and sums its gradients in the backward pass.
+Both wait for the other ranks, so a rank that leaves out a block which another one enters would make
+it wait until `parallel.timeout`.
 
-The ranks expect the blocks of the passes before, in their sequence. A rank that leaves some of them out gathers them
-all the same, and one that enters another block first gathers all that the others still expect, so that every rank comes
-to the next exchange: one number per pass, and one per block that was not expected. There the ranks compare what they
-have entered, and all of them raise if they differ. All ranks may leave out blocks, or enter new ones, alike.
+The ranks expect the blocks of the passes before, in their sequence. A rank that leaves some of them
+out gathers them all the same, and one that enters another block first gathers all that the others
+still expect, so that every rank comes to the next exchange: one number per pass, and one per block
+that was not expected. There the ranks compare what they have entered, and all of them raise if they
+differ. All ranks may leave out blocks, or enter new ones, alike.
 """
 
 import hashlib
@@ -28,12 +31,14 @@ _END = -1
 
 @contextmanager
 def agreed_blocks(policy: nn.Module, mesh: Mesh) -> Iterator[None]:
-    """Compare the sharded blocks that the ranks enter in a forward pass; all ranks enter this context together.
+    """Compare the sharded blocks that the ranks enter in a forward pass; all ranks enter this
+    context together.
 
     Raises:
         ConfigError: on all ranks, where they enter different blocks; names the block and a rank.
     """
-    if mesh.world_size == 1 or mesh.planned_device is not None:  # in a plan one process stands for all
+    # in a plan one process stands for all
+    if mesh.world_size == 1 or mesh.planned_device is not None:
         yield
         return
     if policy not in _ENTERED:
@@ -58,10 +63,13 @@ class _EnteredBlocks:
 
         self.mesh = mesh
         named = [
-            (name, module) for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)
+            (name, module)
+            for name, module in policy.named_modules()
+            if name and issubclass(type(module), FSDPModule)
         ]
         self.names = [name for name, _ in named]
-        self.modules: list[ReferenceType[Any]] = [ref(module) for _, module in named]  # none holds the policy
+        # none holds the policy
+        self.modules: list[ReferenceType[Any]] = [ref(module) for _, module in named]
         self.expected: list[int] = []
         self.entered: list[int] = []
         self.place = 0  # in `expected`, behind the last block that was entered
@@ -77,7 +85,9 @@ class _EnteredBlocks:
         self.is_active = True
 
     def enter(self, number: int) -> None:
-        """Note a block that is about to gather its weights, behind all that the other ranks gather before."""
+        """Note a block that is about to gather its weights, behind all that the other ranks gather
+        before.
+        """
         if not self.is_active:
             return
         if self.mesh.shape[1] > 1:  # else a pass gathers nothing from others
@@ -106,14 +116,18 @@ class _EnteredBlocks:
 
     @torch.no_grad()
     def _gather(self, stop: int) -> None:
-        """Gather the weights of the expected blocks up to a place, for the ranks that enter them."""
+        """Gather the weights of the expected blocks up to a place, for the ranks that enter
+        them.
+        """
         for number in self.expected[self.place : stop]:
             module: Any = self.modules[number]()
             module.unshard()
             module.reshard()
 
     def _compare(self, number: int) -> None:
-        """Raise ConfigError on all ranks, unless all have entered the same blocks and enter `number` now."""
+        """Raise ConfigError on all ranks, unless all have entered the same blocks and enter
+        `number` now.
+        """
         sequence = array("q", [*self.entered, number])
         mark = int.from_bytes(hashlib.blake2b(sequence.tobytes(), digest_size=7).digest(), "big")
         if self.mesh.equal(mark):
@@ -121,15 +135,20 @@ class _EnteredBlocks:
         sequences = self.mesh.gather(sequence.tolist())
         self.is_active = False
         places = range(min(map(len, sequences)))
-        place = next(place for place in places if len({entered[place] for entered in sequences}) > 1)
+        place = next(
+            place for place in places if len({entered[place] for entered in sequences}) > 1
+        )
         numbers = [entered[place] for entered in sequences]
         at = min(rank for rank, entered in enumerate(numbers) if entered != _END)
         other = next(rank for rank, entered in enumerate(numbers) if entered != numbers[at])
-        then = f"enters {self.names[numbers[other]]} there" if numbers[other] != _END else "does not"
+        then = (
+            f"enters {self.names[numbers[other]]} there" if numbers[other] != _END else "does not"
+        )
         raise ConfigError(
-            f"rank {at} enters the block {self.names[numbers[at]]} in a forward pass, and rank {other} {then}: all "
-            "processes must enter the same blocks in each pass, or they wait for each other; compute the block for "
-            "every batch, and give samples without a use for it a (zero) share in it"
+            f"rank {at} enters the block {self.names[numbers[at]]} in a forward pass, and rank "
+            f"{other} {then}: all processes must enter the same blocks in each pass, or they wait "
+            "for each other; compute the block for every batch, and give samples without a use "
+            "for it a (zero) share in it"
         )
 
 

@@ -1,7 +1,8 @@
-"""Filling of parameters row by row: whole ones, and this rank's shard of those that FSDP2 has sharded.
+"""Filling of parameters row by row: whole ones, and this rank's shard of those that FSDP2 has
+sharded.
 
-A network that is too large to build in each process is built on the meta device, sharded, given memory (`materialise`)
-and filled. Each rank reads only its own rows, `PART` bytes at a time.
+A network that is too large to build in each process is built on the meta device, sharded, given
+memory (`materialise`) and filled. Each rank reads only its own rows, `PART` bytes at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ META = torch.device("meta")
 
 
 def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:
-    """Give memory on `device` to the meta tensors of modules, unfilled, and move their other tensors there.
+    """Give memory on `device` to the meta tensors of modules, unfilled, and move their other
+    tensors there.
 
     A parameter that several modules share gets one memory.
     """
@@ -38,7 +40,9 @@ def materialise(modules: Iterable[nn.Module], device: torch.device) -> None:
 
 def to_device_or_meta(module: nn.Module, device: torch.device) -> None:
     """Move a module to `device`, but leave its meta tensors."""
-    if any(tensor.device not in (device, META) for tensor in (*module.parameters(), *module.buffers())):
+    if any(
+        tensor.device not in (device, META) for tensor in (*module.parameters(), *module.buffers())
+    ):
         module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
@@ -46,7 +50,8 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
     """Return this rank's part of a tensor, and the rows [start, stop) of the whole that it holds.
 
     Raises:
-        NotImplementedError: the tensor is sharded by another dimension than its first, or more than once.
+        NotImplementedError: the tensor is sharded by another dimension than its first, or more than
+            once.
     """
     if not hasattr(tensor, "placements"):
         return tensor, 0, tensor.shape[0] if tensor.ndim else 1
@@ -55,13 +60,18 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
     assert isinstance(tensor, DTensor)
     start = 0
     stop = tensor.shape[0] if tensor.ndim else 1
-    sharded = [(dim, place) for dim, place in enumerate(tensor.placements) if not place.is_replicate()]
+    sharded = [
+        (dim, place) for dim, place in enumerate(tensor.placements) if not place.is_replicate()
+    ]
     if len(sharded) > 1 or any(not isinstance(place, Shard) or place.dim for _, place in sharded):
-        raise NotImplementedError(f"a tensor with placements {tensor.placements}: only its first dimension may be cut")
+        raise NotImplementedError(
+            f"a tensor with placements {tensor.placements}: only its first dimension may be cut"
+        )
     for dim, _ in sharded:
         coordinate = tensor.device_mesh.get_coordinate()
         assert coordinate is not None
-        share = -(-stop // tensor.device_mesh.size(dim))  # as torch.chunk: equal parts, the last ones may be short
+        # as torch.chunk: equal parts, the last ones may be short
+        share = -(-stop // tensor.device_mesh.size(dim))
         start = min(stop, share * coordinate[dim])
         stop = min(stop, share * (coordinate[dim] + 1))
     return tensor.to_local(), start, stop

@@ -1,9 +1,10 @@
 """Waiting for work that rank 0 does alone, for as long as it makes progress.
 
-A collective fails after the timeout of its process group, and work of rank 0 alone (statistics of a billion frames) may
-take longer. So a thread of rank 0 sends a heartbeat each second, with the CPU time of the working thread and its
-helpers. The other ranks wait while that time grows, and give up after `limit` seconds without growth. A dead rank is
-noticed at once, since its connections close. A stopped one sends no heartbeat, which the process group notices.
+A collective fails after the timeout of its process group, and work of rank 0 alone (statistics of a
+billion frames) may take longer. So a thread of rank 0 sends a heartbeat each second, with the CPU
+time of the working thread and its helpers. The other ranks wait while that time grows, and give up
+after `limit` seconds without growth. A dead rank is noticed at once, since its connections close. A
+stopped one sends no heartbeat, which the process group notices.
 """
 
 import threading
@@ -19,7 +20,9 @@ from understudy_base.errors import UnderstudyError
 INTERVAL = 1.0
 """Seconds between two heartbeats."""
 IDLE = int(1e7)
-"""Nanoseconds of CPU time between two heartbeats that do not count as work: the heartbeats themselves take some."""
+"""Nanoseconds of CPU time between two heartbeats that do not count as work: the heartbeats
+themselves take some.
+"""
 
 
 class RankStalled(UnderstudyError, RuntimeError):
@@ -28,7 +31,9 @@ class RankStalled(UnderstudyError, RuntimeError):
 
 @contextmanager
 def send_heartbeats() -> Iterator[None]:
-    """Send heartbeats around work of rank 0, while the others are in `wait_for_rank_0`. Excludes other collectives."""
+    """Send heartbeats around work of rank 0, while the others are in `wait_for_rank_0`. Excludes
+    other collectives.
+    """
     ended = threading.Event()
     used = _clock()
 
@@ -69,17 +74,22 @@ def wait_for_rank_0(limit: float) -> None:
             since = time.monotonic()
         elif time.monotonic() - since > limit:
             raise RankStalled(
-                f"rank 0 made no progress for {limit:g} seconds (parallel.timeout) while the others waited for it"
+                f"rank 0 made no progress for {limit:g} seconds (parallel.timeout) while the "
+                "others waited for it"
             )
 
 
 def _clock() -> Callable[[], int]:
     """Return a function, callable from any thread, that gives CPU time in nanoseconds.
 
-    The time of the calling thread counts fully (where the system provides it). That of the whole process counts only
-    above `IDLE`, since the calling thread may wait for helpers.
+    The time of the calling thread counts fully (where the system provides it). That of the whole
+    process counts only above `IDLE`, since the calling thread may wait for helpers.
     """
-    clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
+    clock = (
+        time.pthread_getcpuclockid(threading.get_ident())
+        if hasattr(time, "pthread_getcpuclockid")
+        else None
+    )
     seen = time.process_time_ns()
     worked = 0
 

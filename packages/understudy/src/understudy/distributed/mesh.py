@@ -2,12 +2,12 @@
 
     (dp_replicate, dp_shard)    (1, 1) one process    (N, 1) DDP    (1, N) FSDP2    (R, S) HSDP
 
-The mesh is always two-dimensional and there is always a process group, so no other code asks whether a run is
-distributed: with one process every sum is over one. CPU tensors go through gloo; on GPUs tensors of the device go
-through NCCL.
+The mesh is always two-dimensional and there is always a process group, so no other code asks
+whether a run is distributed: with one process every sum is over one. CPU tensors go through gloo;
+on GPUs tensors of the device go through NCCL.
 
-When a rank dies, its connections close and the others fail at once. When it hangs, they fail after `parallel.timeout`.
-Work of rank 0 alone may take longer (`keepalive.py`).
+When a rank dies, its connections close and the others fail at once. When it hangs, they fail after
+`parallel.timeout`. Work of rank 0 alone may take longer (`keepalive.py`).
 """
 
 import os
@@ -42,7 +42,9 @@ ACCELERATE = {
     "DYNAMO_BACKEND": "--compile",
     "GRADIENT_ACCUMULATION_STEPS": "--micro-batch-size N",
 }
-"""Options of `accelerate launch`, as variables ACCELERATE_* of its processes -> the setting of a run in their place."""
+"""Options of `accelerate launch`, as variables ACCELERATE_* of its processes -> the setting of a
+run in their place.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Mesh:
     timeout: float = 600.0
     """Seconds after which the other ranks give up on a process that hangs."""
     planned_device: torch.device | None = None
-    """Device whose arithmetic a plan on shapes follows, while its tensors are on `device`; None: `device`."""
+    """Device whose arithmetic a plan on shapes follows, while its tensors are on `device`; None:
+    `device`.
+    """
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,7 +81,8 @@ class Mesh:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over all ranks, in place, on host or device; bit-equal on all of them."""
-        if self.world_size > 1:  # alone, gloo's threads would cost a small network a tenth of its step
+        # alone, gloo's threads would cost a small network a tenth of its step
+        if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
@@ -102,7 +107,9 @@ class Mesh:
         return int(most)
 
     def equal(self, number: int) -> bool:
-        """Return whether all ranks give the same `number`, of less than 63 bits; does not wait for the device."""
+        """Return whether all ranks give the same `number`, of less than 63 bits; does not wait for
+        the device.
+        """
         if self.world_size == 1:
             return True
         ends = torch.tensor([number, -number], dtype=torch.int64)
@@ -119,8 +126,8 @@ class Mesh:
     def first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result, or raise its error, on every rank.
 
-        The other ranks wait as long as `make` works: `timeout` counts only while it is idle. `make` must not use
-        collectives.
+        The other ranks wait as long as `make` works: `timeout` counts only while it is idle. `make`
+        must not use collectives.
 
         Raises:
             RankError: on the others, when rank 0 hangs.
@@ -140,10 +147,11 @@ class Mesh:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Fail the block on all ranks if it fails on one; a rank without an error raises the first one's.
+        """Fail the block on all ranks if it fails on one; a rank without an error raises the first
+        one's.
 
-        The block must not use collectives: it is for settings, data, files. On the other ranks wrong input is a
-        ConfigError, anything else a RankError.
+        The block must not use collectives: it is for settings, data, files. On the other ranks
+        wrong input is a ConfigError, anything else a RankError.
         """
         mine: Exception | None = None
         try:
@@ -151,39 +159,55 @@ class Mesh:
         except Exception as error:
             mine = error
         error_info = None if mine is None else (is_wrong_input(mine), str(mine) or repr(mine))
-        failed = [(rank, report) for rank, report in enumerate(self.gather(error_info)) if report is not None]
+        failed = [
+            (rank, report)
+            for rank, report in enumerate(self.gather(error_info))
+            if report is not None
+        ]
         if mine is not None:
             raise mine
         if failed:
             rank, (wrong_input, message) = failed[0]
-            raise ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
+            raise (
+                ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
+            )
 
 
 def begin(config: "TrainConfig") -> Mesh:
-    """Join the other processes of this run, by RANK, WORLD_SIZE, LOCAL_RANK, …; a single process without them.
+    """Join the other processes of this run, by RANK, WORLD_SIZE, LOCAL_RANK, …; a single process
+    without them.
 
-    A process group that the program has already initialized, as Ray Train does, becomes that of the run.
+    A process group that the program has already initialized, as Ray Train does, becomes that of the
+    run.
 
     Raises:
-        ConfigError: the processes do not fit `config.parallel`, there is no such device, the program's process group
-            lacks a backend for tensors of the CPU, or `accelerate launch` was given an option that only its own
-            `Accelerator` follows.
+        ConfigError: the processes do not fit `config.parallel`, there is no such device, the
+            program's process group lacks a backend for tensors of the CPU, or `accelerate launch`
+            was given an option that only its own `Accelerator` follows.
         RankError: the other processes did not join.
     """
     for name, setting in ACCELERATE.items():
-        if (value := os.environ.get(f"ACCELERATE_{name}", "")).lower() not in ("", "no", "false", "1"):
+        if (value := os.environ.get(f"ACCELERATE_{name}", "")).lower() not in (
+            "",
+            "no",
+            "false",
+            "1",
+        ):
             option = name.lower().removeprefix("use_")
             raise ConfigError(
-                f"{option} {value} of accelerate launch has no effect here: leave it out, and use {setting}"
+                f"{option} {value} of accelerate launch has no effect here: leave it out, and use "
+                f"{setting}"
             )
     ours = not dist.is_initialized()
     if not ours and "cpu:" not in (backend := dist.get_backend_config()):
         raise ConfigError(
-            f"the process group has the backend {backend}, and ranks agree through tensors of the CPU: "
-            "initialize it with cpu:gloo,cuda:nccl"
+            f"the process group has the backend {backend}, and ranks agree through tensors of the "
+            "CPU: initialize it with cpu:gloo,cuda:nccl"
         )
     rank, world = (
-        (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1)) if ours else (dist.get_rank(), dist.get_world_size())
+        (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1))
+        if ours
+        else (dist.get_rank(), dist.get_world_size())
     )
     local_rank = _from_env("LOCAL_RANK", 0)
     local_world = _from_env("LOCAL_WORLD_SIZE", 1)
@@ -198,7 +222,9 @@ def begin(config: "TrainConfig") -> Mesh:
                 **(alone if world == 1 else {}),
             )
         except (RuntimeError, ValueError) as error:
-            raise RankError(f"the {world} processes of the run did not find each other: {_line(error)}") from error
+            raise RankError(
+                f"the {world} processes of the run did not find each other: {_line(error)}"
+            ) from error
     made = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
     return Mesh(rank, world, local_rank, local_world, device, made, ours, config.parallel.timeout)
 
@@ -212,11 +238,13 @@ def end(mesh: Mesh) -> None:
 
 @contextmanager
 def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
-    """Run a block between `begin` and `end`. A collective that fails because of another rank becomes a RankError.
+    """Run a block between `begin` and `end`. A collective that fails because of another rank
+    becomes a RankError.
 
     Args:
         config: the settings.
-        code: exit code after a signal while the processes wait for each other; None: 128 and the number of the signal.
+        code: exit code after a signal while the processes wait for each other; None: 128 and the
+            number of the signal.
     """
     with ended_in_calls(code):
         mesh = begin(config)
@@ -224,18 +252,26 @@ def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
         yield mesh
     except BaseException as error:
         if mesh.device.type == "cpu" or mesh.world_size == 1:
-            end(mesh)  # NCCL would wait for messages that never come; there the process ends without `end`
+            # NCCL would wait for messages that never come; there the process ends without `end`
+            end(mesh)
         if isinstance(error, RuntimeError) and mesh.world_size > 1 and _lost(error):
             how = "is gone"
             if "timed out" in str(error).lower():
-                how += f", or has not answered for {config.parallel.timeout:g} seconds (parallel.timeout)"
-            raise RankError(f"rank {mesh.rank}: another process of the run {how}: {_line(error)}") from error
+                how += (
+                    f", or has not answered for {config.parallel.timeout:g} seconds "
+                    "(parallel.timeout)"
+                )
+            raise RankError(
+                f"rank {mesh.rank}: another process of the run {how}: {_line(error)}"
+            ) from error
         raise
     end(mesh)
 
 
 def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
-    """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where they do not fit."""
+    """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where
+    they do not fit.
+    """
     shards = config.parallel.dp_shard
     replicate = config.parallel.dp_replicate
     replicas = replicate or max(1, world // shards)
@@ -243,17 +279,19 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
         fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
         free = "" if replicate is None else ", and leave out parallel.dp_replicate"
         raise ConfigError(
-            f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} processes, and there are "
-            f"{world}: start {replicas * shards}, or set parallel.dp_shard to one of {fitting}{free}"
+            f"parallel: dp_replicate {replicas} x dp_shard {shards} is {replicas * shards} "
+            f"processes, and there are {world}: start {replicas * shards}, or set "
+            f"parallel.dp_shard to one of {fitting}{free}"
         )
     if world > config.batch_size:
         raise ConfigError(
-            f"batch_size: {config.batch_size} samples do not suffice for {world} processes: use fewer, or more samples"
+            f"batch_size: {config.batch_size} samples do not suffice for {world} processes: use "
+            "fewer, or more samples"
         )
     if config.batch_size % (world * (config.micro_batch_size or 1)) and config.micro_batch_size:
         raise ConfigError(
-            f"micro_batch_size: {config.micro_batch_size} x {world} processes does not divide {config.batch_size}: use "
-            "another number of processes, or leave out micro_batch_size"
+            f"micro_batch_size: {config.micro_batch_size} x {world} processes does not divide "
+            f"{config.batch_size}: use another number of processes, or leave out micro_batch_size"
         )
     if missing := missing_feature(config, world):
         raise ConfigError(missing)
@@ -262,14 +300,19 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
 
 def num_micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
     """Return the number of micro-batches of each process."""
-    return config.batch_size // (mesh.world_size * config.micro_batch_size) if config.micro_batch_size else 1
+    return (
+        config.batch_size // (mesh.world_size * config.micro_batch_size)
+        if config.micro_batch_size
+        else 1
+    )
 
 
 def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
     """Return the CPU, or this process's own GPU, which becomes torch's current device.
 
     Raises:
-        ConfigError: torch sees no GPU, has no kernels for this one, or there are fewer than processes on this host.
+        ConfigError: torch sees no GPU, has no kernels for this one, or there are fewer than
+            processes on this host.
     """
     if config.device == "cpu":
         return torch.device("cpu")
@@ -284,8 +327,8 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
         raise ConfigError(f"device: cuda: {lacking}; or use --device cpu")
     if local_rank >= count:
         raise ConfigError(
-            f"device: {count} GPUs on this host, and none for its process {local_rank}: start at most {count} here, "
-            "or use --device cpu"
+            f"device: {count} GPUs on this host, and none for its process {local_rank}: start at "
+            f"most {count} here, or use --device cpu"
         )
     if without[local_rank]:
         usable = ",".join(str(index) for index, lack in enumerate(without) if not lack)
@@ -303,10 +346,12 @@ def shard(
     float32_modules: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
 ) -> None:
-    """Shard `policy` over the mesh, in place: fully_shard per block, the rest as one group with the root.
+    """Shard `policy` over the mesh, in place: fully_shard per block, the rest as one group with the
+    root.
 
-    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are summed, in float32 or
-    better, not averaged: the loss is divided by the global count (`train/optimizer_step.py`).
+    The policy is on `mesh.device` already and has the same weights on every rank. Gradients are
+    summed, in float32 or better, not averaged: the loss is divided by the global count
+    (`train/optimizer_step.py`).
 
     Args:
         policy: the network.
@@ -317,10 +362,15 @@ def shard(
         methods: names of methods of `policy` that gather its weights, besides `forward`.
     """
     if mesh.world_size == 1:
-        # The wrapping alone costs a small network on a CPU a quarter of its step, with the same numbers: the network
-        # casts its weights itself, as FSDP casts those of a sharded one.
+        # The wrapping alone costs a small network on a CPU a quarter of its step, with the same
+        # numbers: the network casts its weights itself, as FSDP casts those of a sharded one.
         return
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     def wrap(module: nn.Module, param_dtype: torch.dtype | None) -> None:
         # Inputs are not cast: actions and states are normalized in float32 first.
@@ -328,7 +378,9 @@ def shard(
             param_dtype=param_dtype, reduce_dtype=mesh.grad_sum_dtype, cast_forward_inputs=False
         )
         # Unsharded weights need not be gathered again for the backward pass.
-        fully_shard(module, mesh=mesh.device_mesh, mp_policy=mixed, reshard_after_forward=mesh.shape[1] > 1)
+        fully_shard(
+            module, mesh=mesh.device_mesh, mp_policy=mixed, reshard_after_forward=mesh.shape[1] > 1
+        )
 
     compute = torch.bfloat16 if config.precision == "bf16" else None
     for module in float32_modules:
@@ -339,16 +391,18 @@ def shard(
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other, and nothing is divided anyway
+            # gloo has no other, and nothing is divided anyway
+            module.set_force_sum_reduction_for_comms(True)
     for method in methods:
         register_fsdp_forward_method(policy, method)
 
 
 def reshard_weights(policy: nn.Module, mesh: Mesh) -> None:
-    """Free the gathered weights after a pass without backward, so that the next forward pass gathers current ones.
+    """Free the gathered weights after a pass without backward, so that the next forward pass
+    gathers current ones.
 
-    A backward pass frees them itself. Without one, the root (and everything in a mesh without shards) would keep
-    computing with the weights gathered first.
+    A backward pass frees them itself. Without one, the root (and everything in a mesh without
+    shards) would keep computing with the weights gathered first.
     """
     if mesh.world_size == 1:
         return
@@ -362,8 +416,9 @@ def reshard_weights(policy: nn.Module, mesh: Mesh) -> None:
 def grad_sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype in which gradients of ranks and micro-batches are summed.
 
-    Sums of a few float32 numbers are exact in float64 in any order (where they are not 2^29 apart). So on CPUs one
-    process and meshes of any shape agree to the bit. On GPUs float32 halves the traffic.
+    Sums of a few float32 numbers are exact in float64 in any order (where they are not 2^29 apart).
+    So on CPUs one process and meshes of any shape agree to the bit. On GPUs float32 halves the
+    traffic.
     """
     return torch.float64 if device.type == "cpu" else torch.float32
 
@@ -371,8 +426,8 @@ def grad_sum_dtype(device: torch.device) -> torch.dtype:
 def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
     """Make the next backward pass sum gradients over the ranks only for the `last` micro-batch.
 
-    Where weights are sharded on GPUs, every micro-batch is reduce-scattered, or each rank would hold gradients of the
-    whole network; only the sum over replicas waits for the last one.
+    Where weights are sharded on GPUs, every micro-batch is reduce-scattered, or each rank would
+    hold gradients of the whole network; only the sum over replicas waits for the last one.
     """
     if mesh.world_size == 1:
         return
@@ -389,10 +444,12 @@ def sync_gradients(policy: nn.Module, mesh: Mesh, last: bool) -> None:
 
 @torch.no_grad()
 def _gather_once(policy: nn.Module) -> None:
-    """Gather the weights of each sharded module once, one module after the other; all ranks call this together.
+    """Gather the weights of each sharded module once, one module after the other; all ranks call
+    this together.
 
-    A backward pass that does not sum gradients over the ranks reads the gathered weights of every module, also of one
-    that no forward pass has entered (a vision encoder without cameras), which would have none.
+    A backward pass that does not sum gradients over the ranks reads the gathered weights of every
+    module, also of one that no forward pass has entered (a vision encoder without cameras), which
+    would have none.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -412,7 +469,9 @@ def _from_env(name: str, default: int) -> int:
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Return whether a collective failed because of another process; gloo has no error type for it."""
+    """Return whether a collective failed because of another process; gloo has no error type for
+    it.
+    """
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(
         word in words for word in ("gloo", "connection", "nccl", "timed out")

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 def has_gradient_sum() -> bool:
-    """Return whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only averages them."""
+    """Return whether FSDP2 can sum gradients over the ranks (torch 2.8); before, it only averages
+    them.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
@@ -24,8 +26,9 @@ def has_grad_dtype() -> bool:
 def leave_groups_alive() -> None:
     """Keep the process groups of this process alive, where freeing them may deadlock.
 
-    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its threads. A thread
-    that holds that lock to free a tensor waits for the interpreter's. The few idle threads of a run stay instead.
+    Before torch 2.8 a group is freed with the interpreter's lock held and waits for a lock of its
+    threads. A thread that holds that lock to free a tensor waits for the interpreter's. The few
+    idle threads of a run stay instead.
     """
     if not has_gradient_sum():
         for group in torch.distributed.distributed_c10d._world.pg_map:
@@ -33,16 +36,24 @@ def leave_groups_alive() -> None:
 
 
 def missing_feature(config: "TrainConfig", world: int) -> str | None:
-    """Return one line about a feature that `config` on `world` processes needs and this torch lacks; None: none."""
+    """Return one line about a feature that `config` on `world` processes needs and this torch
+    lacks; None: none.
+    """
     release = f"this is torch {torch.__version__}"
     if world > 1 and not has_gradient_sum():
         return (
-            f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and {release}: run one process"
+            f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and "
+            f"{release}: run one process"
         )
-    split = config.precision == "bf16-split" and config.accumulates() and config.micro_batch_size != config.batch_size
+    split = (
+        config.precision == "bf16-split"
+        and config.accumulates()
+        and config.micro_batch_size != config.batch_size
+    )
     if split and world == 1 and not has_grad_dtype():
         return (
-            f"micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in float32, and {release}: "
-            "use precision bf16, or leave out micro_batch_size, max_num_tokens and max_samples"
+            "micro_batch_size: precision bf16-split needs torch 2.10, which sums gradients in "
+            f"float32, and {release}: use precision bf16, or leave out micro_batch_size, "
+            "max_num_tokens and max_samples"
         )
     return None

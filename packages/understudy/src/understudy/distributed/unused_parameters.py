@@ -1,8 +1,8 @@
 """Report of parameters that the loss does not reach, before the first backward pass.
 
-A parameter that no rank's loss reaches would silently stay untrained. One that only some ranks' losses reach would make
-the other ranks wait for a gradient that never comes. So the first step of a process walks the graph once, and the ranks
-compare.
+A parameter that no rank's loss reaches would silently stay untrained. One that only some ranks'
+losses reach would make the other ranks wait for a gradient that never comes. So the first step of a
+process walks the graph once, and the ranks compare.
 """
 
 import fnmatch
@@ -24,11 +24,12 @@ SHOWN = 8
 
 @contextmanager
 def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator[Leaves]:
-    """Record the names of the weights that a forward pass within this context uses; with `noted` False nothing.
+    """Record the names of the weights that a forward pass within this context uses; with `noted`
+    False nothing.
 
-    A sharded module has its gathered weights only during its forward pass, and the policy's own group only during that
-    of the policy. So the weights of each sharded module are recorded when it is called, and those of the policy itself
-    when the first of these modules is called.
+    A sharded module has its gathered weights only during its forward pass, and the policy's own
+    group only during that of the policy. So the weights of each sharded module are recorded when it
+    is called, and those of the policy itself when the first of these modules is called.
     """
     leaves: Leaves = {}
     if not noted:
@@ -41,7 +42,10 @@ def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator
             note(policy)
         leaves.update((p, names[module] + name) for name, p in module.named_parameters())
 
-    hooks = [part.register_forward_pre_hook(torch.compiler.disable(note)) for part in _gathered_alone(policy, mesh)]
+    hooks = [
+        part.register_forward_pre_hook(torch.compiler.disable(note))
+        for part in _gathered_alone(policy, mesh)
+    ]
     try:
         yield leaves
     finally:
@@ -57,7 +61,11 @@ def _gathered_alone(policy: nn.Module, mesh: Mesh) -> list[nn.Module]:
         return []
     from torch.distributed.fsdp import FSDPModule
 
-    return [module for name, module in policy.named_modules() if name and issubclass(type(module), FSDPModule)]
+    return [
+        module
+        for name, module in policy.named_modules()
+        if name and issubclass(type(module), FSDPModule)
+    ]
 
 
 def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mesh: Mesh) -> None:
@@ -73,9 +81,9 @@ def check_unused_parameters(policy: nn.Module, leaves: Leaves, loss: Tensor, mes
     for rank, names in enumerate(unused):
         if odd := [name for name in names if name not in everywhere]:
             raise ConfigError(
-                f"the loss of rank {rank} does not reach {_listed(odd)}, and that of another rank does: all ranks must "
-                "use the same parameters in each step, or they wait for each other; give every sample a (zero) share "
-                "in them, or name them in optim.freeze"
+                f"the loss of rank {rank} does not reach {_listed(odd)}, and that of another rank "
+                "does: all ranks must use the same parameters in each step, or they wait for each "
+                "other; give every sample a (zero) share in them, or name them in optim.freeze"
             )
     if everywhere and mesh.rank == 0:
         unread = [name for name in trained if name in everywhere]
@@ -95,7 +103,9 @@ def freeze_patterns(unread: Sequence[str], trained: Sequence[str]) -> list[str]:
             continue
         parts = name.split(".")
         prefixes = [".".join(parts[:count]) + ".*" for count in range(1, len(parts))]
-        fitting = (prefix for prefix in prefixes if set(fnmatch.filter(trained, prefix)) <= set(unread))
+        fitting = (
+            prefix for prefix in prefixes if set(fnmatch.filter(trained, prefix)) <= set(unread)
+        )
         patterns.append(next(fitting, name))
     return patterns
 

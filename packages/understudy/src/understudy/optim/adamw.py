@@ -1,10 +1,12 @@
 """AdamW in float32 for both storages of the weights: the one optimizer of a run.
 
-Torch's fused kernel updates a float32 weight, whole or this rank's shard of it: AdamW is elementwise. A bfloat16 weight
-is the upper half of a float32 one whose lower half, `lo`, is in the optimizer's state (`bf16_split.py`). `master`
-returns the float32 value of either, so averages, checkpoints and exports get one kind of weight.
+Torch's fused kernel updates a float32 weight, whole or this rank's shard of it: AdamW is
+elementwise. A bfloat16 weight is the upper half of a float32 one whose lower half, `lo`, is in the
+optimizer's state (`bf16_split.py`). `master` returns the float32 value of either, so averages,
+checkpoints and exports get one kind of weight.
 
-The constructor makes the state, not the first step: a checkpoint loads in place, in a fresh run as in a resumed one.
+The constructor makes the state, not the first step: a checkpoint loads in place, in a fresh run as
+in a resumed one.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,31 +16,52 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from understudy.optim.bf16_split import adamw_split_, adamw_whole_, as_tensor, compiled_step_, join, split_
-from understudy.optim.state import check_master, given_masters, in_order_of, local, named_parameters, refuse_foreign
+from understudy.optim.bf16_split import (
+    adamw_split_,
+    adamw_whole_,
+    as_tensor,
+    compiled_step_,
+    join,
+    split_,
+)
+from understudy.optim.state import (
+    check_master,
+    given_masters,
+    in_order_of,
+    local,
+    named_parameters,
+    refuse_foreign,
+)
 from understudy_base.records import Record
 
 
 class Float32AdamW(Optimizer):
-    """AdamW whose weights are float32 underneath: float32 parameters as they are, bfloat16 ones with their low bits.
+    """AdamW whose weights are float32 underneath: float32 parameters as they are, bfloat16 ones
+    with their low bits.
 
-        masters = {name: p.detach().clone() for name, p in model.named_parameters()}    # float32, before the cast
+        # float32, before the cast
+        masters = {name: p.detach().clone() for name, p in model.named_parameters()}
         model.to(torch.bfloat16)
         optimizer = Float32AdamW(model.named_parameters(), masters=masters)
 
-    Without `masters` the 16 low bits start at zero: the bits that the cast dropped are lost. DistributedDataParallel
-    broadcasts weights and not their low bits, so build from the same masters on every rank.
+    Without `masters` the 16 low bits start at zero: the bits that the cast dropped are lost.
+    DistributedDataParallel broadcasts weights and not their low bits, so build from the same
+    masters on every rank.
 
-    A write to a bfloat16 weight from outside (`model.load_state_dict`, a broadcast) leaves its low bits behind: the
-    next step raises, until `set_master` or `load_state_dict` gives both. A write through `.data` is not detected.
+    A write to a bfloat16 weight from outside (`model.load_state_dict`, a broadcast) leaves its low
+    bits behind: the next step raises, until `set_master` or `load_state_dict` gives both. A write
+    through `.data` is not detected.
 
     Args:
-        params: parameters as for any torch optimizer; named ones make its state independent of their order.
-        compiled: step bfloat16 parameters by the compiled pointwise kernel (for GPUs), not by the specification.
+        params: parameters as for any torch optimizer; named ones make its state independent of
+            their order.
+        compiled: step bfloat16 parameters by the compiled pointwise kernel (for GPUs), not by the
+            specification.
         masters: float32 values by name, of each bfloat16 parameter.
 
     Raises:
-        TypeError: a parameter is neither bfloat16 nor float32; a bfloat16 one is sharded; FSDP1's or DeepSpeed's.
+        TypeError: a parameter is neither bfloat16 nor float32; a bfloat16 one is sharded; FSDP1's
+            or DeepSpeed's.
         ValueError: a master is missing, or of another dtype or shape.
     """
 
@@ -54,9 +77,13 @@ class Float32AdamW(Optimizer):
         masters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._compiled = compiled
-        self._versions: dict[Tensor, int] = {}  # of each bfloat16 weight when it last belonged to its low bits
+        # of each bfloat16 weight when it last belonged to its low bits
+        self._versions: dict[Tensor, int] = {}
         # torch reads "fused" on loading, to put step counts on the weight's device.
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True},
+        )
         if masters is not None:
             for parameter, master in given_masters(self.param_groups, masters).items():
                 self.set_master(parameter, master)
@@ -67,14 +94,20 @@ class Float32AdamW(Optimizer):
         for name, p in named_parameters(self.param_groups[-1:]):
             refuse_foreign(name, p)
             if p.dtype not in (torch.bfloat16, torch.float32):
-                raise TypeError(f"{name} is {p.dtype}: weights are kept in float32, or in bfloat16 with their low bits")
+                raise TypeError(
+                    f"{name} is {p.dtype}: weights are kept in float32, or in bfloat16 with their "
+                    "low bits"
+                )
             if p.dtype == torch.bfloat16 and local(p).shape != p.shape:
                 raise TypeError(
-                    f"{name} is bfloat16 and sharded: keep float32 weights there; low bits save nothing (a float32 "
-                    f"shard is its own master, 4 bytes = 2 + 2), and bfloat16 computation does not need them"
+                    f"{name} is bfloat16 and sharded: keep float32 weights there; low bits save "
+                    "nothing (a float32 shard is its own master, 4 bytes = 2 + 2), and bfloat16 "
+                    "computation does not need them"
                 )
             if self._compiled and p.dtype == torch.bfloat16 and not local(p).is_contiguous():
-                raise TypeError(f"{name} is not contiguous, as the compiled step needs: use compiled=False")
+                raise TypeError(
+                    f"{name} is not contiguous, as the compiled step needs: use compiled=False"
+                )
             self.state[p] = {
                 "step": torch.zeros((), dtype=torch.float32, device=p.device),
                 "exp_avg": torch.zeros_like(p, dtype=torch.float32),
@@ -86,12 +119,18 @@ class Float32AdamW(Optimizer):
 
     @torch.no_grad()
     def master(self, parameter: Tensor) -> Tensor:
-        """Return the float32 value of a parameter: a new tensor for a bfloat16 one, the weight itself otherwise.
+        """Return the float32 value of a parameter: a new tensor for a bfloat16 one, the weight
+        itself otherwise.
 
-        It is a DTensor of the same layout where the parameter is one. A frozen parameter is its own master.
+        It is a DTensor of the same layout where the parameter is one. A frozen parameter is its own
+        master.
         """
         lo = self.state.get(parameter, {}).get("lo")
-        return parameter.detach() if lo is None else _like(parameter, join(local(parameter), local(lo)))
+        return (
+            parameter.detach()
+            if lo is None
+            else _like(parameter, join(local(parameter), local(lo)))
+        )
 
     @torch.no_grad()
     def local_master(self, parameter: Tensor) -> Tensor:
@@ -116,16 +155,22 @@ class Float32AdamW(Optimizer):
 
     @torch.no_grad()
     def step(
-        self, closure: Callable[[], Any] | None = None, *, scale: Tensor | None = None, skip: Tensor | None = None
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        scale: Tensor | None = None,
+        skip: Tensor | None = None,
     ) -> Any:
         """Update every parameter that has a gradient; returns the closure's loss, if one is given.
 
         Args:
             closure: computes the loss, called once before the update.
-            scale: float32, 0-d, on the weights' device, multiplies the gradients (clipping): float32 ones in place,
-                bfloat16 ones only inside the step, since scaling those in place would round them again.
-            skip: float32, 0-d, there too: 1 leaves weights, moments and step counts unchanged, bit for bit, for any
-                gradients. Both are read on the device, so nothing waits for the host.
+            scale: float32, 0-d, on the weights' device, multiplies the gradients (clipping):
+                float32 ones in place, bfloat16 ones only inside the step, since scaling those in
+                place would round them again.
+            skip: float32, 0-d, there too: 1 leaves weights, moments and step counts unchanged, bit
+                for bit, for any gradients. Both are read on the device, so nothing waits for the
+                host.
 
         Raises:
             RuntimeError: a bfloat16 weight was written from outside.
@@ -152,11 +197,13 @@ class Float32AdamW(Optimizer):
         for name, p in named_parameters(self.param_groups):
             if self._versions.get(p, local(p)._version) != local(p)._version:
                 raise RuntimeError(
-                    f"{name} was written since the last step, and its low bits were not: give its float32 value to "
-                    f"set_master, or load the optimizer's state after the model's"
+                    f"{name} was written since the last step, and its low bits were not: give its "
+                    "float32 value to set_master, or load the optimizer's state after the model's"
                 )
 
-    def _step_whole(self, params: list[Tensor], group: dict[str, Any], scale: Tensor | None, skip: Tensor) -> None:
+    def _step_whole(
+        self, params: list[Tensor], group: dict[str, Any], scale: Tensor | None, skip: Tensor
+    ) -> None:
         """Update all float32 parameters of a group in one call of torch's fused kernel."""
         if not params:
             return
@@ -175,8 +222,12 @@ class Float32AdamW(Optimizer):
             **_hyper(group),
         )
 
-    def _step_split(self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor) -> None:
-        """Update bfloat16 parameters one by one, so that the temporary memory is one float32 parameter."""
+    def _step_split(
+        self, params: list[Tensor], group: dict[str, Any], scale: Tensor, skip: Tensor
+    ) -> None:
+        """Update bfloat16 parameters one by one, so that the temporary memory is one float32
+        parameter.
+        """
         if not params:
             return
         if self._compiled:
@@ -200,11 +251,13 @@ class Float32AdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but by name where both sides have names, and state keeps its dtype.
 
-        Torch's would cast moments and low bits to bfloat16. The live weights must be those saved with this state: the
-        model is loaded as well. The argument's name is the one by which torch's distributed checkpoints pass it.
+        Torch's would cast moments and low bits to bfloat16. The live weights must be those saved
+        with this state: the model is loaded as well. The argument's name is the one by which
+        torch's distributed checkpoints pass it.
 
         Raises:
-            ValueError: other parameters, or no low bits for a bfloat16 weight, or moments that are not float32.
+            ValueError: other parameters, or no low bits for a bfloat16 weight, or moments that are
+                not float32.
         """
         ordered = in_order_of(self.param_groups, state_dict)
         ids = [i for group in ordered["param_groups"] for i in group["params"]]
@@ -215,9 +268,20 @@ class Float32AdamW(Optimizer):
             for kind, tensor in self.state[p].items():
                 value = saved.get(kind)
                 dtype = torch.int16 if kind == "lo" else torch.float32
-                if not isinstance(value, Tensor) or value.dtype != dtype or value.shape != tensor.shape:
-                    got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else "nothing"
-                    raise ValueError(f"{name}: the saved {kind} is {got}, and must be {dtype} {tuple(tensor.shape)}")
+                if (
+                    not isinstance(value, Tensor)
+                    or value.dtype != dtype
+                    or value.shape != tensor.shape
+                ):
+                    got = (
+                        f"{value.dtype} {tuple(value.shape)}"
+                        if isinstance(value, Tensor)
+                        else "nothing"
+                    )
+                    raise ValueError(
+                        f"{name}: the saved {kind} is {got}, and must be {dtype} "
+                        f"{tuple(tensor.shape)}"
+                    )
                 loaded[p][kind] = value.detach().to(tensor.device, copy=True)
         super().load_state_dict(ordered)
         for p, state in loaded.items():
@@ -226,12 +290,18 @@ class Float32AdamW(Optimizer):
                 self._versions[p] = local(p)._version
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_compiled": self._compiled, "_versions": {}}  # a copy's weights are its own
+        # a copy's weights are its own
+        return {**super().__getstate__(), "_compiled": self._compiled, "_versions": {}}
 
 
 def _hyper(group: Record) -> dict[str, float]:
     beta1, beta2 = group["betas"]
-    return {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": group["weight_decay"]}
+    return {
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+    }
 
 
 def _like(tensor: Tensor, part: Tensor) -> Tensor:

@@ -1,17 +1,19 @@
-"""bfloat16 weights plus the 16 bits they dropped: float32 truth in the bytes of float32, and AdamW's step over it.
+"""bfloat16 weights plus the 16 bits they dropped: float32 truth in the bytes of float32, and
+AdamW's step over it.
 
-A float32 word is kept as `hi`, the nearest bfloat16 (ties away from zero), and `lo`, its low 16 bits as int16:
+A float32 word is kept as `hi`, the nearest bfloat16 (ties away from zero), and `lo`, its low 16
+bits as int16:
 
     hi = (bits + 0x8000) >> 16        lo = bits & 0xFFFF        bits = (hi << 16) + int16(lo)
 
-Where lo >= 0x8000, hi was rounded up by one and int16(lo) is smaller by the same 2^16, so the sum is exact: a
-bijection on all 2^32 words. With the usual rounding to even there is none: 65,537 words (two of them ties) round to
-every even bfloat16, one more than 16 bits can distinguish. NaN becomes 0x7FC00000 first, or the carry would turn
-0x7FFFFFFF into -0.0.
+Where lo >= 0x8000, hi was rounded up by one and int16(lo) is smaller by the same 2^16, so the sum
+is exact: a bijection on all 2^32 words. With the usual rounding to even there is none: 65,537 words
+(two of them ties) round to every even bfloat16, one more than 16 bits can distinguish. NaN becomes
+0x7FC00000 first, or the carry would turn 0x7FFFFFFF into -0.0.
 
-The model computes with `hi`; `lo` and the moments are ordinary optimizer state. 14 bytes per parameter with its
-bfloat16 gradient, where float32 weights take 16. It saves nothing once weights are sharded (4 = 2 + 2), so it is
-refused there.
+The model computes with `hi`; `lo` and the moments are ordinary optimizer state. 14 bytes per
+parameter with its bfloat16 gradient, where float32 weights take 16. It saves nothing once weights
+are sharded (4 = 2 + 2), so it is refused there.
 """
 
 import functools
@@ -59,13 +61,18 @@ def adamw_whole_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One AdamW step of float32 weights in place: torch's fused kernel, which does nothing where skip is 1.
+    """One AdamW step of float32 weights in place: torch's fused kernel, which does nothing where
+    skip is 1.
 
     On a CPU in full lines, so that a tensor and its parts on several ranks become the same bits.
     """
     groups = [weights, grads, exp_avgs, exp_avg_sqs]
-    even = skip.device.type == "cpu" and all(t.is_contiguous() for tensors in groups for t in tensors)
-    with _in_full_lines(groups, steps) if even else nullcontext((groups, steps)) as (tensors, counts):
+    even = skip.device.type == "cpu" and all(
+        t.is_contiguous() for tensors in groups for t in tensors
+    )
+    with (
+        _in_full_lines(groups, steps) if even else nullcontext((groups, steps)) as (tensors, counts)
+    ):
         torch._fused_adamw_(
             tensors[0],
             tensors[1],
@@ -88,10 +95,12 @@ def adamw_whole_(
 def _in_full_lines(
     groups: list[list[Tensor]], steps: list[Tensor]
 ) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
-    """Yield the elements of `groups` in tensors whose sizes are multiples of LINE, and write changes back to `groups`.
+    """Yield the elements of `groups` in tensors whose sizes are multiples of LINE, and write
+    changes back to `groups`.
 
-    On a CPU torch's fused kernel computes the elements that do not fill a vector register by other instructions, which
-    round differently. Their positions depend on the cuts of a tensor; in full lines there are none.
+    On a CPU torch's fused kernel computes the elements that do not fill a vector register by other
+    instructions, which round differently. Their positions depend on the cuts of a tensor; in full
+    lines there are none.
 
     Args:
         groups: weights, gradients, first and second moments.
@@ -106,7 +115,10 @@ def _in_full_lines(
     if ragged:
         torch._foreach_copy_(copies, ends)
     yield (
-        [[*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line] for ts, line in zip(flat, lines)],
+        [
+            [*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line]
+            for ts, line in zip(flat, lines)
+        ],
         [*steps, *(steps[i] for i in ragged)],
     )
     if ragged:
@@ -131,15 +143,17 @@ def adamw_split_(
 ) -> None:
     """One AdamW step in place, the specification: join, torch's own fused float32 kernel, split.
 
-    Equal to the float32 step of `adamw_whole_` bit for bit, on any device, because it is that one. The joined
-    weight and the float32 gradient live for the length of one call: 8 bytes times the largest parameter.
+    Equal to the float32 step of `adamw_whole_` bit for bit, on any device, because it is that one.
+    The joined weight and the float32 gradient live for the length of one call: 8 bytes times the
+    largest parameter.
 
     Args:
-        hi, lo: the weight, bfloat16 and int16; grad: any float; exp_avg, exp_avg_sq: float32; all of one shape.
+        hi, lo: the weight, bfloat16 and int16; grad: any float; exp_avg, exp_avg_sq: float32; all
+            of one shape.
         step: float32, 0-d, the number of this step, from 1.
         scale: float32, 0-d, multiplies the gradient first (clipping).
-        skip: float32, 0-d; 1 leaves everything as it was, bit for bit, whatever the gradient. All 0-d tensors on the
-            weight's device, so that nothing waits for the host.
+        skip: float32, 0-d; 1 leaves everything as it was, bit for bit, whatever the gradient. All
+            0-d tensors on the weight's device, so that nothing waits for the host.
     """
     weight = join(hi, lo)
     adamw_whole_(
@@ -169,9 +183,9 @@ def adamw_pointwise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the float32 weight and moments after a step; pointwise arithmetic only.
 
-    Arguments as of `adamw_split_`, but `hyper` of `as_tensor`. AdamW as in Loshchilov & Hutter 2019, algorithm 2, with
-    the bias corrections in float64. It rounds elsewhere than torch's kernel, so the two agree to rounding and not to
-    the bit.
+    Arguments as of `adamw_split_`, but `hyper` of `as_tensor`. AdamW as in Loshchilov & Hutter
+    2019, algorithm 2, with the bias corrections in float64. It rounds elsewhere than torch's
+    kernel, so the two agree to rounding and not to the bit.
     """
     lr, beta1, beta2, eps, weight_decay = hyper.unbind()
     g = grad.float() * scale
@@ -195,7 +209,8 @@ def adamw_split_pointwise_(
     skip: Tensor,
     hyper: Tensor,
 ) -> None:
-    """The step of `adamw_split_` as one pointwise expression, for `torch.compile`: join, `adamw_pointwise`, split.
+    """The step of `adamw_split_` as one pointwise expression, for `torch.compile`: join,
+    `adamw_pointwise`, split.
 
     The split is exact: the same arithmetic on a float32 weight gives the same bits.
     """
@@ -212,17 +227,22 @@ def as_tensor(
 ) -> Tensor:
     """The numbers of a step as one float64 tensor [5], in the order of these arguments.
 
-    Compiled code must not take them as numbers: torch's cache on disk serves code of one process to the next, with the
-    numbers of the first (torch 2.11 and 2.13).
+    Compiled code must not take them as numbers: torch's cache on disk serves code of one process to
+    the next, with the numbers of the first (torch 2.11 and 2.13).
     """
     values = (lr, beta1, beta2, eps, weight_decay)
     # Written by the device: a copy from the host may wait for it.
-    return torch.stack([torch.full((), value, dtype=torch.float64, device=device) for value in values])
+    return torch.stack(
+        [torch.full((), value, dtype=torch.float64, device=device) for value in values]
+    )
 
 
 def compiled_step_(*tensors: Tensor) -> None:
-    """Run `adamw_split_pointwise_`, compiled once for weights of any shape; the first five tensors are contiguous."""
-    # One-dimensional tensors that are no views: a view is compiled again for each shape of its base.
+    """Run `adamw_split_pointwise_`, compiled once for weights of any shape; the first five tensors
+    are contiguous.
+    """
+    # One-dimensional tensors that are no views: a view is compiled again for each shape of its
+    # base.
     flat = [tensor.view(-1).data for tensor in tensors[:5]]
     compiled_pointwise()(*flat, *tensors[5:])
 

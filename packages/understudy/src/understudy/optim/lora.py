@@ -2,10 +2,11 @@
 
     y = W x + b + alpha / rank * B (A x)        A [rank, in], B [out, rank]
 
-(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".) W and b are frozen, A and B are trained. B
-starts at 0, so a network with fresh adapters computes the same numbers as without. An adapter is two parameters of its
-layer, `lora_a` and `lora_b`: all other names stay those of the network, and nothing else treats it specially. It comes
-before storage, activation checkpointing, compilation and sharding.
+(Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".) W and b are frozen, A and B
+are trained. B starts at 0, so a network with fresh adapters computes the same numbers as without.
+An adapter is two parameters of its layer, `lora_a` and `lora_b`: all other names stay those of the
+network, and nothing else treats it specially. It comes before storage, activation checkpointing,
+compilation and sharding.
 """
 
 import functools
@@ -37,8 +38,8 @@ class _Adapted(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map [..., in] to [..., out]; the adapter computes in the dtype of its input."""
-        # One gradient of the layer for its input: autograd would add the two of an input that several layers share in
-        # another sequence in a sharded block, which rounds differently.
+        # One gradient of the layer for its input: autograd would add the two of an input that
+        # several layers share in another sequence in a sharded block, which rounds differently.
         input = input.view_as(input)
         base: Tensor = super().forward(input)
         low = F.linear(F.linear(input, self.lora_a.to(input.dtype)), self.lora_b.to(input.dtype))
@@ -59,16 +60,20 @@ def add_adapters(
     parts: Mapping[str, str] = NO_RENAMES,
     full: Collection[str] = (),
 ) -> list[str]:
-    """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes nothing.
+    """Freeze a network and add adapters to its linear layers, in place; a rank of 0 changes
+    nothing.
 
-    A has Kaiming's uniform distribution, between -1/sqrt(in) and 1/sqrt(in) (as in peft), B is 0. Both are float32 on
-    the device of the weight, or on the default device where the weight is on the meta device.
+    A has Kaiming's uniform distribution, between -1/sqrt(in) and 1/sqrt(in) (as in peft), B is 0.
+    Both are float32 on the device of the weight, or on the default device where the weight is on
+    the meta device.
 
     Args:
         policy: the network, in float32.
         config: rank, scale and patterns.
-        freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter would change them.
-        seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other layers.
+        freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter
+            would change them.
+        seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other
+            layers.
         parts: patterns of parameters -> parts of the policy; patterns may write PART.NAME.
         full: names of parameters that are trained in full, as those of `config.also_train` are.
 
@@ -76,22 +81,35 @@ def add_adapters(
         Names of the layers with an adapter.
 
     Raises:
-        ConfigError: a pattern fits nothing, no layer is left, or the weight of a layer belongs to two modules.
+        ConfigError: a pattern fits nothing, no layer is left, or the weight of a layer belongs to
+            two modules.
     """
     if not config.rank:
         return []
     names = {name: spellings(name, parts) for name, _ in policy.named_parameters()}
     check_patterns(
-        "lora.also_train", config.also_train, [spelling for spelled in names.values() for spelling in spelled]
+        "lora.also_train",
+        config.also_train,
+        [spelling for spelled in names.values() for spelling in spelled],
     )
-    linear = {name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
+    linear = {
+        name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)
+    }
     of_layer = {
-        name: [spelling.removesuffix(".weight") for spelling in spellings(f"{name}.weight", parts)] for name in linear
+        name: [spelling.removesuffix(".weight") for spelling in spellings(f"{name}.weight", parts)]
+        for name in linear
     }
     check_patterns(
-        "lora.targets", config.targets, [spelling for spelled in of_layer.values() for spelling in spelled], "layer"
+        "lora.targets",
+        config.targets,
+        [spelling for spelled in of_layer.values() for spelling in spelled],
+        "layer",
     )
-    whole = {name for name, spelled in names.items() if name in full or matches(config.also_train, spelled)}
+    whole = {
+        name
+        for name, spelled in names.items()
+        if name in full or matches(config.also_train, spelled)
+    }
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(name in whole)
     chosen = {
@@ -103,8 +121,8 @@ def add_adapters(
     }
     if not chosen:
         raise ConfigError(
-            f"lora.targets: {', '.join(config.targets) or 'none'}: no linear layer is left for an adapter: name some, "
-            "or fewer in optim.freeze and lora.also_train"
+            f"lora.targets: {', '.join(config.targets) or 'none'}: no linear layer is left for an "
+            "adapter: name some, or fewer in optim.freeze and lora.also_train"
         )
     _check_untied(policy, chosen)
     for name, layer in chosen.items():
@@ -113,15 +131,17 @@ def add_adapters(
 
 
 def _check_untied(policy: nn.Module, layers: Mapping[str, nn.Linear]) -> None:
-    """Raise ConfigError where a layer shares its weight: merged, its adapter would change the other module, too."""
+    """Raise ConfigError where a layer shares its weight: merged, its adapter would change the other
+    module, too.
+    """
     owners: dict[Tensor, list[str]] = {}
     for name, parameter in policy.named_parameters(remove_duplicate=False):
         owners.setdefault(parameter, []).append(name)
     for name, layer in layers.items():
         if len(several := owners[layer.weight]) > 1:
             raise ConfigError(
-                f"lora.targets: {name} shares its weight ({', '.join(several)}), so its adapter cannot be merged; "
-                "name other layers"
+                f"lora.targets: {name} shares its weight ({', '.join(several)}), so its adapter "
+                "cannot be merged; name other layers"
             )
 
 
@@ -136,13 +156,18 @@ def _add(layer: nn.Linear, config: "LoraConfig", seed: int) -> None:
         layer.register_parameter(name, nn.Parameter(value.to(device)))
     adapted = cast(Any, layer)
     adapted.lora_scale = config.scale
-    # Another class, instead of a wrapper, keeps the names, and a copy of the layer computes with the copy's weights.
+    # Another class, instead of a wrapper, keeps the names, and a copy of the layer computes with
+    # the copy's weights.
     layer.__class__ = _adapted(type(layer))  # type: ignore[arg-type,assignment]
 
 
 def adapted_layers(policy: nn.Module) -> dict[str, nn.Linear]:
     """Layers with an adapter, by name."""
-    return {name: cast(nn.Linear, module) for name, module in policy.named_modules() if isinstance(module, _Adapted)}
+    return {
+        name: cast(nn.Linear, module)
+        for name, module in policy.named_modules()
+        if isinstance(module, _Adapted)
+    }
 
 
 @torch.no_grad()
@@ -154,12 +179,17 @@ def merge_adapters(weights: Mapping[str, Tensor], scale: float) -> dict[str, Ten
         scale: alpha / rank.
 
     Returns:
-        A state dict with the keys of the network without adapters; tensors without an adapter are the given ones.
+        A state dict with the keys of the network without adapters; tensors without an adapter are
+        the given ones.
     """
-    merged = {name: tensor for name, tensor in weights.items() if name.rpartition(".")[2] not in (A, B)}
+    merged = {
+        name: tensor for name, tensor in weights.items() if name.rpartition(".")[2] not in (A, B)
+    }
     for name, a in weights.items():
         layer, _, kind = name.rpartition(".")
         if kind == A:
             key = f"{layer}.weight"
-            merged[key] = torch.addmm(merged[key].float(), weights[f"{layer}.{B}"].float(), a.float(), alpha=scale)
+            merged[key] = torch.addmm(
+                merged[key].float(), weights[f"{layer}.{B}"].float(), a.float(), alpha=scale
+            )
     return merged

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 def lr_factor(step: int, schedule: "ScheduleConfig", steps: int) -> float:
     """Return the factor in [0, 1] on the learning rate for optimizer step `step` (0, 1, 2, ...).
 
-    Linear warm-up over `schedule.warmup(steps)` steps (factor 1 / warmup at step 0), then a decay from 1 to
-    `schedule.final_lr_ratio` along a cosine or a line, constant after its end. With kind "constant" it is 1 after the
-    warm-up. From step `schedule.warmup_from` on a second warm-up of the same length leads from 0 to this curve.
+    Linear warm-up over `schedule.warmup(steps)` steps (factor 1 / warmup at step 0), then a decay
+    from 1 to `schedule.final_lr_ratio` along a cosine or a line, constant after its end. With kind
+    "constant" it is 1 after the warm-up. From step `schedule.warmup_from` on a second warm-up of
+    the same length leads from 0 to this curve.
 
     Args:
         step: number of steps done.

@@ -1,7 +1,7 @@
 """Frozen parameters, groups of parameters, and weights of loss terms.
 
-Patterns are written as in a shell (`vision.*`, `*.bias`), compared with the names of `policy.named_parameters()`. A
-pattern that fits no parameter is an error.
+Patterns are written as in a shell (`vision.*`, `*.bias`), compared with the names of
+`policy.named_parameters()`. A pattern that fits no parameter is an error.
 """
 
 import difflib
@@ -25,7 +25,8 @@ def freeze(
     config: "OptimConfig",
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> None:
-    """Freeze the parameters that `config.freeze` names, in place: before sharding and before the optimizer is made.
+    """Freeze the parameters that `config.freeze` names, in place: before sharding and before the
+    optimizer is made.
 
     Args:
         policy: the network.
@@ -35,14 +36,19 @@ def freeze(
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [spelling for name, _ in policy.named_parameters() for spelling in spellings(name, parts)]
+    names = [
+        spelling for name, _ in policy.named_parameters() for spelling in spellings(name, parts)
+    ]
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
         check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
         if matches(config.freeze, spellings(name, parts)):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ConfigError(f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to train")
+        raise ConfigError(
+            f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to "
+            "train"
+        )
 
 
 def parameter_groups(
@@ -50,9 +56,11 @@ def parameter_groups(
     config: "OptimConfig",
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor on the learning rate.
+    """Groups for a torch optimizer, in order of first appearance: one per weight decay and factor
+    on the learning rate.
 
-    With `weight_decay_on` "matrices" vectors (biases, gains) do not decay, unless a pattern names them.
+    With `weight_decay_on` "matrices" vectors (biases, gains) do not decay, unless a pattern names
+    them.
 
     Args:
         named: names and parameters to train.
@@ -66,9 +74,16 @@ def parameter_groups(
     least = 2 if config.weight_decay_on == "matrices" else 0
     for name, parameter in named:
         names = spellings(name, parts)
-        decay = _first(config.weight_decay_of, names, config.weight_decay if parameter.ndim >= least else 0.0)
-        groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append((name, parameter))
-    return [{"params": members, "weight_decay": d, "lr_scale": scale} for (d, scale), members in groups.items()]
+        decay = _first(
+            config.weight_decay_of, names, config.weight_decay if parameter.ndim >= least else 0.0
+        )
+        groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append(
+            (name, parameter)
+        )
+    return [
+        {"params": members, "weight_decay": d, "lr_scale": scale}
+        for (d, scale), members in groups.items()
+    ]
 
 
 def spellings(name: str, parts: Mapping[str, str]) -> list[str]:
@@ -78,7 +93,9 @@ def spellings(name: str, parts: Mapping[str, str]) -> list[str]:
 
 
 def part_of(name: str, parts: Mapping[str, str]) -> str:
-    """Return the part of the policy that a parameter belongs to: of the first pattern that fits, else of its name."""
+    """Return the part of the policy that a parameter belongs to: of the first pattern that fits,
+    else of its name.
+    """
     return _first(parts, [name], name.partition(".")[0])
 
 
@@ -90,20 +107,31 @@ def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
 
 def _first(patterns: Mapping[str, Value], names: list[str], default: Value) -> Value:
     """Value of the first pattern that fits one of `names`."""
-    fitting = (value for pattern, value in patterns.items() if any(fnmatchcase(name, pattern) for name in names))
+    fitting = (
+        value
+        for pattern, value in patterns.items()
+        if any(fnmatchcase(name, pattern) for name in names)
+    )
     return next(fitting, default)
 
 
-def check_patterns(setting: str, patterns: Iterable[str], names: list[str], kind: str = "parameter") -> None:
-    """Raise ConfigError where a pattern of `setting` fits none of `names`; it has the most similar ones."""
+def check_patterns(
+    setting: str, patterns: Iterable[str], names: list[str], kind: str = "parameter"
+) -> None:
+    """Raise ConfigError where a pattern of `setting` fits none of `names`; it has the most similar
+    ones.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
-            raise ConfigError(f"{setting}: {pattern!r} fits no {kind}; there are {', '.join(near)}, …")
+            raise ConfigError(
+                f"{setting}: {pattern!r} fits no {kind}; there are {', '.join(near)}, …"
+            )
 
 
 def loss_weights(terms: Iterable[str], chosen: Mapping[str, float]) -> dict[str, float]:
-    """Return the weight of each loss term to compute; terms without a setting weigh 1, terms that weigh 0 are left out.
+    """Return the weight of each loss term to compute; terms without a setting weigh 1, terms that
+    weigh 0 are left out.
 
     Args:
         terms: names of the policy's loss terms.
@@ -114,7 +142,10 @@ def loss_weights(terms: Iterable[str], chosen: Mapping[str, float]) -> dict[str,
     """
     terms = list(terms)
     if strangers := sorted(set(chosen) - set(terms)):
-        raise ConfigError(f"optim.loss_weights: the policy has no term {strangers[0]!r}, it has {', '.join(terms)}")
+        raise ConfigError(
+            f"optim.loss_weights: the policy has no term {strangers[0]!r}, it has "
+            f"{', '.join(terms)}"
+        )
     weights = {term: chosen.get(term, 1.0) for term in terms}
     if not any(weights.values()):
         raise ConfigError("optim.loss_weights: every term weighs 0: there is nothing to learn")

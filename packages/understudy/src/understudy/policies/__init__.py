@@ -1,7 +1,8 @@
 """Networks: tensors in, per-sample losses or actions out.
 
-The names that a policy of your own needs are public here, `from understudy.policies import Policy`: those of
-`__init__.pyi`, in docs/api.md. A release that changes one incompatibly raises the major version; before 1.0 the minor.
+The names that a policy of your own needs are public here, `from understudy.policies import Policy`:
+those of `__init__.pyi`, in docs/api.md. A release that changes one incompatibly raises the major
+version; before 1.0 the minor.
 
 registry             types of policies by name, their settings and configs
 own_code             types in a Python file: imported only where this user named them by hand
@@ -13,11 +14,14 @@ common               layers, normalization, flow matching, encoders and towers
 flow                 the small flow-matching policy
 pi05                 pi0.5 and pi0
 inference            `load_policy`: a saved policy that acts on observations
-acting               its parts: passes for several robots, bounds, reactions to other inputs than those of training
+acting               its parts: passes for several robots, bounds, reactions to other inputs than
+                     those of training
 observation_history  past observations of an episode, as training read them
-policy_folder        a policy as a folder: weights, config, normalization, and files such as a tokenizer
+policy_folder        a policy as a folder: weights, config, normalization, and files such as a
+                     tokenizer
 model_card           README.md of that folder
-weight_files         tensors in safetensors files, read row by row, and networks without memory for large tensors
+weight_files         tensors in safetensors files, read row by row, and networks without memory for
+                     large tensors
 """
 
 from importlib import import_module

@@ -1,4 +1,6 @@
-"""Parts of `RobotPolicy`: bounds of actions, reactions to unknown inputs, and one pass for several robots."""
+"""Parts of `RobotPolicy`: bounds of actions, reactions to unknown inputs, and one pass for several
+robots.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,9 @@ from understudy_client.contract.facts import FILE, RobotFacts, VectorFacts
 from understudy_client.contract.mismatch import ContractError, ContractWarning, Mismatch
 
 ActionBounds = Literal["clamp", "error", "off"]
-"""Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot as they are."""
+"""Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot
+as they are.
+"""
 
 
 def action_facts(facts: RobotFacts | None) -> VectorFacts:
@@ -29,15 +33,21 @@ def action_facts(facts: RobotFacts | None) -> VectorFacts:
         ValueError: the policy has none, or no minimum and maximum of a dimension.
     """
     if facts is None:
-        raise ValueError(f"action_bounds: the policy has no {FILE} with the recorded actions; leave it off")
+        raise ValueError(
+            f"action_bounds: the policy has no {FILE} with the recorded actions; leave it off"
+        )
     has_bounds = np.isfinite(facts.action.figures["min"]) & np.isfinite(facts.action.figures["max"])
     if not has_bounds.all():
         names = ", ".join(facts.action.names[i] for i in np.flatnonzero(~has_bounds))
-        raise ValueError(f"action_bounds: {FILE} has no minimum and maximum of {names}; leave it off")
+        raise ValueError(
+            f"action_bounds: {FILE} has no minimum and maximum of {names}; leave it off"
+        )
     return facts.action
 
 
-def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds) -> tuple[np.ndarray, dict[str, float]]:
+def bound_actions(
+    actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds
+) -> tuple[np.ndarray, dict[str, float]]:
     """Bound actions in the robot's units.
 
     Args:
@@ -46,7 +56,8 @@ def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds)
         bounds: the reaction; not "off".
 
     Returns:
-        The bounded actions, and the names of the moved dimensions with the largest distance of each.
+        The bounded actions, and the names of the moved dimensions with the largest distance of
+        each.
 
     Raises:
         ValueError: an action is outside, and `bounds` is "error".
@@ -59,7 +70,9 @@ def bound_actions(actions: np.ndarray, facts: VectorFacts, bounds: ActionBounds)
         i = int(distance.argmax())
         values = actions.reshape(-1, facts.width)[:, i]
         ends = f"{facts.names[i]} from {values.min():.6g} to {values.max():.6g}"
-        raise ValueError(f"{ACTION} has {ends}: its bounds are {low[i]:.6g} to {high[i]:.6g} (action_bounds)")
+        raise ValueError(
+            f"{ACTION} has {ends}: its bounds are {low[i]:.6g} to {high[i]:.6g} (action_bounds)"
+        )
     return np.clip(actions, low, high).astype(actions.dtype) if outside else actions, outside
 
 
@@ -126,7 +139,9 @@ class Prepared:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Value that is equal for observations that may share a pass: shapes, dtypes and settings, without B."""
+        """Value that is equal for observations that may share a pass: shapes, dtypes and settings,
+        without B.
+        """
         shapes = tuple(
             (key, tuple(value.shape[1:]), str(value.dtype)) if isinstance(value, Tensor) else (key,)
             for key, value in sorted(self.batch.items())
@@ -138,8 +153,8 @@ class Prepared:
 def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
     """Predict the chunks of several observations in one pass.
 
-    A row of a pass depends on the others only through the rounding of the arithmetic, which may differ between sizes of
-    a batch.
+    A row of a pass depends on the others only through the rounding of the arithmetic, which may
+    differ between sizes of a batch.
 
     Args:
         policy: the network.
@@ -167,7 +182,9 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
             actions = policy.act(batch, draws, first.steps)
         else:
             executing = move(_join([other.executing for other in prepared]))
-            actions = policy.continue_chunk(batch, draws, executing, first.delay, first.steps, first.horizon)
+            actions = policy.continue_chunk(
+                batch, draws, executing, first.delay, first.steps, first.horizon
+            )
     rows = actions.float().cpu().numpy()
     chunks = []
     start = 0
@@ -187,7 +204,9 @@ def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:
         cause = "are the weights sound?"
         if state is not None:
             largest = float(state.nan_to_num().abs().max())
-            cause = f"the largest value of {STATE} is {largest:.4g}: check sensors, units and weights"
+            cause = (
+                f"the largest value of {STATE} is {largest:.4g}: check sensors, units and weights"
+            )
         raise ValueError(f"{ACTION} holds {count}: every value must be finite; {cause}")
 
 
@@ -197,7 +216,9 @@ def _join(values: Sequence[Any]) -> Any:
     return [value for rows in values for value in rows]
 
 
-def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width: int, padded: int) -> Tensor:
+def executing_actions(
+    previous: Any, rows: int, single: bool, chunk: int, width: int, padded: int
+) -> Tensor:
     """Convert the actions in execution to the policy's width, float32 [B, n, A].
 
     Args:
@@ -214,12 +235,21 @@ def executing_actions(previous: Any, rows: int, single: bool, chunk: int, width:
     try:
         actions = torch.as_tensor(previous).float().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"previous is a {type(previous).__name__}; give numbers [n, {width}]") from error
+        raise ValueError(
+            f"previous is a {type(previous).__name__}; give numbers [n, {width}]"
+        ) from error
     actions = actions[None] if single else actions
-    if actions.ndim != 3 or len(actions) != rows or actions.shape[1] > chunk or actions.shape[2] != width:
+    if (
+        actions.ndim != 3
+        or len(actions) != rows
+        or actions.shape[1] > chunk
+        or actions.shape[2] != width
+    ):
         shape = tuple(actions.shape[1:] if single else actions.shape)
         shapes = f"(n, {width})" if single else f"({rows}, n, {width})"
         raise ValueError(f"previous is {shape}, the policy needs {shapes} with n up to {chunk}")
     if not torch.isfinite(actions).all():
-        raise ValueError("previous has a value that is not finite; give the actions that the robot executes")
+        raise ValueError(
+            "previous has a value that is not finite; give the actions that the robot executes"
+        )
     return torch.nn.functional.pad(actions, (0, padded - width))

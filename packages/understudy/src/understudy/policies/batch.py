@@ -1,4 +1,6 @@
-"""Checks of a policy's batch, whose errors name the key, copies to its device, and arithmetic on the host."""
+"""Checks of a policy's batch, whose errors name the key, copies to its device, and arithmetic on
+the host.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -21,14 +23,18 @@ def value_of(batch: Batch, key: str) -> Any:
 
 
 def prompts_of(batch: Batch) -> list[str]:
-    """Return the instruction of each sample, with its metadata where the batch has `prompt_metadata`."""
+    """Return the instruction of each sample, with its metadata where the batch has
+    `prompt_metadata`.
+    """
     return add_metadata(value_of(batch, TASK), batch.get(PROMPT_METADATA))
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise ValueError where the shape of a tensor is not `shape` (None: any)."""
     got = tuple(tensor.shape)
-    if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape)):
+    if len(got) != len(shape) or any(
+        want is not None and have != want for have, want in zip(got, shape)
+    ):
         sides = ", ".join("any" if side is None else str(side) for side in shape)
         raise ValueError(f"{name} has shape {got}, expected ({sides})")
 
@@ -41,14 +47,16 @@ def check_image(name: str, image: Tensor, shape: tuple[int | None, ...]) -> None
 
 
 def from_present(batch: Batch, config: Any) -> dict[str, Any]:
-    """Return a batch as `act` takes it: without the past actions and the future that a policy only trains on.
+    """Return a batch as `act` takes it: without the past actions and the future that a policy only
+    trains on.
 
     Future states and images that a task mode gives remain: `act` in such a mode may read them.
     """
     keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
     present = {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
     for key in () if config.future else config.windows(config.chunk, config.cameras):
-        if key in present and present[key].ndim == (3 if key == STATE else 5):  # `preprocess` may have done it
+        # `preprocess` may have done it
+        if key in present and present[key].ndim == (3 if key == STATE else 5):
             present[key] = present[key][:, 0]
         present.pop(f"{key}_is_pad", None)
     return present
@@ -57,12 +65,15 @@ def from_present(batch: Batch, config: Any) -> dict[str, Any]:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to `device` without waiting for the work queued there."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)  # from pageable memory the copy would wait
+        # from pageable memory the copy would wait
+        return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor has values; in a plan, which runs a network on shapes alone, it has none."""
+    """Return whether a tensor has values; in a plan, which runs a network on shapes alone, it has
+    none.
+    """
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is None or not isinstance(tensor, fake.FakeTensor)
 
@@ -71,7 +82,8 @@ def has_values(tensor: Tensor) -> bool:
 def host_values() -> Iterator[None]:
     """Compute numbers that shapes depend on, from tensors and lists of the host.
 
-    A plan runs the network on shapes alone; in this context its tensors have values. Also a decorator.
+    A plan runs the network on shapes alone; in this context its tensors have values. Also a
+    decorator.
     """
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     if fake is None:  # nothing computes without values
@@ -87,7 +99,8 @@ STATES_IS_PAD = "state_history_is_pad"
 
 
 def split_states(batch: Batch, count: int) -> dict[str, Any]:
-    """Replace states over time [B, T, S] by the present ones [B, S], and keep all of them under `STATES`.
+    """Replace states over time [B, T, S] by the present ones [B, S], and keep all of them under
+    `STATES`.
 
     Args:
         batch: see the module; a batch that was split stays as it is.

@@ -1,7 +1,9 @@
-"""Random numbers of a policy, keyed by (seed, purpose, position), independent of rank, batch and restarts.
+"""Random numbers of a policy, keyed by (seed, purpose, position), independent of rank, batch and
+restarts.
 
-Numbers that a policy draws for itself (dropout, `torch.rand`, numpy, `random`) come from `keyed_generators`: they are
-keyed by the call, so that they repeat with it, and the generators of the process never move.
+Numbers that a policy draws for itself (dropout, `torch.rand`, numpy, `random`) come from
+`keyed_generators`: they are keyed by the call, so that they repeat with it, and the generators of
+the process never move.
 """
 
 import random
@@ -34,7 +36,9 @@ class RandomSpec(NamedTuple):
     """Applied to [B, *shape] on the CPU, sample by sample; None keeps the numbers."""
 
 
-def make_draws(spec: Mapping[str, RandomSpec], seed: int, positions: Any, purpose: str = "") -> dict[str, Tensor]:
+def make_draws(
+    spec: Mapping[str, RandomSpec], seed: int, positions: Any, purpose: str = ""
+) -> dict[str, Tensor]:
     """Draw the numbers of a batch on the CPU.
 
     Args:
@@ -56,7 +60,9 @@ def make_draws(spec: Mapping[str, RandomSpec], seed: int, positions: Any, purpos
 def generate_draws(
     spec: Mapping[str, RandomSpec], count: int, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Draw the numbers of `count` samples on the CPU from a torch generator; None is torch's default one."""
+    """Draw the numbers of `count` samples on the CPU from a torch generator; None is torch's
+    default one.
+    """
     made = {}
     for name, (kind, shape, transform) in spec.items():
         sample = torch.randn if kind == "normal" else torch.rand
@@ -66,12 +72,15 @@ def generate_draws(
 
 
 _NUMPY = np.random.MT19937(0)
-"""Bit generator of numpy's global functions within `keyed_generators`; making one takes longer than all the rest."""
+"""Bit generator of numpy's global functions within `keyed_generators`; making one takes longer than
+all the rest.
+"""
 
 
 @contextmanager
 def keyed_generators(key: int, device: torch.device) -> Iterator[Callable[[], list[str]]]:
-    """Seed the global generators with `key` within this context, and give them their former states after it.
+    """Seed the global generators with `key` within this context, and give them their former states
+    after it.
 
     Contexts must not be nested. One costs 40 microseconds of CPU.
 
@@ -91,7 +100,9 @@ def keyed_generators(key: int, device: torch.device) -> Iterator[Callable[[], li
     def moved() -> list[str]:
         seeded = [torch.Generator(generator.device).manual_seed(key) for generator in of_torch]
         changed = {
-            "torch": any(not torch.equal(g.get_state(), new.get_state()) for g, new in zip(of_torch, seeded)),
+            "torch": any(
+                not torch.equal(g.get_state(), new.get_state()) for g, new in zip(of_torch, seeded)
+            ),
             "numpy": _numpy_state() != _state_of(np.random.RandomState(words).get_state()),
             "random": random.getstate() != random.Random(key).getstate(),
         }
@@ -126,4 +137,5 @@ def _state_of(state: Any) -> tuple[Any, ...]:
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    return _state_of(np.random.get_state())  # noqa: NPY002  # the global generator is what is compared
+    # the global generator is what is compared
+    return _state_of(np.random.get_state())  # noqa: NPY002

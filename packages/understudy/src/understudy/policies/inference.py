@@ -1,4 +1,6 @@
-"""A saved policy that acts on observations of a robot: one folder in, actions in the robot's units out."""
+"""A saved policy that acts on observations of a robot: one folder in, actions in the robot's units
+out.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -49,28 +51,33 @@ def load_policy(
     action_bounds: ActionBounds = "off",
     code: str | Path = "",
 ) -> "RobotPolicy":
-    """Load a policy from an exported folder, a run directory that holds one, the hub, or from released weights.
+    """Load a policy from an exported folder, a run directory that holds one, the hub, or from
+    released weights.
 
     Args:
-        directory: the folder of `understudy export`, `RUN/policy`, `RUN`, or hf://OWNER/NAME on the hub; for pi05 and
-            pi0 also a folder of LeRobot or openpi (docs/policies.md).
+        directory: the folder of `understudy export`, `RUN/policy`, `RUN`, or hf://OWNER/NAME on the
+            hub; for pi05 and pi0 also a folder of LeRobot or openpi (docs/policies.md).
         device: device of the arithmetic.
         head: norm head of the robot; needed where the policy has several.
-        compute: precision of the arithmetic; None: that of the config, float32 where it has none. In bfloat16, linear
-            layers hold their weights so, too.
+        compute: precision of the arithmetic; None: that of the config, float32 where it has none.
+            In bfloat16, linear layers hold their weights so, too.
         normalization: content of normalisation.json, in place of the folder's.
         norm_asset: ID of openpi's normalization, where the folder has several.
-        contract: reaction to observations that differ from those of training (`RobotPolicy.check`): a
-            `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is not checked.
-        action_bounds: reaction to actions outside the recorded ones by more than a tenth of their range: "clamp" moves
-            them to the nearest bound (`RobotPolicy.clamped`), "error" raises ValueError, "off" changes nothing.
-        code: Python file to import for a type that is defined in a file. Without it that file is imported from the
-            path of training alone, if it has not changed; a folder's copy never is.
+        contract: reaction to observations that differ from those of training (`RobotPolicy.check`):
+            a `ContractWarning`, a `ContractError`, or nothing. A folder without contract.json is
+            not checked.
+        action_bounds: reaction to actions outside the recorded ones by more than a tenth of their
+            range: "clamp" moves them to the nearest bound (`RobotPolicy.clamped`), "error" raises
+            ValueError, "off" changes nothing.
+        code: Python file to import for a type that is defined in a file. Without it that file is
+            imported from the path of training alone, if it has not changed; a folder's copy never
+            is.
 
     Raises:
         ConfigError: torch has no such device here; names the cause and the remedy.
-        ValueError: the folder holds no policy, one that predicts no actions or has no `action_bounds`, or one with a
-            file that is not the one that was written (`ChecksumError`), or `head` is missing or unknown.
+        ValueError: the folder holds no policy, one that predicts no actions or has no
+            `action_bounds`, or one with a file that is not the one that was written
+            (`ChecksumError`), or `head` is missing or unknown.
         OSError: it cannot be read.
     """
     if contract not in get_args(Reaction):
@@ -84,24 +91,28 @@ def load_policy(
     facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None
     check_acts(saved.config, folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
-    return RobotPolicy(policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds)
+    return RobotPolicy(
+        policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds
+    )
 
 
 def check_acts(config: Any, folder: str | Path) -> None:
     """Raise ValueError where a saved policy predicts no actions."""
     if not config.ACTS:
         fix = "`understudy score RUN DATA OUT` writes its figures into a dataset"
-        raise ValueError(f"{folder} holds a policy of type {config.type}, which predicts no actions; {fix}")
+        raise ValueError(
+            f"{folder} holds a policy of type {config.type}, which predicts no actions; {fix}"
+        )
 
 
 class RobotPolicy:
     """A policy for one robot.
 
-    `policy` is the network, `metadata` the facts of config.json about the robot of `head`: `action_names`,
-    `state_names`, `cameras`, `fps`.
+    `policy` is the network, `metadata` the facts of config.json about the robot of `head`:
+    `action_names`, `state_names`, `cameras`, `fps`.
 
-    A policy with a history keeps the observations that it needs. `reset()` starts an episode, and each control step
-    gives one observation, to `act` or to `observe`.
+    A policy with a history keeps the observations that it needs. `reset()` starts an episode, and
+    each control step gives one observation, to `act` or to `observe`.
     """
 
     def __init__(
@@ -125,11 +136,14 @@ class RobotPolicy:
             action_bounds: see `load_policy`.
 
         Raises:
-            ValueError: `head` is missing where there are several, or unknown; `contract` has no `action_bounds`.
+            ValueError: `head` is missing where there are several, or unknown; `contract` has no
+                `action_bounds`.
         """
         names = policy.norm_heads
         if head is None and len(names) > 1:
-            raise ValueError(f"the policy has the norm heads {', '.join(names)}: name the robot's with head=")
+            raise ValueError(
+                f"the policy has the norm heads {', '.join(names)}: name the robot's with head="
+            )
         if head is not None and head not in names:
             raise ValueError(f"head={head!r}: the policy has {', '.join(names)}")
         self.policy = policy
@@ -144,15 +158,24 @@ class RobotPolicy:
         self._found: list[Mismatch] = []  # in this episode
         if contract is not None and facts is None:
             fix = "export the policy again with its own contract.json"
-            react(reaction, [Mismatch("other robot", "", ", ".join(contract.robots), names[self.head], fix)])
+            react(
+                reaction,
+                [Mismatch("other robot", "", ", ".join(contract.robots), names[self.head], fix)],
+            )
         if action_bounds not in get_args(ActionBounds):
-            raise ValueError(f"action_bounds={action_bounds!r}: must be one of {', '.join(get_args(ActionBounds))}")
+            raise ValueError(
+                f"action_bounds={action_bounds!r}: must be one of "
+                f"{', '.join(get_args(ActionBounds))}"
+            )
         self.action_bounds: ActionBounds = action_bounds
         self._bounds = action_facts(facts) if action_bounds != "off" else None
         self.clamped: dict[str, float] = {}
-        """Dimensions of the last chunk that were moved to a bound, with the largest distance of each."""
+        """Dimensions of the last chunk that were moved to a bound, with the largest distance of
+        each.
+        """
         self._queue: deque[np.ndarray] = deque()
-        self._histories: list[ObservationHistory] | None = None  # of each row; None: before the first `reset`
+        # of each row; None: before the first `reset`
+        self._histories: list[ObservationHistory] | None = None
         self._step = 0  # in this episode
         self._noise: tuple[int, int] | None = None
 
@@ -168,15 +191,18 @@ class RobotPolicy:
 
     @property
     def num_past(self) -> int:
-        """Observations in memory, of a policy that sees past ones: all of the seconds that it sees."""
+        """Observations in memory, of a policy that sees past ones: all of the seconds that it
+        sees.
+        """
         return max(map(len, self._histories or ()), default=0)
 
     def reset(self, *, seed: int | None = None, position: int = 0) -> None:
-        """Start an episode: the policy forgets its past observations and the rest of the chunk in execution.
+        """Start an episode: the policy forgets its past observations and the rest of the chunk in
+        execution.
 
         Args:
-            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as in rollouts and
-                from a server. None: `act` draws the noise.
+            seed: seed of the noise; the chunk of control step k has the noise of `position` + k, as
+                in rollouts and from a server. None: `act` draws the noise.
             position: position of the first step.
         """
         self._histories = []
@@ -189,13 +215,15 @@ class RobotPolicy:
             check.reset()
 
     def declare(self, robot: RobotFacts) -> list[Mismatch]:
-        """Compare the statements of a robot about itself (`declare`) with training, once before it starts.
+        """Compare the statements of a robot about itself (`declare`) with training, once before it
+        starts.
 
         Returns:
             The differences; each is also a warning, where the policy was loaded so.
 
         Raises:
-            ContractError: there are differences, and the policy was loaded with `contract="strict"`.
+            ContractError: there are differences, and the policy was loaded with
+                `contract="strict"`.
         """
         mismatches = compare_robots(self.facts, robot) if self.facts is not None else []
         react(self._reaction, mismatches)
@@ -204,15 +232,17 @@ class RobotPolicy:
     def check(self, observation: Mapping[str, Any], *, time: float | None = None) -> list[Mismatch]:
         """Compare an observation with those of training; `act` and `observe` do so by themselves.
 
-        Units, orders of dimensions and cameras show after a few observations (`contract/observed.py`). Each difference
-        is reported once in an episode, from `reset` on. A strict policy refuses all observations after one until then.
+        Units, orders of dimensions and cameras show after a few observations
+        (`contract/observed.py`). Each difference is reported once in an episode, from `reset` on. A
+        strict policy refuses all observations after one until then.
 
         Args:
             observation: see `act`.
             time: see `act`.
 
         Returns:
-            The differences that this observation adds; each is also a warning, where the policy was loaded so.
+            The differences that this observation adds; each is also a warning, where the policy was
+            loaded so.
 
         Raises:
             ContractError: there are differences, with `contract="strict"`.
@@ -227,7 +257,9 @@ class RobotPolicy:
         mismatches: list[Mismatch] = []
         for row, check in enumerate(self._checks[:rows]):
             values = {
-                key: plain(value if single else value[row]) if key in self.facts.input_keys else None
+                key: plain(value if single else value[row])
+                if key in self.facts.input_keys
+                else None
                 for key, value in observation.items()
             }
             mismatches += check.look(values, time)
@@ -238,7 +270,8 @@ class RobotPolicy:
     def select_action(
         self, observation: Mapping[str, Any], *, horizon: int | None = None, **options: Any
     ) -> np.ndarray:
-        """Return the next action of the chunk in execution; predict a new chunk where it is used up.
+        """Return the next action of the chunk in execution; predict a new chunk where it is used
+        up.
 
         Args:
             observation: observation of one moment, see `act`. It is needed in each control step.
@@ -253,9 +286,13 @@ class RobotPolicy:
         """
         chunk = self.policy.config.chunk
         if horizon is not None and not 1 <= horizon <= chunk:
-            raise ValueError(f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}")
+            raise ValueError(
+                f"horizon is {horizon}: the policy predicts {chunk} actions, give 1 to {chunk}"
+            )
         if not isinstance(observation.get(TASK, ""), str):
-            raise ValueError("select_action takes one observation, and task is a list; act() takes batches")
+            raise ValueError(
+                "select_action takes one observation, and task is a list; act() takes batches"
+            )
         if self._queue:
             self.observe(observation, time=options.get("time"))
         else:
@@ -263,7 +300,8 @@ class RobotPolicy:
         return self._queue.popleft()
 
     def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
-        """Add the observation of a control step without an action; of no effect for a policy without a history.
+        """Add the observation of a control step without an action; of no effect for a policy
+        without a history.
 
         Args:
             observation: see `act`.
@@ -290,49 +328,67 @@ class RobotPolicy:
     ) -> np.ndarray:
         """Predict the next actions. A call that raises adds no observation: it may be repeated.
 
-        With `previous` the new chunk continues the one that the robot is still executing (real-time chunking).
+        With `previous` the new chunk continues the one that the robot is still executing (real-time
+        chunking).
 
         Args:
-            observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are the policy's, or
-                those of the robot's recordings. Images are uint8 [H, W, 3] or [3, H, W], states [S] of this robot (or
-                padded to the policy's width), `task` is a string. A batch has one more dimension in front, and a list
-                of strings. A camera that the robot lacks is left out. `prompt_metadata` may be {"quality": 5}.
-            time: time of the observation in seconds, on any clock, for policies with a history: they see the frames
-                nearest to the ages of training. None: each observation is a step of 1/fps of the recordings.
+            observation: numpy arrays or tensors by key, of one moment or of a batch. Keys are the
+                policy's, or those of the robot's recordings. Images are uint8 [H, W, 3] or [3, H,
+                W], states [S] of this robot (or padded to the policy's width), `task` is a string.
+                A batch has one more dimension in front, and a list of strings. A camera that the
+                robot lacks is left out. `prompt_metadata` may be {"quality": 5}.
+            time: time of the observation in seconds, on any clock, for policies with a history:
+                they see the frames nearest to the ages of training. None: each observation is a
+                step of 1/fps of the recordings.
             steps: integration steps, where the policy samples.
-            generator: CPU generator of the random numbers; None: those of `reset`, torch's default one without a seed.
-            previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the robot's units, at
-                most T actions. Its first action is the one at the time of the observation. None: a chunk alone.
+            generator: CPU generator of the random numbers; None: those of `reset`, torch's default
+                one without a seed.
+            previous: numbers [n, A], or [B, n, A] of a batch: the rest of the executed chunk in the
+                robot's units, at most T actions. Its first action is the one at the time of the
+                observation. None: a chunk alone.
             delay: actions of `previous` that the robot executes before it gets the new chunk.
-            horizon: actions of `previous` that guide the new chunk, at least `delay`. None: the first `delay` actions
-                are given, which needs a policy trained for it (`policy.max_delay`).
+            horizon: actions of `previous` that guide the new chunk, at least `delay`. None: the
+                first `delay` actions are given, which needs a policy trained for it
+                (`policy.max_delay`).
 
         Returns:
-            float32 [T, A], or [B, T, A] of a batch, in the robot's units, within `action_bounds`. The first action
-            belongs to the time of the observation. The robot skips the first `delay` actions, which it has executed by
-            then.
+            float32 [T, A], or [B, T, A] of a batch, in the robot's units, within `action_bounds`.
+            The first action belongs to the time of the observation. The robot skips the first
+            `delay` actions, which it has executed by then.
 
         Raises:
-            ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name; an action that is
-                not finite, whatever the `contract`, or outside, with `action_bounds="error"`; `delay` or `horizon`
-                without `previous`; the policy cannot continue chunks, or not with this `delay` and `horizon`; with a
-                history, no `reset` before, or a `time` that does not follow the last one.
+            ValueError: a missing key, a wrong shape or dtype, a state that is not finite, by name;
+                an action that is not finite, whatever the `contract`, or outside, with
+                `action_bounds="error"`; `delay` or `horizon` without `previous`; the policy cannot
+                continue chunks, or not with this `delay` and `horizon`; with a history, no `reset`
+                before, or a `time` that does not follow the last one.
             ContractError: the observation differs from those of training, with `contract="strict"`.
         """
         prepared = self.prepare(
-            observation, time=time, steps=steps, generator=generator, previous=previous, delay=delay, horizon=horizon
+            observation,
+            time=time,
+            steps=steps,
+            generator=generator,
+            previous=previous,
+            delay=delay,
+            horizon=horizon,
         )
         actions, self.clamped = self.bound(predict(self.policy, [prepared])[0])
         self.accept(prepared)  # the policy itself may refuse the call until here
         return actions
 
     def bound(self, actions: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
-        """Return actions within `action_bounds`, and the moved dimensions with the largest distance of each.
+        """Return actions within `action_bounds`, and the moved dimensions with the largest distance
+        of each.
 
         Raises:
             ValueError: an action is outside, with `action_bounds="error"`.
         """
-        return (actions, {}) if self._bounds is None else bound_actions(actions, self._bounds, self.action_bounds)
+        return (
+            (actions, {})
+            if self._bounds is None
+            else bound_actions(actions, self._bounds, self.action_bounds)
+        )
 
     def prepare(
         self,
@@ -346,14 +402,18 @@ class RobotPolicy:
         delay: int = 0,
         horizon: int | None = None,
     ) -> Prepared:
-        """Check and convert an observation for `predict` (`acting.py`), which takes several robots' at once.
+        """Check and convert an observation for `predict` (`acting.py`), which takes several robots'
+        at once.
 
-        For arguments and errors see `act`; `draws`, [B, ...] by name, are in place of a generator's. The
-        observation enters the history with `accept`.
+        For arguments and errors see `act`; `draws`, [B, ...] by name, are in place of a
+        generator's. The observation enters the history with `accept`.
         """
         policy = self.policy
         if previous is None and (delay or horizon is not None):
-            raise ValueError(f"delay is {delay}, horizon {horizon}, which need previous; give the actions in execution")
+            raise ValueError(
+                f"delay is {delay}, horizon {horizon}, which need previous; give the actions in "
+                "execution"
+            )
         with explained(self._reaction, lambda: self.check(observation, time=time)):
             batch = self._read(observation)
         self.check(observation, time=time)
@@ -370,12 +430,19 @@ class RobotPolicy:
             batch |= self._seen(batch, histories)
         if draws is None and generator is None and self._noise is not None:
             if not single:
-                raise ValueError("a batch has no noise of reset(seed=), which is of one episode; give a generator")
+                raise ValueError(
+                    "a batch has no noise of reset(seed=), which is of one episode; give a "
+                    "generator"
+                )
             seed, position = self._noise
-            draws = make_draws(policy.random_spec("act"), seed, np.array([position + self._step]), "rollout")
+            draws = make_draws(
+                policy.random_spec("act"), seed, np.array([position + self._step]), "rollout"
+            )
         if draws is None:
             draws = generate_draws(policy.random_spec("act"), rows, generator)
-        return Prepared(batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories)
+        return Prepared(
+            batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories
+        )
 
     def accept(self, prepared: Prepared) -> None:
         """Add a prepared observation to the history, once its chunk is there."""
@@ -389,7 +456,9 @@ class RobotPolicy:
         observation = self._standard(observation)
         if TASK not in observation:
             keys = sorted(observation)
-            raise ValueError(f"the observation has {keys}, the policy needs {TASK!r}, '' for no instruction")
+            raise ValueError(
+                f"the observation has {keys}, the policy needs {TASK!r}, '' for no instruction"
+            )
         single = isinstance(observation[TASK], str)
         batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
         rows = len(batch[TASK])
@@ -401,20 +470,31 @@ class RobotPolicy:
 
         if config.state_dim:
             if STATE not in observation:
-                raise ValueError(f"the observation has {sorted(observation)}, the policy needs {STATE!r}")
+                raise ValueError(
+                    f"the observation has {sorted(observation)}, the policy needs {STATE!r}"
+                )
             state = tensor(STATE).float()
             widths = {self.policy.normalizer.dims[STATE][self.head], config.state_dim}
             if state.ndim != 2 or state.shape[-1] not in widths:
                 shape = tuple(state.shape[1:] if single else state.shape)
                 expected = " or ".join(map(str, sorted(widths)))
-                raise ValueError(f"{STATE} is {shape}, the policy needs {expected} values per observation")
+                raise ValueError(
+                    f"{STATE} is {shape}, the policy needs {expected} values per observation"
+                )
             values = state[:, : self.policy.normalizer.dims[STATE][self.head]]
             if not values.isfinite().all():
-                raise ValueError(f"{STATE} holds {values[~values.isfinite()][0].item()}: every value must be finite")
-            batch[STATE] = torch.nn.functional.pad(state, (0, max(0, config.state_dim - state.shape[-1])))
+                raise ValueError(
+                    f"{STATE} holds {values[~values.isfinite()][0].item()}: every value must be "
+                    "finite"
+                )
+            batch[STATE] = torch.nn.functional.pad(
+                state, (0, max(0, config.state_dim - state.shape[-1]))
+            )
         lacking = [camera for camera in config.cameras if camera not in observation]
         if lacking and set(lacking) & set(self.metadata.get("cameras", config.cameras)):
-            raise ValueError(f"the observation has {sorted(observation)}, the policy needs {lacking[0]!r}")
+            raise ValueError(
+                f"the observation has {sorted(observation)}, the policy needs {lacking[0]!r}"
+            )
         for camera in config.cameras:
             if camera in lacking:
                 batch[camera] = torch.zeros((rows, 3, *config.image_size), dtype=torch.uint8)
@@ -423,7 +503,8 @@ class RobotPolicy:
             image = tensor(camera)
             if image.ndim == 4 and image.shape[-1] == 3 and image.shape[1] != 3:
                 image = image.permute(0, 3, 1, 2)
-            height, width = image.shape[-2:] if image.ndim == 4 else (1, 1)  # other shapes are the policy's to refuse
+            # other shapes are the policy's to refuse
+            height, width = image.shape[-2:] if image.ndim == 4 else (1, 1)
             if error := size_error(height, width, self._recorded_size(camera)):
                 raise ValueError(f"{camera} is {width}x{height}: {error}; send images as recorded")
             batch[camera] = image.contiguous()
@@ -432,13 +513,19 @@ class RobotPolicy:
         return batch
 
     def _recorded_size(self, camera: str) -> tuple[int, int]:
-        """Height and width of a camera's images in training, or of the network's where they are unknown."""
+        """Height and width of a camera's images in training, or of the network's where they are
+        unknown.
+        """
         facts = self.facts.cameras.get(camera) if self.facts is not None else None
-        height, width = facts.size if facts is not None and facts.size[0] else self.policy.config.image_size
+        height, width = (
+            facts.size if facts is not None and facts.size[0] else self.policy.config.image_size
+        )
         return height, width
 
     def _standard(self, observation: Mapping[str, Any]) -> Record:
-        """Give the values under the robot's own keys the policy's keys; those that are there already stay."""
+        """Give the values under the robot's own keys the policy's keys; those that are there
+        already stay.
+        """
         if self.facts is None:
             return observation
         names = {key: camera.key for key, camera in self.facts.cameras.items()}
@@ -458,16 +545,24 @@ class RobotPolicy:
         return times | ({STATE: state_times} if state_times else {})
 
     def _remember(self, batch: Batch, time: float | None) -> list[ObservationHistory]:
-        """Return the history of each row with a batch added. Those of the policy stay as they are."""
+        """Return the history of each row with a batch added. Those of the policy stay as they
+        are.
+        """
         rows = len(batch[TASK])
         if self._histories is None:
-            raise ValueError("the policy sees past observations; call reset() at the start of each episode")
-        windows = {key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch}
+            raise ValueError(
+                "the policy sees past observations; call reset() at the start of each episode"
+            )
+        windows = {
+            key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch
+        }
         fps = step_rate(self.policy.config, self.metadata.get("fps"), time)
         copies = [history.copy() for history in self._histories]
         copies = copies or [ObservationHistory(windows, fps) for _ in range(rows)]
         if len(copies) != rows:
-            raise ValueError(f"{rows} observations after {len(copies)}; call reset() to change their number")
+            raise ValueError(
+                f"{rows} observations after {len(copies)}; call reset() to change their number"
+            )
         for row, history in enumerate(copies):
             history.add({key: batch[key][row].numpy() for key in windows}, time)
         return copies
@@ -476,7 +571,8 @@ class RobotPolicy:
         """Windows [B, T, ...] of the histories of a batch, with `<key>_is_pad` [B, T]."""
         windows = [history.windows() for history in histories]
         seen: dict[str, Any] = {
-            key: torch.from_numpy(np.stack([window[key] for window in windows])) for key in windows[0]
+            key: torch.from_numpy(np.stack([window[key] for window in windows]))
+            for key in windows[0]
         }
         for key, times in self._windows().items():
             if f"{key}_is_missing" in batch:

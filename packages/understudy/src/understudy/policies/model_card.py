@@ -1,4 +1,6 @@
-"""README.md of a policy folder: a model card, as hubs show it. An edited card is never replaced (`hub/cards.py`)."""
+"""README.md of a policy folder: a model card, as hubs show it. An edited card is never replaced
+(`hub/cards.py`).
+"""
 
 import json
 
@@ -26,25 +28,44 @@ def make_card(config: Record, weights: int, contract: Record | None) -> str:
     kind = str(config["type"])
     provenance = dict((contract or {}).get("provenance", {}))
     parts = [
-        "\n".join(["---", "library_name: understudy", "pipeline_tag: robotics", f"tags: [robotics, {kind}]", "---"]),
+        "\n".join(
+            [
+                "---",
+                "library_name: understudy",
+                "pipeline_tag: robotics",
+                f"tags: [robotics, {kind}]",
+                "---",
+            ]
+        ),
         f"# Robot policy of type `{kind}`",
         f"{weights:,} weights, written by understudy {__version__}. {_origin(provenance)}".rstrip(),
         "## Load",
         "```python\nimport understudy as us\n\n"
-        f'policy = us.load_policy("PATH")  # this folder, or hf://OWNER/NAME\n{_call(contract)}\n```',
+        f'policy = us.load_policy("PATH")  # this folder, or hf://OWNER/NAME\n'
+        f"{_call(contract)}\n```",
     ]
     if data := provenance.get("datasets"):
         parts += ["## Data", "\n".join(f"* {_code(name)}" for name in data)]
     if most := config.get("max_delay"):
-        parts += ["## Delay", f"Trained to continue chunks that arrive up to {most} actions late (`max_delay`)."]
+        parts += [
+            "## Delay",
+            f"Trained to continue chunks that arrive up to {most} actions late (`max_delay`).",
+        ]
     if figures := provenance.get("figures"):
         rows = [f"| {name} | {value:.6g} |" for name, value in figures.items()]
         parts += ["## Figures", "\n".join(["| on validation episodes | |", "|---|---|", *rows])]
     robots = (contract or {}).get("robots", {})
     for head, stored in robots.items():
-        parts += [f"## Inputs and outputs{f' of {_code(head)}' if len(robots) > 1 else ''}", _robot(stored)]
+        parts += [
+            f"## Inputs and outputs{f' of {_code(head)}' if len(robots) > 1 else ''}",
+            _robot(stored),
+        ]
     if not robots:
-        facts = {name: config[name] for name in ("cameras", "state_dim", "action_dim", "chunk") if name in config}
+        facts = {
+            name: config[name]
+            for name in ("cameras", "state_dim", "action_dim", "chunk")
+            if name in config
+        }
         parts += ["## Inputs and outputs", f"```json\n{json.dumps(facts, indent=2)}\n```"]
     return sign("\n\n".join(parts) + "\n\n")
 
@@ -66,7 +87,8 @@ def _robot(stored: Record) -> str:
     facts = RobotFacts.from_json(stored)
     robot = ", ".join(_code(name) for name in (facts.robot_type, facts.control_mode) if name)
     lines = [
-        f"{robot + ': ' if robot else ''}{facts.fps:g} control steps per second, {facts.chunk} actions at once.",
+        f"{robot + ': ' if robot else ''}{facts.fps:g} control steps per second, {facts.chunk} "
+        "actions at once.",
         "",
         "| key | shape | dimensions |",
         "|---|---|---|",
@@ -88,6 +110,8 @@ def _vector(facts: VectorFacts) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text of a dataset as code of Markdown, in which no HTML, link or line break has an effect."""
+    """Return a text of a dataset as code of Markdown, in which no HTML, link or line break has an
+    effect.
+    """
     plain = printable(text).replace("`", "'").replace("|", "\N{BROKEN BAR}")
     return f"`{plain or ' '}`"

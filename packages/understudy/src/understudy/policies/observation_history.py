@@ -1,10 +1,12 @@
-"""Past observations of an episode, on a robot or in a simulation: the windows that training read from recordings.
+"""Past observations of an episode, on a robot or in a simulation: the windows that training read
+from recordings.
 
     history = ObservationHistory({"observation.images.front": (-2.0, -1.0, 0.0)}, fps=30)
-    history.add({"observation.images.front": image})    # each control step
-    history.windows()                                   # the frames of 2 s and 1 s ago, and the present
+    history.add({"observation.images.front": image})  # each control step
+    history.windows()  # the frames of 2 s and 1 s ago, and the present
 
-Before the start of the episode a window repeats its first observation and is padding there, as in training.
+Before the start of the episode a window repeats its first observation and is padding there, as in
+training.
 """
 
 from collections import deque
@@ -20,15 +22,19 @@ import numpy as np
 from understudy_base.records import Record
 
 TOLERANCE_S = 1e-4
-"""Seconds by which a time may miss a step or the start of an episode, as in `datasets/time_windows.py`."""
+"""Seconds by which a time may miss a step or the start of an episode, as in
+`datasets/time_windows.py`.
+"""
 
 
 def seen_times(config: Any, fps: float | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the times of the images and of the states that a policy sees; () where it sees the present alone.
+    """Return the times of the images and of the states that a policy sees; () where it sees the
+    present alone.
 
     Args:
         config: settings or config of a policy.
-        fps: control steps per second; None: unknown. Times that the policy counts in steps are then in steps.
+        fps: control steps per second; None: unknown. Times that the policy counts in steps are then
+            in steps.
     """
     if steps := getattr(config, "past_steps", 0):
         times = (*(-step / (fps or 1) for step in range(steps, 0, -1)), 0.0)
@@ -45,7 +51,10 @@ def step_rate(config: Any, fps: float | None, time: float | None) -> float | Non
     if fps is not None or not getattr(config, "past_steps", 0):
         return fps
     if time is not None:
-        raise ValueError(f"time is {time}, and the policy names no frame rate; leave it out, and observe each step")
+        raise ValueError(
+            f"time is {time}, and the policy names no frame rate; leave it out, and observe each "
+            "step"
+        )
     return 1.0
 
 
@@ -59,12 +68,12 @@ class _Moment:
 class ObservationHistory:
     """Observations of one episode, as far back as a policy sees.
 
-    All observations of that reach stay in memory, at the size in which they come: each grows as old as every time of
-    the window, and may be asked for then. Ages of 5 4 3 2 1 s at 50 observations per second are 251 of them, 690 MB
-    with three cameras of 480 x 640 pixels.
+    All observations of that reach stay in memory, at the size in which they come: each grows as old
+    as every time of the window, and may be asked for then. Ages of 5 4 3 2 1 s at 50 observations
+    per second are 251 of them, 690 MB with three cameras of 480 x 640 pixels.
 
-    With a `time` for each observation a window has the one whose time is nearest. Without, each observation is one step
-    of 1/fps.
+    With a `time` for each observation a window has the one whose time is nearest. Without, each
+    observation is one step of 1/fps.
 
     Args:
         times: key -> times of its window in seconds from the present, ascending, 0 last.
@@ -94,7 +103,9 @@ class ObservationHistory:
         self._kept.clear()
 
     def copy(self) -> "ObservationHistory":
-        """Return a history of the same observations, which it shares: one to `add` to while this one stays."""
+        """Return a history of the same observations, which it shares: one to `add` to while this
+        one stays.
+        """
         duplicate = copy(self)
         duplicate._kept = self._kept.copy()
         return duplicate
@@ -107,21 +118,30 @@ class ObservationHistory:
             time: seconds on any clock. None: one step after the last observation.
 
         Raises:
-            ValueError: `time` is not finite, not later than the last one, or given for some observations only; without
-                it there are no `fps`; a key is missing, or its shape or dtype differs from the first one's.
+            ValueError: `time` is not finite, not later than the last one, or given for some
+                observations only; without it there are no `fps`; a key is missing, or its shape or
+                dtype differs from the first one's.
         """
         last = self._kept[-1] if self._kept else None
         if last is None:
             self._by_time = time is not None
             self._start = time or 0.0
         if (time is not None) != self._by_time:
-            raise ValueError(f"time is {time}; give the time of all observations of an episode or of none, or reset()")
+            raise ValueError(
+                f"time is {time}; give the time of all observations of an episode or of none, or "
+                "reset()"
+            )
         if time is None and self.fps is None:
-            raise ValueError("time is None, and the policy names no frame rate; give the time of each observation")
+            raise ValueError(
+                "time is None, and the policy names no frame rate; give the time of each "
+                "observation"
+            )
         if time is not None and not isfinite(time):
             raise ValueError(f"time is {time}; give seconds")
         if time is not None and last is not None and time <= last.time:
-            raise ValueError(f"time is {time}, not after the last one, {last.time}; reset() starts an episode")
+            raise ValueError(
+                f"time is {time}, not after the last one, {last.time}; reset() starts an episode"
+            )
         now = time if time is not None else 0.0 if last is None else last.time + 1
         self._kept.append(_Moment(now, {key: self._copy(key, values) for key in self._times}))
         oldest = now - self._longest * (1 if self._by_time else self.fps or 1)
@@ -133,7 +153,8 @@ class ObservationHistory:
         """Return the window of each key, [T, ...], and `<key>_is_pad`, bool [T].
 
         Raises:
-            ValueError: there is no observation; or none near one of the times, by half the distance of two times.
+            ValueError: there is no observation; or none near one of the times, by half the distance
+                of two times.
         """
         if not self._kept:
             raise ValueError("there is no observation yet; add() one first")
@@ -156,8 +177,9 @@ class ObservationHistory:
         gap = min((later - earlier for earlier, later in pairwise(times)), default=inf)
         if self._by_time and abs(nearest.time - time) > gap / 2 + TOLERANCE_S:
             raise ValueError(
-                f"the observation nearest to {seconds:g} s is that of {nearest.time - self._kept[-1].time:g} s; the "
-                f"policy sees times {gap:g} s apart: observe() each control step, or reset() after a pause"
+                f"the observation nearest to {seconds:g} s is that of "
+                f"{nearest.time - self._kept[-1].time:g} s; the policy sees times {gap:g} s apart: "
+                "observe() each control step, or reset() after a pause"
             )
         return nearest, False
 
@@ -168,7 +190,10 @@ class ObservationHistory:
         if self._kept:
             first = self._kept[0].values[key]
             if (value.shape, value.dtype) != (first.shape, first.dtype):
-                message = f"{key} is {value.dtype} {value.shape}, and was {first.dtype} {first.shape} before"
+                message = (
+                    f"{key} is {value.dtype} {value.shape}, and was {first.dtype} "
+                    f"{first.shape} before"
+                )
                 raise ValueError(f"{message}; reset() starts an episode")
         return value
 
@@ -177,6 +202,6 @@ def _check_steps(times: Sequence[float], fps: float) -> None:
     for seconds in times:
         if abs(round(seconds * fps) / fps - seconds) > TOLERANCE_S:
             raise ValueError(
-                f"the policy sees {-seconds:g} s back, which is not a multiple of 1/fps = {1 / fps:.6g} s; observe at "
-                "another rate, or give the time of each observation"
+                f"the policy sees {-seconds:g} s back, which is not a multiple of 1/fps = "
+                f"{1 / fps:.6g} s; observe at another rate, or give the time of each observation"
             )

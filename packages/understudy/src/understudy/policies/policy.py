@@ -1,7 +1,9 @@
-"""Base class of policies: the interface of a network to training, validation, export, rollouts and robots.
+"""Base class of policies: the interface of a network to training, validation, export, rollouts and
+robots.
 
-`understudy.policies.registry` lists the types. A new one derives `Policy`, implements `loss_terms`, `counts`, `losses`
-and `act`, and is trained, resumed, validated, exported and played without a change elsewhere.
+`understudy.policies.registry` lists the types. A new one derives `Policy`, implements `loss_terms`,
+`counts`, `losses` and `act`, and is trained, resumed, validated, exported and played without a
+change elsewhere.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,33 +39,42 @@ from understudy_base.records import Batch, Record
 class Policy(nn.Module):
     """Base class of policies.
 
-    A policy is a function of its arguments: the batch and all random numbers come in, per-sample losses or actions come
-    out. Batch and actions are in the robot's units; `normalizer` normalizes them.
+    A policy is a function of its arguments: the batch and all random numbers come in, per-sample
+    losses or actions come out. Batch and actions are in the robot's units; `normalizer` normalizes
+    them.
 
-    A batch has the keys of `input_keys`: each camera uint8 [B, 3, H, W], `observation.state` [B, S], `task` B strings.
-    For training it also has `action` [B, T, A] and `action_is_pad` bool [B, T]. A key of `PolicySettings.windows` is
-    [B, N, ...] there, with `<key>_is_pad` bool [B, N]. Where robots differ, it has `head` int64 [B],
-    `<key>_dim_is_pad` bool [B, dim] and `<camera>_is_missing` bool [B].
+    A batch has the keys of `input_keys`: each camera uint8 [B, 3, H, W], `observation.state` [B,
+    S], `task` B strings. For training it also has `action` [B, T, A] and `action_is_pad` bool [B,
+    T]. A key of `PolicySettings.windows` is [B, N, ...] there, with `<key>_is_pad` bool [B, N].
+    Where robots differ, it has `head` int64 [B], `<key>_dim_is_pad` bool [B, dim] and
+    `<camera>_is_missing` bool [B].
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act")
-    """Methods besides `forward` that compute with the weights; on several processes they gather the weights first."""
+    """Methods besides `forward` that compute with the weights; on several processes they gather the
+    weights first.
+    """
     validation_draws: int = 1
     """Independent draws per sample in a validation: the second axis of `Detail.sum`."""
     fills_weights: ClassVar[bool] = False
-    """Whether `first_weights` and `stored_rows` give every parameter, so that a run can build the policy on the meta
-    device."""
+    """Whether `first_weights` and `stored_rows` give every parameter, so that a run can build the
+    policy on the meta device.
+    """
     scalar_losses: ClassVar[bool] = False
-    """Whether `losses` returns the mean of each term over the batch, a tensor of shape [], instead of a `Loss`.
+    """Whether `losses` returns the mean of each term over the batch, a tensor of shape [], instead
+    of a `Loss`.
 
-    Training weighs each mean by `counts`. Validation then has one group, all samples, and frames have no loss weights.
+    Training weighs each mean by `counts`. Validation then has one group, all samples, and frames
+    have no loss weights.
     """
     packs: bool = False
-    """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens; runs with
-    `max_num_tokens` set it."""
+    """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens;
+    runs with `max_num_tokens` set it.
+    """
     length_multiple: int = 1
-    """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set it, so that compiled
-    blocks meet few lengths."""
+    """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set
+    it, so that compiled blocks meet few lengths.
+    """
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
@@ -71,7 +82,9 @@ class Policy(nn.Module):
 
     @property
     def input_keys(self) -> tuple[str, ...]:
-        """Keys that a batch must have to act: the cameras, `observation.state` where used, `task`."""
+        """Keys that a batch must have to act: the cameras, `observation.state` where used,
+        `task`.
+        """
         return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
 
     @property
@@ -86,7 +99,8 @@ class Policy(nn.Module):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of further figures that `losses` computes where `terms` names them, for validations; none by default.
+        """Names of further figures that `losses` computes where `terms` names them, for
+        validations; none by default.
 
         They are in the tables of a validation next to the loss terms, and no part of the loss.
         """
@@ -100,19 +114,23 @@ class Policy(nn.Module):
     def trained_terms(self, mode: str) -> tuple[str, ...]:
         """Loss terms that a sample of a task mode trains.
 
-        The default leaves out `flow`, `dynamics` and `images` where the mode gives what they predict.
+        The default leaves out `flow`, `dynamics` and `images` where the mode gives what they
+        predict.
         """
         return tuple(term for term in self.loss_terms if is_trained(term, mode))
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
-        """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes; none by default."""
+        """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes;
+        none by default.
+        """
         return {}
 
     def time_edges(self, term: str) -> tuple[float, ...]:
-        """Return the edges of the intervals of flow time that the draws of a loss term in a validation lie in.
+        """Return the edges of the intervals of flow time that the draws of a loss term in a
+        validation lie in.
 
-        They follow from `random_spec`: from `<term> time` or, for a term without its own, `flow time`, mapped from one
-        number per interval.
+        They follow from `random_spec`: from `<term> time` or, for a term without its own,
+        `flow time`, mapped from one number per interval.
 
         Returns:
             One flow time more than draws, ascending; () for a policy without flow times.
@@ -121,24 +139,32 @@ class Policy(nn.Module):
         times = spec.get(f"{term} time", spec.get("flow time"))
         if times is None or times.transform is None:
             return ()
-        low, high = (times.transform(torch.full((1, *times.shape), end, dtype=torch.float64))[0] for end in (0.0, 1.0))
+        low, high = (
+            times.transform(torch.full((1, *times.shape), end, dtype=torch.float64))[0]
+            for end in (0.0, 1.0)
+        )
         return (*low.tolist(), float(high[-1]))
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Prepare a batch on the CPU, in loader threads: tokenise texts, say. Called before `losses` and `act`.
+        """Prepare a batch on the CPU, in loader threads: tokenise texts, say. Called before
+        `losses` and `act`.
 
         It reads neither weights nor random numbers, so that threads may run it next to a step.
         """
         return batch
 
     def check_ready(self) -> None:
-        """Raise ConfigError where the policy lacks a file that `preprocess` needs. A run calls it at its start."""
+        """Raise ConfigError where the policy lacks a file that `preprocess` needs. A run calls it
+        at its start.
+        """
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
-        """Number of valid elements of each sample per loss term, int64 [B]: the divisor of the loss, known before it.
+        """Number of valid elements of each sample per loss term, int64 [B]: the divisor of the
+        loss, known before it.
 
-        A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`). With `scalar_losses`
-        it must be per sample; the default are the unpadded elements of `action`.
+        A sum over the batch, int64 [], is enough where samples have no weights (`LOSS_WEIGHT`).
+        With `scalar_losses` it must be per sample; the default are the unpadded elements of
+        `action`.
         """
         if not self.scalar_losses:
             raise NotImplementedError
@@ -149,7 +175,8 @@ class Policy(nn.Module):
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
     ) -> dict[str, Loss] | dict[str, Tensor]:
-        """Compute the sum and the count of each loss term for each sample; with `scalar_losses` the mean over them.
+        """Compute the sum and the count of each loss term for each sample; with `scalar_losses` the
+        mean over them.
 
         Args:
             batch: see the class.
@@ -169,7 +196,8 @@ class Policy(nn.Module):
     ) -> dict[str, Loss]:
         """Compute `losses`; with `scalar_losses` each element of a batch gets the mean over it.
 
-        Sums of these over micro-batches and ranks, divided by the sums of the counts, weigh each element the same.
+        Sums of these over micro-batches and ranks, divided by the sums of the counts, weigh each
+        element the same.
 
         Raises:
             ConfigError: the losses lack a term, or are not of the form that `scalar_losses` names.
@@ -177,15 +205,20 @@ class Policy(nn.Module):
         losses: Record = self.losses(batch, draws, terms=terms, detail=detail)
         where = f"{type(self).__name__}.losses"
         if not isinstance(losses, Mapping):
-            raise ConfigError(f"{where}: returns {_form(losses)}, not a mapping of the names in loss_terms")
+            raise ConfigError(
+                f"{where}: returns {_form(losses)}, not a mapping of the names in loss_terms"
+            )
         for term in terms:
             if term not in losses:
-                raise ConfigError(f"{where}: no {term!r}, which loss_terms names; it returns {list(losses)}")
+                raise ConfigError(
+                    f"{where}: no {term!r}, which loss_terms names; it returns {list(losses)}"
+                )
             if not _is_form(losses[term], self.scalar_losses):
                 raise ConfigError(
-                    f"{where}: {term!r} is {_form(losses[term])}, and scalar_losses is {self.scalar_losses}: return "
-                    "Loss(sum, count) of understudy.policies, tensors of shape [B] both, or set scalar_losses = True "
-                    "and return the mean over the batch, a tensor of shape []"
+                    f"{where}: {term!r} is {_form(losses[term])}, and scalar_losses is "
+                    f"{self.scalar_losses}: return Loss(sum, count) of understudy.policies, "
+                    "tensors of shape [B] both, or set scalar_losses = True and return the mean "
+                    "over the batch, a tensor of shape []"
                 )
         if not self.scalar_losses:
             return dict(losses)
@@ -193,7 +226,8 @@ class Policy(nn.Module):
         return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot does not have.
+        """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot
+        does not have.
 
         Args:
             batch: see the class.
@@ -212,15 +246,18 @@ class Policy(nn.Module):
         steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:
-        """Predict actions that continue a chunk which the robot is still executing; optional (real-time chunking).
+        """Predict actions that continue a chunk which the robot is still executing; optional
+        (real-time chunking).
 
         Args:
             batch: see the class.
             draws: the numbers of `random_spec("act")`.
-            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first action now; n <= T.
+            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first
+                action now; n <= T.
             delay: actions that the robot executes before the new ones arrive, 0 to n.
             steps: integration steps, where the policy samples.
-            horizon: actions of `executing` that guide the new chunk, `delay` to n; None: the first `delay` are given.
+            horizon: actions of `executing` that guide the new chunk, `delay` to n; None: the first
+                `delay` are given.
 
         Returns:
             float32 [B, T, A] in the robot's units, the first action now.
@@ -228,7 +265,10 @@ class Policy(nn.Module):
         Raises:
             ValueError: the policy cannot continue chunks, or not with these numbers.
         """
-        raise ValueError(f"a policy of type {self.config.type} cannot continue a chunk; call act without previous")
+        raise ValueError(
+            f"a policy of type {self.config.type} cannot continue a chunk; call act without "
+            "previous"
+        )
 
     @property
     def continues_chunks(self) -> bool:
@@ -236,7 +276,8 @@ class Policy(nn.Module):
         return type(self).continue_chunk is not Policy.continue_chunk
 
     def values(self, batch: Batch) -> Tensor:
-        """Predict the return of each sample, float32 [B]; optional (`PolicySettings.return_target`).
+        """Predict the return of each sample, float32 [B]; optional
+        (`PolicySettings.return_target`).
 
         Raises:
             ValueError: a missing key or a wrong shape, by name.
@@ -249,7 +290,8 @@ class Policy(nn.Module):
         return False
 
     def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
-        """Predict the states that follow, and images where the policy has them; optional (`imagines`).
+        """Predict the states that follow, and images where the policy has them; optional
+        (`imagines`).
 
         Args:
             batch: see the class; mode "forward_dynamics" needs `action` [B, T, A].
@@ -263,11 +305,15 @@ class Policy(nn.Module):
         raise ValueError(f"a policy of type {self.config.type} imagines no future; see `imagines`")
 
     def describe_losses(self, terms: Collection[str]) -> list[str]:
-        """Describe, in a line or none, the parts that the given loss terms train. A run prints it at its start."""
+        """Describe, in a line or none, the parts that the given loss terms train. A run prints it
+        at its start.
+        """
         return []
 
     def blocks(self) -> list[nn.Module]:
-        """Modules to recompute, compile and shard one by one: called with equal shapes every step, not nested."""
+        """Modules to recompute, compile and shard one by one: called with equal shapes every step,
+        not nested.
+        """
         return []
 
     def float32_modules(self) -> list[nn.Module]:
@@ -275,18 +321,21 @@ class Policy(nn.Module):
         return []
 
     def first_weights(self, seed: int) -> ReadRows:
-        """Rows of the weights of a fresh run, by the names of `named_parameters`; needed with `fills_weights`.
+        """Rows of the weights of a fresh run, by the names of `named_parameters`; needed with
+        `fills_weights`.
 
         Args:
             seed: seed of the weights that are drawn.
 
         Raises:
-            ValueError: a file of weights is damaged or not one of this network. OSError: it cannot be read.
+            ValueError: a file of weights is damaged or not one of this network. OSError: it cannot
+                be read.
         """
         raise NotImplementedError
 
     def start_weights(self) -> Mapping[str, Tensor] | None:
-        """Weights that a setting of the policy names for a fresh run; None: those that the constructor drew.
+        """Weights that a setting of the policy names for a fresh run; None: those that the
+        constructor drew.
 
         A policy with `fills_weights` has `first_weights` instead.
 
@@ -296,7 +345,8 @@ class Policy(nn.Module):
         return None
 
     def stored_rows(self, weights: TensorReader) -> StoredRows:
-        """Fill the stored buffers, and return the rows of stored weights by the names of `named_parameters`.
+        """Fill the stored buffers, and return the rows of stored weights by the names of
+        `named_parameters`.
 
         Raises:
             ValueError: names or shapes differ, or a weight is of integers.
@@ -306,7 +356,8 @@ class Policy(nn.Module):
         check_state(needed, weights, {})
         for name in needed.keys() - parameters.keys():
             path, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(path), leaf, weights.read(name).to(needed[name].dtype))  # a large one is meta
+            # a large one is meta
+            setattr(self.get_submodule(path), leaf, weights.read(name).to(needed[name].dtype))
         return StoredRows(weights, {name: name for name in weights})
 
     def largest_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -317,24 +368,30 @@ class Policy(nn.Module):
         return self.preprocess({**batch, TASK: [text + " pick up" * 512 for text in batch[TASK]]})
 
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str] | None:
-        """Return the length of the longest of these prompts, the length behind which they are cut, and its setting.
+        """Return the length of the longest of these prompts, the length behind which they are cut,
+        and its setting.
 
         None: the policy does not know, because it has no tokenizer, or cuts nothing.
         """
         return None
 
     def tokens(self, batch: Batch) -> list[int] | None:
-        """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no tokens."""
+        """Count the tokens of each sample of a prepared batch, on the host; None: the policy has no
+        tokens.
+        """
         return None
 
     def processed_tokens(self, batch: Batch) -> int:
-        """Count the tokens that `losses` computes for a prepared batch, padding included; 0 where it has none."""
+        """Count the tokens that `losses` computes for a prepared batch, padding included; 0 where
+        it has none.
+        """
         return sum(self.tokens(batch) or ())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy; tensors of files are read part by part.
 
-        A policy with `fills_weights` may have parameters on the meta device, which it has to replace.
+        A policy with `fills_weights` may have parameters on the meta device, which it has to
+        replace.
 
         Raises:
             ValueError: names or shapes differ.
@@ -347,7 +404,8 @@ class Policy(nn.Module):
         weights: Mapping[str, Tensor] | None = None,
         metadata: Record | None = None,
     ) -> None:
-        """Write model.safetensors, config.json and normalisation.json; an older policy there is replaced atomically.
+        """Write model.safetensors, config.json and normalisation.json; an older policy there is
+        replaced atomically.
 
         Args:
             directory: the folder.
@@ -362,7 +420,8 @@ class Policy(nn.Module):
         """Load a saved policy on the CPU, every weight and normalization bit-equal.
 
         Raises:
-            ValueError: the folder holds no policy of this class, or a damaged one. OSError: it cannot be read.
+            ValueError: the folder holds no policy of this class, or a damaged one. OSError: it
+                cannot be read.
         """
         policy = load(directory)
         if not isinstance(policy, cls):
@@ -385,7 +444,9 @@ def _is_form(loss: Any, is_scalar: bool) -> bool:
     """Return whether a loss term is a mean over the batch, or a `Loss` per sample."""
     if is_scalar:
         return isinstance(loss, Tensor) and loss.ndim == 0
-    if not (isinstance(loss, Loss) and isinstance(loss.sum, Tensor) and isinstance(loss.count, Tensor)):
+    if not (
+        isinstance(loss, Loss) and isinstance(loss.sum, Tensor) and isinstance(loss.count, Tensor)
+    ):
         return False
     return loss.sum.ndim == 1 and loss.count.shape == loss.sum.shape
 
@@ -395,11 +456,14 @@ def _form(loss: Any) -> str:
         return f"a tensor of shape {list(loss.shape)}"
     if isinstance(loss, Loss):
         return f"a Loss of {_form(loss.sum)} and {_form(loss.count)}"
-    return f"a {type(loss).__name__}" + (f" of {len(loss)}" if isinstance(loss, tuple | list) else "")
+    return f"a {type(loss).__name__}" + (
+        f" of {len(loss)}" if isinstance(loss, tuple | list) else ""
+    )
 
 
 def load(directory: str | Path) -> Policy:
-    """Load a saved policy of any registered type on the CPU; torch's random generators do not change.
+    """Load a saved policy of any registered type on the CPU; torch's random generators do not
+    change.
 
     The memory next to the policy is a part of a tensor: weights are read into their place.
 
@@ -415,8 +479,8 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
     Args:
         saved: the content.
         where: the folder, for errors.
-        narrow: whether linear layers that compute in bfloat16 hold their weights so, for acting alone. They are rounded
-            once and not in each call; the actions are the same.
+        narrow: whether linear layers that compute in bfloat16 hold their weights so, for acting
+            alone. They are rounded once and not in each call; the actions are the same.
 
     Raises:
         ValueError: weights and config contradict each other.
@@ -427,15 +491,21 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
         try:
             with OnMeta():
                 policy = make()
-        except (RuntimeError, TypeError):  # its constructor computes with values, or a number is too large
+        # its constructor computes with values, or a number is too large
+        except (RuntimeError, TypeError):
             policy = None
         if policy is not None and not policy.fills_weights:
-            _check_shapes(policy, saved, where)  # before a number in config.json chooses an amount of memory
-        if policy is None or (not policy.fills_weights and any(p.is_meta for p in policy.parameters())):
+            # before a number in config.json chooses an amount of memory
+            _check_shapes(policy, saved, where)
+        if policy is None or (
+            not policy.fills_weights and any(p.is_meta for p in policy.parameters())
+        ):
             try:
                 policy = make()
             except (RuntimeError, TypeError) as error:
-                raise ValueError(f"{where}: the network of this config cannot be built: {error}") from error
+                raise ValueError(
+                    f"{where}: the network of this config cannot be built: {error}"
+                ) from error
     if narrow:
         narrow_weights(policy)
     try:
@@ -446,7 +516,8 @@ def build_saved(saved: policy_folder.Saved, where: object, narrow: bool = False)
 
 
 def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> None:
-    """Raise ValueError where the network of a config has other shapes than the header of the stored weights.
+    """Raise ValueError where the network of a config has other shapes than the header of the stored
+    weights.
 
     A policy with its own `load_weights` may fill names that are not stored.
     """
@@ -457,7 +528,8 @@ def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> 
         if stored.get(name) != (shape := tuple(tensor.shape)):
             there = stored.get(name, "missing")
             raise ValueError(
-                f"{where}: the weights are not those of this config: {name} is {there}, and config.json needs {shape}"
+                f"{where}: the weights are not those of this config: {name} is {there}, and "
+                f"config.json needs {shape}"
             )
 
 

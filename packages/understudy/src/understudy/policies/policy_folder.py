@@ -1,14 +1,16 @@
-"""A policy on disk: model.safetensors, config.json, normalisation.json and contract.json in one folder.
+"""A policy on disk: model.safetensors, config.json, normalisation.json and contract.json in one
+folder.
 
-A robot needs nothing else, and can read it without this package. README.md describes it (`model_card.py`).
-config.json has the type of the policy, its settings, the facts of its data, and under `metadata` the names of
-dimensions and cameras of each norm head. contract.json has the inputs of training (`contract/facts.py`).
-understudy.sha256 has the checksums of the files, which `load` compares (`checksums.py`).
+A robot needs nothing else, and can read it without this package. README.md describes it
+(`model_card.py`). config.json has the type of the policy, its settings, the facts of its data, and
+under `metadata` the names of dimensions and cameras of each norm head. contract.json has the inputs
+of training (`contract/facts.py`). understudy.sha256 has the checksums of the files, which `load`
+compares (`checksums.py`).
 
-Further files, such as a tokenizer, are named by the settings and copied into the folder.
-`FILES` of the settings names the fields. A field holds the path of a file, or of a folder, of which only certain files
-are needed: a folder of a hub holds gigabytes of others. In the folder of a policy they are `<field>.<suffix>` and
-`<field>/`, and config.json has their names there.
+Further files, such as a tokenizer, are named by the settings and copied into the folder. `FILES` of
+the settings names the fields. A field holds the path of a file, or of a folder, of which only
+certain files are needed: a folder of a hub holds gigabytes of others. In the folder of a policy
+they are `<field>.<suffix>` and `<field>/`, and config.json has their names there.
 """
 
 import functools
@@ -73,25 +75,34 @@ def save(
     metadata: Record | None = None,
     is_new: bool = False,
 ) -> None:
-    """Write the files next to `directory`, flush them to the disk, then rename: no reader ever sees half a policy.
+    """Write the files next to `directory`, flush them to the disk, then rename: no reader ever sees
+    half a policy.
 
     A README.md that a user wrote or edited stays as it is. With `is_new` nothing is replaced.
 
     Raises:
         BeingWritten: another process writes it now, and it is to be new.
-        FileExistsError: `directory` is anything but a policy of this type or an empty folder (`check_replaceable`).
+        FileExistsError: `directory` is anything but a policy of this type or an empty folder
+            (`check_replaceable`).
     """
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
     with create_folder(target) if is_new else replace_folder(target) as fresh:
         facts = dict(metadata or {})
         contract = facts.pop(CONTRACT, None)
-        content = {**asdict(config), **copy_files(config, fresh), **({METADATA: facts} if facts else {})}
+        content = {
+            **asdict(config),
+            **copy_files(config, fresh),
+            **({METADATA: facts} if facts else {}),
+        }
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         write_code(config.type, fresh)
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
-        plain = {config.stored_name(name): weight.detach().cpu().contiguous() for name, weight in weights.items()}
+        plain = {
+            config.stored_name(name): weight.detach().cpu().contiguous()
+            for name, weight in weights.items()
+        }
         try:
             save_file(plain, fresh / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:  # its name for a full disk
@@ -100,9 +111,13 @@ def save(
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
         sha256 = functools.cache(checksums.file_sha256)  # the weights are read once
         if contract is not None:
-            write_contract(fresh / FILE, with_digests(contract, normalization, sha256(fresh / WEIGHTS)))
+            write_contract(
+                fresh / FILE, with_digests(contract, normalization, sha256(fresh / WEIGHTS))
+            )
         count = sum(weight.numel() for weight in weights.values())
-        (fresh / CARD).write_text(make_card({"type": config.type, **content}, count, contract), encoding="utf-8")
+        (fresh / CARD).write_text(
+            make_card({"type": config.type, **content}, count, contract), encoding="utf-8"
+        )
         checksums.write_checksums(fresh, sha256)
         check_replaceable(target, config.type)  # again: writing took a while
         if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
@@ -110,7 +125,8 @@ def save(
 
 
 def with_digests(contract: Record, normalization: Record, weights: str) -> dict[str, Any]:
-    """Return the plain values of a contract with the digests of a folder's weights and normalization.
+    """Return the plain values of a contract with the digests of a folder's weights and
+    normalization.
 
     Args:
         contract: plain values.
@@ -121,14 +137,21 @@ def with_digests(contract: Record, normalization: Record, weights: str) -> dict[
     for number, head in enumerate(normalization.get("heads", [""])):
         for name, key in (("action", ACTION), ("state", STATE)):
             if (vector := robots.get(head, {}).get(name)) and key in normalization:
-                figures = {kind: np.atleast_2d(normalization[key][kind])[number] for kind in ("offset", "spread")}
-                norm = vector["normalization"] | {"source": "external", "digest": figures_digest(figures)}
+                figures = {
+                    kind: np.atleast_2d(normalization[key][kind])[number]
+                    for kind in ("offset", "spread")
+                }
+                norm = vector["normalization"] | {
+                    "source": "external",
+                    "digest": figures_digest(figures),
+                }
                 robots[head] = robots[head] | {name: vector | {"normalization": norm}}
     return {**contract, "robots": robots, "weights": weights}
 
 
 def check_replaceable(directory: str | Path, kind: str) -> None:
-    """Check that `save` may write there: the folder is absent, empty, or holds a policy of type `kind` alone.
+    """Check that `save` may write there: the folder is absent, empty, or holds a policy of type
+    `kind` alone.
 
     Raises:
         FileExistsError: something else is there; the message names it and the remedy.
@@ -140,7 +163,9 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     if not target.is_dir():
         raise FileExistsError(f"{directory} is a file, and a policy is a folder: {fix}")
     if target == Path.cwd() or target.parent == target:
-        raise FileExistsError(f"{directory} is the current folder, which cannot be replaced: name another one")
+        raise FileExistsError(
+            f"{directory} is the current folder, which cannot be replaced: name another one"
+        )
     entries = sorted(target.iterdir())
     if not entries:
         return
@@ -149,22 +174,28 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, checksums.FILE)
         is_file = is_ours and entry.is_file() and not entry.is_symlink()
         if not (is_file or is_copy(entry) or is_policy_file(files, entry)):
-            raise FileExistsError(f"{directory} holds {entry.name}, which is not a file of a policy: {fix}")
+            raise FileExistsError(
+                f"{directory} holds {entry.name}, which is not a file of a policy: {fix}"
+            )
     try:
         stored = stored_type(_object(target / CONFIG))
     except (OSError, ValueError):
         stored = None
     if stored != kind:
-        raise FileExistsError(f"{directory} holds no policy of type {kind}, and is not replaced: {fix}")
+        raise FileExistsError(
+            f"{directory} holds no policy of type {kind}, and is not replaced: {fix}"
+        )
 
 
 def find(place: str | Path) -> Path:
-    """Return the folder of a policy: the place itself, the policy of a run directory, or a repository of the hub.
+    """Return the folder of a policy: the place itself, the policy of a run directory, or a
+    repository of the hub.
 
     A `Path` is local.
 
     Raises:
-        ConfigError: the repository cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+        ConfigError: the repository cannot be fetched. MissingExtraError: the extra `hub` is not
+            installed.
         FileNotFoundError: there is no such folder, nor the extra for a repository of that name.
     """
     repository = model_id(place) if isinstance(place, str) else None
@@ -185,7 +216,8 @@ def of_run(folder: Path) -> Path:
 
 
 def load(directory: str | Path, normalization: Record | None = None, asset: str = "") -> Saved:
-    """Read a saved policy of any registered type, or a folder of another tool that a type can read (`FOLDER`).
+    """Read a saved policy of any registered type, or a folder of another tool that a type can read
+    (`FOLDER`).
 
     Each file that has a checksum is read whole once, to compare it.
 
@@ -195,8 +227,8 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
         asset: which normalization, where a folder of another tool has several.
 
     Raises:
-        FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's, or is not the one
-            that was written (`ChecksumError`).
+        FileNotFoundError: a missing folder or file. ValueError: a content that is not a policy's,
+            or is not the one that was written (`ChecksumError`).
     """
     source = Path(directory)
     if not source.exists() and source.parent.is_dir():
@@ -207,8 +239,13 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
     stored = _object(source / CONFIG) if (source / CONFIG).is_file() else {}
     metadata = stored.pop(METADATA, {})
     heads = metadata.get("heads", {}) if isinstance(metadata, Mapping) else None
-    if not isinstance(heads, Mapping) or not all(isinstance(facts, Mapping) for facts in heads.values()):
-        raise ValueError(f"{source / CONFIG}: {METADATA}: {metadata!r:.80}: must be an object with one in it by head")
+    if not isinstance(heads, Mapping) or not all(
+        isinstance(facts, Mapping) for facts in heads.values()
+    ):
+        raise ValueError(
+            f"{source / CONFIG}: {METADATA}: {metadata!r:.80}: must be an object with one in it by "
+            "head"
+        )
     kind = stored_type(stored) if "type" in stored else None
     try:
         readers = folder_readers(kind)
@@ -278,7 +315,8 @@ def type_problems(kind: type[Any], stored: Record) -> list[str]:
 
     Args:
         kind: a dataclass.
-        stored: JSON values by field; other keys are ignored, and so are types that JSON has no values of.
+        stored: JSON values by field; other keys are ignored, and so are types that JSON has no
+            values of.
     """
     hints = get_type_hints(kind, include_extras=True)
     return [
@@ -303,7 +341,9 @@ def _fits(value: Any, hint: Any) -> bool:
         hints = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(value) == len(hints) and all(map(_fits, value, hints))
     if hint in (int, float):
-        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+        return isinstance(value, int if hint is int else int | float) and not isinstance(
+            value, bool
+        )
     if hint in (str, bool, NoneType):
         return isinstance(value, hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -323,7 +363,13 @@ def _words(hint: Any) -> str:
     if origin is tuple:
         number = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
         return f"a list{number}, of {_words(inner[0])} each"
-    plain = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        NoneType: "null",
+    }
     return plain.get(hint, "an object")
 
 
@@ -347,20 +393,27 @@ def copy_files(config: Any, folder: Path) -> dict[str, str]:
 def located(config: Any, folder: Path) -> Any:
     """Return a config read from `folder` with the paths of its files.
 
-    A field without a value takes the file of its name there: a folder written by hand may leave the field out.
+    A field without a value takes the file of its name there: a folder written by hand may leave the
+    field out.
 
     Raises:
-        ValueError: a path leaves the folder. A downloaded folder must not name files of this machine.
+        ValueError: a path leaves the folder. A downloaded folder must not name files of this
+            machine.
     """
     for field, path in _named(config):
         if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{field}: {str(path)!r} is outside the folder; copy the file into it, and name it alone")
+            raise ValueError(
+                f"{field}: {str(path)!r} is outside the folder; copy the file into it, and name it "
+                "alone"
+            )
     unnamed = {
         field: str(folder / names[0])
         for field, names in config.FILES.items()
         if len(names) == 1 and Path(names[0]).stem == field and (folder / names[0]).is_file()
     }
-    return replace(config, **unnamed | {field: str(folder / path) for field, path in _named(config)})
+    return replace(
+        config, **unnamed | {field: str(folder / path) for field, path in _named(config)}
+    )
 
 
 def digests(config: Any) -> dict[str, str]:
@@ -377,7 +430,8 @@ def digests(config: Any) -> dict[str, str]:
                 content.update(source.read_bytes())
             except OSError as error:
                 raise ConfigError(
-                    f"policy.{field}: {source} cannot be read: {error}; name a file or folder that exists"
+                    f"policy.{field}: {source} cannot be read: {error}; name a file or folder that "
+                    "exists"
                 ) from error
         digests[field] = content.hexdigest()
     return digests
@@ -388,7 +442,10 @@ def check_unchanged(config: Any, recorded: Mapping[str, str]) -> None:
     for field, now in digests(config).items():
         if recorded.get(field, now) != now:
             path = getattr(config, field)
-            raise ConfigError(f"policy.{field}: {path} changed since the run started; restore it, or start a new run")
+            raise ConfigError(
+                f"policy.{field}: {path} changed since the run started; restore it, or start a new "
+                "run"
+            )
 
 
 def is_policy_file(files: Mapping[str, tuple[str, ...]], entry: Path) -> bool:
@@ -398,7 +455,8 @@ def is_policy_file(files: Mapping[str, tuple[str, ...]], entry: Path) -> bool:
     if entry.is_dir():
         files_inside = list(entry.iterdir())
         return entry.name in files and all(
-            file.name in files[entry.name] and file.is_file() and not file.is_symlink() for file in files_inside
+            file.name in files[entry.name] and file.is_file() and not file.is_symlink()
+            for file in files_inside
         )
     return entry.is_file() and entry.stem in files
 

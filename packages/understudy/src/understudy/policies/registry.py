@@ -1,7 +1,9 @@
-"""Types of policies by name, and the base classes of their settings and configs. No torch until one is built.
+"""Types of policies by name, and the base classes of their settings and configs. No torch until one
+is built.
 
-A policy type has two dataclasses: its settings, derived from `PolicySettings`, and its config, derived from these
-settings and `PolicyConfig`. A run writes the settings, the data add the facts, and the config builds the network:
+A policy type has two dataclasses: its settings, derived from `PolicySettings`, and its config,
+derived from these settings and `PolicyConfig`. A run writes the settings, the data add the facts,
+and the config builds the network:
 
     @dataclass(frozen=True, kw_only=True)
     class MySettings(PolicySettings):
@@ -14,14 +16,14 @@ settings and `PolicyConfig`. A run writes the settings, the data add the facts, 
 
     MINE = PolicyType(MySettings, MyConfig, "my_package.model:MyPolicy")
 
-The type in a file is `FILE.py:NAME` (`own_code`): `--policy.type my_policy.py:MINE`. An installed package
-registers a type by an entry point of the group `understudy.policies`, named as the `type`:
+The type in a file is `FILE.py:NAME` (`own_code`): `--policy.type my_policy.py:MINE`. An installed
+package registers a type by an entry point of the group `understudy.policies`, named as the `type`:
 
     [project.entry-points."understudy.policies"]
     mine = "my_package:MINE"
 
-A run stores such a type as `/path/FILE.py:NAME#SHA256`. Code is imported where this user named it by hand alone
-(`own_code/types.py`), so a downloaded folder never brings code that is imported.
+A run stores such a type as `/path/FILE.py:NAME#SHA256`. Code is imported where this user named it
+by hand alone (`own_code/types.py`), so a downloaded folder never brings code that is imported.
 """
 
 import builtins
@@ -61,43 +63,62 @@ class PolicySettings:
     """Settings of a policy; `type` selects the class, `flow` where a file names none."""
 
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("*",)
-    """Patterns of the modules whose linear layers get low-rank adapters unless a run names others; default: all."""
+    """Patterns of the modules whose linear layers get low-rank adapters unless a run names others;
+    default: all.
+    """
     PARTS: ClassVar[Mapping[str, str]] = {}
-    """Pattern of parameter names -> part of the policy (`layers.*.expert.*`: `expert`); the first match wins. Settings
-    may then write a parameter's name behind its part (`expert.*`). The default part is the first part of the name."""
+    """Pattern of parameter names -> part of the policy (`layers.*.expert.*`: `expert`); the first
+    match wins. Settings may then write a parameter's name behind its part (`expert.*`). The default
+    part is the first part of the name.
+    """
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute",)
-    """Fields that the weights do not depend on: two configs that differ in these alone describe one network."""
+    """Fields that the weights do not depend on: two configs that differ in these alone describe one
+    network.
+    """
 
     FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Fields that name a file or folder which the policy needs, "" for none -> files needed of a folder. Exported
-    folders have copies (`policies/policy_folder.py`)."""
+    """Fields that name a file or folder which the policy needs, "" for none -> files needed of a
+    folder. Exported folders have copies (`policies/policy_folder.py`).
+    """
     FORMATS: ClassVar[Mapping[str, str]] = {}
-    """Names of other tools -> entry point of the group `understudy.folders`, a function that describes a policy as a
-    folder of this tool (`folder_formats.py`)."""
+    """Names of other tools -> entry point of the group `understudy.folders`, a function that
+    describes a policy as a folder of this tool (`folder_formats.py`).
+    """
     GRAPH: ClassVar[str] = ""
-    """Entry point of the group `understudy.graphs`, a function that makes the policy of a robot a function of tensors
-    (`graph.py`); "" for none."""
+    """Entry point of the group `understudy.graphs`, a function that makes the policy of a robot a
+    function of tensors (`graph.py`); "" for none.
+    """
     FOLDER: ClassVar[str] = ""
-    """"module:function" that completes the config and the normalization of a folder from its other files, also of a
-    folder that another tool wrote (`policy_folder.load`); "" for none."""
+    """"module:function" that completes the config and the normalization of a folder from its other
+    files, also of a folder that another tool wrote (`policy_folder.load`); "" for none.
+    """
     START_CHECK: ClassVar[str] = ""
-    """"module:function" that checks the config of a new run against the files it starts from; "" for none."""
+    """"module:function" that checks the config of a new run against the files it starts from; ""
+    for none.
+    """
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Fields that name a folder from which a new run starts -> patterns of the files that are read there."""
+    """Fields that name a folder from which a new run starts -> patterns of the files that are read
+    there.
+    """
     AT_START: ClassVar[tuple[str, ...]] = ()
     """Fields that matter only when a run starts."""
     RESIZE: ClassVar[str] = ""
-    """Function, as "module:name", by which a loader resizes images where those of several sources differ in size. It
-    writes an image uint8 [3, H, W] into `out`, uint8 [3, height, width], with the result of the policy's own resizing.
-    "" is area averaging."""
+    """Function, as "module:name", by which a loader resizes images where those of several sources
+    differ in size. It writes an image uint8 [3, H, W] into `out`, uint8 [3, height, width], with
+    the result of the policy's own resizing. "" is area averaging.
+    """
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
     """Normalization by the data that this type expects: the default of `data.normalize`."""
     ALWAYS: ClassVar[tuple[str, ...]] = ()
     """Loss terms that every sample of a run with mode `policy` trains, whatever its own mode is."""
     TORCH_ATTENTION: ClassVar[bool] = True
-    """Whether the network may call `scaled_dot_product_attention`, whose kernel the setting `attention` names."""
+    """Whether the network may call `scaled_dot_product_attention`, whose kernel the setting
+    `attention` names.
+    """
     ACTS: ClassVar[bool] = True
-    """Whether the policy predicts actions; a value function does not, and nothing plays, serves or compares it."""
+    """Whether the policy predicts actions; a value function does not, and nothing plays, serves or
+    compares it.
+    """
     RESIZED: ClassVar[str] = "area"
     """Name of the way in which images are resized, for messages."""
 
@@ -112,9 +133,11 @@ class PolicySettings:
         return self.image_size
 
     def run_defaults(self, steps: int, lora_rank: int) -> Record:
-        """Return the defaults of a run of this type, those of a group nested: `{"steps": 100, "optim": {"lr": 1e-5}}`.
+        """Return the defaults of a run of this type, those of a group nested:
+        `{"steps": 100, "optim": {"lr": 1e-5}}`.
 
-        A flag or a settings file takes precedence over them, and they over the defaults of every run.
+        A flag or a settings file takes precedence over them, and they over the defaults of every
+        run.
 
         Args:
             steps: length of the run.
@@ -126,7 +149,8 @@ class PolicySettings:
         return {}
 
     def deviation(self, steps: int) -> str:
-        """Return the difference of a run of `steps` to the training that `run_defaults` takes its values from.
+        """Return the difference of a run of `steps` to the training that `run_defaults` takes its
+        values from.
 
         It is a line at the start of the run; "": none.
         """
@@ -148,31 +172,36 @@ class PolicySettings:
         return imported(self.RESIZE) if self.RESIZE else None
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
-        """Return the frames ahead, 1 to `chunk`, of the future images that a run with a future also reads.
+        """Return the frames ahead, 1 to `chunk`, of the future images that a run with a future also
+        reads.
 
         Empty: none. Otherwise images have a dimension of time, the present first.
         """
         return ()
 
     def windows(self, chunk: int, cameras: Sequence[str]) -> Mapping[str, Sequence[int]]:
-        """Return the frames that training and validation read of a state or a camera, by key, whatever the mode is.
+        """Return the frames that training and validation read of a state or a camera, by key,
+        whatever the mode is.
 
-        `{STATE: range(chunk + 1)}` is the present state and the one after each action: `observation.state` of a batch
-        is then [B, 1 + T, S], and `observation.state_is_pad`, bool [B, 1 + T], is true behind the end of an episode. A
-        camera is [B, N, 3, H, W]. `act` has the present alone.
+        `{STATE: range(chunk + 1)}` is the present state and the one after each action:
+        `observation.state` of a batch is then [B, 1 + T, S], and `observation.state_is_pad`, bool
+        [B, 1 + T], is true behind the end of an episode. A camera is [B, N, 3, H, W]. `act` has the
+        present alone.
 
         Args:
             chunk: actions per chunk (T).
             cameras: keys of the policy's cameras.
 
         Returns:
-            Offsets in frames from the present, which is the first one, 0, ascending. Empty: the present of each key.
+            Offsets in frames from the present, which is the first one, 0, ascending. Empty: the
+                present of each key.
         """
         return {}
 
     @property
     def image_times(self) -> tuple[float, ...]:
-        """Times of the frames of each camera that the policy sees, in seconds from the present, ascending, 0 last.
+        """Times of the frames of each camera that the policy sees, in seconds from the present,
+        ascending, 0 last.
 
         Empty: the present alone, and images have no dimension of time.
         """
@@ -185,17 +214,23 @@ class PolicySettings:
 
     @property
     def past_steps(self) -> int:
-        """Control steps before the present whose images and states the policy sees, in place of `image_times`."""
+        """Control steps before the present whose images and states the policy sees, in place of
+        `image_times`.
+        """
         return 0
 
     @property
     def past_actions(self) -> int:
-        """Actions before the present that training reads: `action` of a batch is [B, past_actions + T, A]."""
+        """Actions before the present that training reads: `action` of a batch is [B, past_actions +
+        T, A].
+        """
         return 0
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Default of `lora.targets` with these settings: `LORA_TARGETS`, less the layers that no loss reaches."""
+        """Default of `lora.targets` with these settings: `LORA_TARGETS`, less the layers that no
+        loss reaches.
+        """
         return self.LORA_TARGETS
 
     @property
@@ -205,7 +240,8 @@ class PolicySettings:
 
     @property
     def return_target(self) -> Record:
-        """Fields of `ReturnTarget` (`datasets/read/returns.py`) of a value function, whose batches then have `return`.
+        """Fields of `ReturnTarget` (`datasets/read/returns.py`) of a value function, whose batches
+        then have `return`.
 
         Empty: the policy learns no returns.
         """
@@ -216,7 +252,9 @@ class PolicySettings:
         """Ids that a tokenizer of texts may have; 0: the policy reads no such tokens."""
         return 0
 
-    def tokenizer_texts(self, tasks: Sequence[str], responses: Sequence[str], state_dim: int) -> list[str]:
+    def tokenizer_texts(
+        self, tasks: Sequence[str], responses: Sequence[str], state_dim: int
+    ) -> list[str]:
         """Return all kinds of texts that the policy reads, to fit a tokenizer to.
 
         Args:
@@ -231,8 +269,12 @@ class PolicySettings:
         return []
 
     def resolved(self) -> Self:
-        """Return the settings with absolute paths, so that they mean the same in another working directory."""
-        paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))}
+        """Return the settings with absolute paths, so that they mean the same in another working
+        directory.
+        """
+        paths = {
+            name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))
+        }
         return replace(self, **paths)
 
     def started(self) -> Self:
@@ -244,11 +286,14 @@ class PolicySettings:
         return self
 
     def stored_chunk(self) -> int | None:
-        """Return the actions per chunk of released weights that a run starts from; None: there are none."""
+        """Return the actions per chunk of released weights that a run starts from; None: there are
+        none.
+        """
         return None
 
     def choose_normalization(self, computed: Record) -> Record:
-        """Return the normalization of a new run: `computed` from its data, or that of weights it starts from.
+        """Return the normalization of a new run: `computed` from its data, or that of weights it
+        starts from.
 
         Raises:
             ValueError: these weights have none, or one of another robot.
@@ -257,11 +302,15 @@ class PolicySettings:
 
     @property
     def figures_of_weights(self) -> str:
-        """Weights whose own normalization `choose_normalization` returns; "": it is that of the data."""
+        """Weights whose own normalization `choose_normalization` returns; "": it is that of the
+        data.
+        """
         return ""
 
     def stored_name(self, name: str) -> str:
-        """Return the name of a parameter in the model.safetensors of a saved policy; `load_weights` must accept it."""
+        """Return the name of a parameter in the model.safetensors of a saved policy; `load_weights`
+        must accept it.
+        """
         return name
 
     @classmethod
@@ -296,14 +345,18 @@ class PolicySettings:
     def types_with(cls, setting: str) -> list[str]:
         """Return the built-in types whose settings have a name, spelled as in a flag."""
         owned = {kind: fields(policy_type(kind).settings) for kind in own_type_names()}
-        names = {kind: {entry.name.replace("_", "-") for entry in own} for kind, own in owned.items()}
+        names = {
+            kind: {entry.name.replace("_", "-") for entry in own} for kind, own in owned.items()
+        }
         return [kind for kind in names if setting in names[kind]]
 
     @classmethod
     def from_mapping(cls, stored: Record) -> Self:
         """Read the fields of this class from JSON: lists become tuples; other keys are ignored."""
         names = {field.name for field in fields(cls)} - {"type"}
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in names}
+        values: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in names
+        }
         if is_code(stored_type(stored)):
             values["type"] = stored_type(stored)
         return cls(**values)
@@ -324,7 +377,9 @@ class PolicySettings:
                 kind = pin(stored_type(value))
                 chosen: Any = cls.select({"type": kind})
             except ValueError as error:
-                raise PydanticCustomError("policy_type", "{reason}", {"reason": str(error)}) from error
+                raise PydanticCustomError(
+                    "policy_type", "{reason}", {"reason": str(error)}
+                ) from error
             if not is_code(kind):
                 checked: PolicySettings = _adapter(chosen).validate_python(dict(value))
                 return checked
@@ -344,7 +399,9 @@ def _adapter(cls: Any) -> Any:
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Facts of a run that every policy is built from; they follow from the data and from the run's settings."""
+    """Facts of a run that every policy is built from; they follow from the data and from the run's
+    settings.
+    """
 
     action_dim: int
     """Width of an action; of several robots the widest."""
@@ -357,7 +414,8 @@ class PolicyConfig:
     compute: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's arithmetic; normalization and loss are always float32."""
     future: bool = False
-    """Whether the run also trains on the states that follow each action of the chunk (task modes)."""
+    """Whether the run also trains on the states that follow each action of the chunk (task modes).
+    """
     acts: bool = True
     """Whether the run trains mode `policy`, alone or next to others."""
 
@@ -369,7 +427,9 @@ class PolicyConfig:
     def fact_problems(self) -> list[str]:
         """List the rules that these facts break, one line each."""
         problems = [
-            f"{n}: {getattr(self, n)}: must be at least 1" for n in ("action_dim", "chunk") if getattr(self, n) < 1
+            f"{n}: {getattr(self, n)}: must be at least 1"
+            for n in ("action_dim", "chunk")
+            if getattr(self, n) < 1
         ]
         if self.state_dim < 0:
             problems.append(f"state_dim: {self.state_dim}: must be 0 (no state) or more")
@@ -382,8 +442,8 @@ def check_start(config: Any) -> None:
     """Check the config of a new run against the files that it starts from, by its `START_CHECK`.
 
     Raises:
-        ConfigError: they contradict each other; names both values. Or a file of the folder `weights` is not the one
-            that was written.
+        ConfigError: they contradict each other; names both values. Or a file of the folder
+            `weights` is not the one that was written.
     """
     weights = getattr(config, "weights", "")
     if weights and Path(weights).is_dir():
@@ -395,7 +455,8 @@ def check_start(config: Any) -> None:
 
 
 def folder_readers(kind: str | None) -> list[Callable[..., Any]]:
-    """Return the functions `FOLDER` of a type, or with None those of all types of this project that are installed.
+    """Return the functions `FOLDER` of a type, or with None those of all types of this project that
+    are installed.
 
     Args:
         kind: name of the type.
@@ -414,16 +475,24 @@ def network_differences(first: Any, second: Any) -> list[str]:
         return [f"type: {first.type} there, {second.type} here"]
     theirs, ours = (_flat(asdict(config)) for config in (first, second))
     ignored = {*first.RUN_ONLY, *first.AT_START, *first.FILES}
-    names = [name for name in ours | theirs if name not in ignored and theirs.get(name) != ours.get(name)]
+    names = [
+        name for name in ours | theirs if name not in ignored and theirs.get(name) != ours.get(name)
+    ]
     return [f"{name}: {theirs.get(name)} there, {ours.get(name)} here" for name in names]
 
 
 def _flat(values: Record) -> dict[str, Any]:
-    """Replace the mapping `config`, of a policy of another package, by its fields, `config.NAME`."""
+    """Replace the mapping `config`, of a policy of another package, by its fields,
+    `config.NAME`.
+    """
     package = values.get("config")
     if not isinstance(package, Mapping):
         return dict(values)
-    return {**values, "config": None, **{f"config.{name}": value for name, value in package.items()}}
+    return {
+        **values,
+        "config": None,
+        **{f"config.{name}": value for name, value in package.items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -435,7 +504,9 @@ class PolicyType:
     config: type[Any]
     """Settings and facts of the data, derived from `settings` and `PolicyConfig`."""
     builder: str | Callable[[Any, Record], Any]
-    """(config, normalization) -> policy with fresh float32 weights; as "module:name" it is imported when needed."""
+    """(config, normalization) -> policy with fresh float32 weights; as "module:name" it is imported
+    when needed.
+    """
 
     def build(self, config: Any, normalization: Record) -> Any:
         """Build the policy (`policies.policy.Policy`) with fresh weights from torch's generator.
@@ -448,7 +519,9 @@ class PolicyType:
 
     def make_config(self, settings: PolicySettings, **facts: Any) -> Any:
         """Join the settings of a run and the facts of its data."""
-        return self.config(**{field.name: getattr(settings, field.name) for field in fields(settings)}, **facts)
+        return self.config(
+            **{field.name: getattr(settings, field.name) for field in fields(settings)}, **facts
+        )
 
 
 def policy_type(name: str) -> PolicyType:
@@ -469,7 +542,10 @@ def policy_type(name: str) -> PolicyType:
         if name in ZOO:
             raise missing_distribution(f"the policy type {name!r}", "zoo")
         if str(name).endswith(".py"):
-            raise ValueError(f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = PolicyType(...)")
+            raise ValueError(
+                f"{name}: names no policy type of the file; give FILE.py:NAME, NAME = "
+                "PolicyType(...)"
+            )
         names = sorted({*type_names(), *ZOO})
         adapters = [adapter for adapter in (f"lerobot-{name}",) if adapter in names]
         close = adapters or get_close_matches(str(name), names, n=1)
@@ -478,7 +554,9 @@ def policy_type(name: str) -> PolicyType:
     entry = points[name].load()
     if not isinstance(entry, PolicyType):
         kind = type(entry).__name__
-        raise ValueError(f"policy type {name!r}: {points[name].target} is a {kind}, not a PolicyType")
+        raise ValueError(
+            f"policy type {name!r}: {points[name].target} is a {kind}, not a PolicyType"
+        )
     return entry
 
 
@@ -504,9 +582,12 @@ def stored_type(stored: Record) -> str:
     name = stored.get("type", "flow")
     if not isinstance(name, str):
         raise ValueError(f"type: {name!r}: expected the name of a policy type")
-    # LeRobot's folders name its own types. A type of another package with such a name takes precedence.
+    # LeRobot's folders name its own types. A type of another package with such a name takes
+    # precedence.
     adapter = "pi05" if name == "pi052" else f"lerobot-{name}"
-    is_of_lerobot = "input_features" in stored and adapter in (*BUILT_IN, *ZOO) and name not in type_names()
+    is_of_lerobot = (
+        "input_features" in stored and adapter in (*BUILT_IN, *ZOO) and name not in type_names()
+    )
     return adapter if is_of_lerobot else name
 
 

@@ -1,7 +1,8 @@
-"""Tensors in safetensors files, read row by row: one file, or several with an index as `transformers` writes them.
+"""Tensors in safetensors files, read row by row: one file, or several with an index as
+`transformers` writes them.
 
-A read maps the file for the length of the call, so it takes memory for the rows read alone: a file of
-14 GB fills a model of 14 GB, or a rank's shard of it, with no second copy.
+A read maps the file for the length of the call, so it takes memory for the rows read alone: a file
+of 14 GB fills a model of 14 GB, or a rank's shard of it, with no second copy.
 """
 
 import hashlib
@@ -42,11 +43,14 @@ PART = 1 << 25
 """Bytes of a tensor that are read at once."""
 
 ReadRows = Callable[[str, int, int], Tensor]
-"""(name, first row, row after the last) -> these rows of a tensor; a tensor without dimensions has one row."""
+"""(name, first row, row after the last) -> these rows of a tensor; a tensor without dimensions has
+one row.
+"""
 
 
 class TensorReader(Mapping[str, Tensor]):
-    """Named tensors on a disk, of which rows are read; as a mapping it reads a tensor when it is asked for.
+    """Named tensors on a disk, of which rows are read; as a mapping it reads a tensor when it is
+    asked for.
 
     Attributes:
         path: the file or folder.
@@ -69,7 +73,8 @@ class TensorReader(Mapping[str, Tensor]):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal digits.
+        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal
+        digits.
 
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
@@ -107,8 +112,8 @@ class TensorReader(Mapping[str, Tensor]):
 class WeightFiles(TensorReader):
     """The tensors of a file or folder. Making it reads names and shapes alone.
 
-    Each read opens the file again. A file that was replaced or changed in between is an error, so the tensors never
-    mix two checkpoints.
+    Each read opens the file again. A file that was replaced or changed in between is an error, so
+    the tensors never mix two checkpoints.
 
     Attributes:
         path: the file or folder.
@@ -117,7 +122,8 @@ class WeightFiles(TensorReader):
     """
 
     def __init__(self, path: str | Path, floats_only: bool = True) -> None:
-        """Open a safetensors file, or the folder of one (`model.safetensors`) or several (with an index).
+        """Open a safetensors file, or the folder of one (`model.safetensors`) or several (with an
+        index).
 
         Args:
             path: the file, the index, or their folder.
@@ -125,8 +131,8 @@ class WeightFiles(TensorReader):
 
         Raises:
             FileNotFoundError: there is none, or one that the index names is missing.
-            ValueError: a file is damaged, a tensor is in no file or in another than the index says, or the folder has
-                both a single file and an index.
+            ValueError: a file is damaged, a tensor is in no file or in another than the index says,
+                or the folder has both a single file and an index.
         """
         self.path = Path(path)
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -134,15 +140,21 @@ class WeightFiles(TensorReader):
         self._files: dict[str, Path] = {}
         indexed = _index(self.path)
         files = sorted(set(indexed.values())) if indexed is not None else [_single(self.path)]
-        # Taken before the first look inside: a file replaced in between fails each read, and is never believed.
+        # Taken before the first look inside: a file replaced in between fails each read, and is
+        # never believed.
         self._versions = {file: _version(file) for file in files}
         for file in files:
             for key, shape, dtype in _contents(file, FLOATS if floats_only else FLOATS | OTHERS):
                 if key in self._files or (indexed is not None and indexed.get(key) != file):
-                    raise ValueError(f"{file}: {key} belongs to {self._files.get(key, INDEX)}: the folder is mixed up")
+                    raise ValueError(
+                        f"{file}: {key} belongs to {self._files.get(key, INDEX)}: the folder is "
+                        "mixed up"
+                    )
                 self._files[key], self.shapes[key], self.dtypes[key] = file, shape, dtype
         if lost := sorted(set(indexed or ()) - set(self._files)):
-            raise ValueError(f"{self.path / INDEX} names {lost[0]}, which is in no file: load the folder again")
+            raise ValueError(
+                f"{self.path / INDEX} names {lost[0]}, which is in no file: load the folder again"
+            )
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Read the rows [start, stop) of a tensor in the dtype of the file; None: to its end.
@@ -154,19 +166,29 @@ class WeightFiles(TensorReader):
         file = self._files[key]
         try:
             with safe_open(file, framework="pt") as opened:
-                # A slice is a view of the mapped file; the copy lets the mapping end with this call.
-                part = opened.get_slice(key)[start:stop] if self.shapes[key] else opened.get_tensor(key)
+                # A slice is a view of the mapped file; the copy lets the mapping end with this
+                # call.
+                part = (
+                    opened.get_slice(key)[start:stop]
+                    if self.shapes[key]
+                    else opened.get_tensor(key)
+                )
                 rows: Tensor = part.clone()
         except SafetensorError as error:
             self._check_version(file)
             raise ValueError(f"{file} cannot be read: {error}") from error
         self._check_version(file)
-        if rows.numel() and rows.is_floating_point() and not all(map(torch.isfinite, torch.aminmax(rows))):
+        if (
+            rows.numel()
+            and rows.is_floating_point()
+            and not all(map(torch.isfinite, torch.aminmax(rows)))
+        ):
             raise ValueError(f"{file}: {key} has values that are not finite: restore the file")
         return rows
 
     def digest(self) -> str:
-        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal digits.
+        """Return the SHA-256 of the file, or of the names and SHA-256 of several, in hexadecimal
+        digits.
 
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
@@ -184,12 +206,15 @@ class WeightFiles(TensorReader):
 JAX = "manifest.ocdbt"
 """File of a tree of arrays in JAX's format."""
 WEIGHT_FORMATS = "understudy.weights"
-"""Group of entry points: other formats of weights -> class of a `TensorReader`, made from a path."""
+"""Group of entry points: other formats of weights -> class of a `TensorReader`, made from a path.
+"""
 
 
 def find_tree(path: str | Path) -> Path | None:
     """Return the folder of a JAX tree at `path` or in its folder `params`; None: there is none."""
-    return next((folder for folder in (Path(path), Path(path) / "params") if (folder / JAX).is_file()), None)
+    return next(
+        (folder for folder in (Path(path), Path(path) / "params") if (folder / JAX).is_file()), None
+    )
 
 
 def open_tree(path: str | Path) -> TensorReader | None:
@@ -201,7 +226,9 @@ def open_tree(path: str | Path) -> TensorReader | None:
     """
     if find_tree(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
         return None
-    tree: TensorReader = load_entry_point(WEIGHT_FORMATS, "jax", f"{path}: the reader of JAX's format", "zoo")(path)
+    tree: TensorReader = load_entry_point(
+        WEIGHT_FORMATS, "jax", f"{path}: the reader of JAX's format", "zoo"
+    )(path)
     return tree
 
 
@@ -229,7 +256,9 @@ def digest_files(files: Mapping[str, Path]) -> str:
     digests = {name: file_sha256(path) for name, path in files.items()}
     if len(digests) == 1:
         return next(iter(digests.values()))
-    return hashlib.sha256("".join(f"{digest} {name}\n" for name, digest in digests.items()).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{digest} {name}\n" for name, digest in digests.items()).encode()
+    ).hexdigest()
 
 
 def rows_of_part(shape: Sequence[int]) -> int:
@@ -270,8 +299,11 @@ def stored_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
 
 
 @torch.no_grad()
-def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
-    """Copy tensors into the parameters of a module, each in its dtype; one on the meta device gets memory on the CPU.
+def fill_parameters(
+    module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapping[str, str]
+) -> None:
+    """Copy tensors into the parameters of a module, each in its dtype; one on the meta device gets
+    memory on the CPU.
 
     Args:
         module: the module.
@@ -283,13 +315,17 @@ def fill_parameters(module: nn.Module, tensors: Mapping[str, Tensor], keys: Mapp
         owner = module.get_submodule(path)
         parameter: nn.Parameter = getattr(owner, leaf)
         if parameter.is_meta:
-            parameter = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+            parameter = nn.Parameter(
+                torch.empty_like(parameter, device="cpu"), parameter.requires_grad
+            )
             setattr(owner, leaf, parameter)
         _copy(tensors, key, parameter)
 
 
 @torch.no_grad()
-def fill_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
+def fill_state(
+    state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]
+) -> None:
     """Copy tensors into all those of a state dict, each in its dtype.
 
     Args:
@@ -298,26 +334,35 @@ def fill_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys:
         keys: name -> name in `tensors`, where they differ.
 
     Raises:
-        ValueError: see `check_state`. A value of a file may not be finite: some tensors are then filled.
+        ValueError: see `check_state`. A value of a file may not be finite: some tensors are then
+            filled.
     """
     check_state(state, tensors, keys)
     for name, target in state.items():
         _copy(tensors, keys.get(name, name), target)
 
 
-def check_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]) -> None:
-    """Raise ValueError unless tensors fill a state dict, see `fill_state`: each, of its shape, and no others."""
+def check_state(
+    state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], keys: Mapping[str, str]
+) -> None:
+    """Raise ValueError unless tensors fill a state dict, see `fill_state`: each, of its shape, and
+    no others.
+    """
     shapes = stored_shapes(tensors)
     dtypes = stored_dtypes(tensors)
     used = {keys.get(name, name) for name in state}
     for name, target in state.items():
         key = keys.get(name, name)
         if shapes.get(key) != tuple(target.shape):
-            raise ValueError(f"the weights are not those of this config: {key} is missing or has another shape")
+            raise ValueError(
+                f"the weights are not those of this config: {key} is missing or has another shape"
+            )
         if target.is_floating_point() and not dtypes[key].is_floating_point:
             raise ValueError(f"{key} is {dtypes[key]}; weights are floating-point")
     if unknown := sorted(shapes.keys() - used):
-        raise ValueError(f"the weights are not those of this config: {unknown[0]} is not in the network")
+        raise ValueError(
+            f"the weights are not those of this config: {unknown[0]} is not in the network"
+        )
 
 
 def _copy(tensors: Mapping[str, Tensor], key: str, target: Tensor) -> None:
@@ -328,7 +373,9 @@ def _copy(tensors: Mapping[str, Tensor], key: str, target: Tensor) -> None:
 
 
 def _version(file: Path) -> tuple[int, int, int, int]:
-    """Device, inode, time of change in ns, and size of a file: another one in its place differs in some."""
+    """Device, inode, time of change in ns, and size of a file: another one in its place differs in
+    some.
+    """
     stat = os.stat(file)
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
@@ -339,7 +386,9 @@ def _index(path: Path) -> dict[str, Path] | None:
     if file.name != INDEX or not file.is_file():
         return None
     if path.is_dir() and (path / FILE).is_file():
-        raise ValueError(f"{path} has both {FILE} and {INDEX}: name the file that counts, or move the other away")
+        raise ValueError(
+            f"{path} has both {FILE} and {INDEX}: name the file that counts, or move the other away"
+        )
     try:
         names = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         files = {str(key): file.parent / str(name) for key, name in names.items()}
@@ -347,9 +396,13 @@ def _index(path: Path) -> dict[str, Path] | None:
         raise ValueError(f"{file} is not an index of safetensors files: {error!r}") from error
     for name in sorted(set(files.values())):
         if name.parent != file.parent or not name.is_file():
-            raise FileNotFoundError(f"{file} names {name.name}, which is missing next to it: load the folder again")
+            raise FileNotFoundError(
+                f"{file} names {name.name}, which is missing next to it: load the folder again"
+            )
         if name.suffix != ".safetensors":
-            raise ValueError(f"{file} names {name.name}, which is not a safetensors file: convert it")
+            raise ValueError(
+                f"{file} names {name.name}, which is not a safetensors file: convert it"
+            )
     return files
 
 
@@ -362,12 +415,19 @@ def _single(path: Path) -> Path:
     if pickles := [name for name in there if name.endswith(PICKLES)]:
         holds = f"; {pickles[0]} may execute code and is never read: convert it to safetensors"
     if {"checkpoints", "config.yaml"} <= set(there):
-        holds = f": it is a run that did not end; `understudy export {path}` writes the policy of its last checkpoint"
+        holds = (
+            f": it is a run that did not end; `understudy export {path}` writes the policy of "
+            "its last checkpoint"
+        )
     raise FileNotFoundError(f"{path} has no weights ({FILE}, or {INDEX} and its files){holds}")
 
 
-def _contents(file: Path, dtypes: Mapping[str, torch.dtype]) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Key, shape and dtype of each tensor of a file; ValueError where the file is damaged or has another dtype."""
+def _contents(
+    file: Path, dtypes: Mapping[str, torch.dtype]
+) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Key, shape and dtype of each tensor of a file; ValueError where the file is damaged or has
+    another dtype.
+    """
     contents = []
     try:
         with safe_open(file, framework="pt") as opened:
@@ -387,7 +447,8 @@ LARGE = 1 << 20
 
 
 class OnMeta(TorchFunctionMode):
-    """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes alone.
+    """Context in which tensors of `LARGE` elements or more are made on the meta device: shapes
+    alone.
 
     Small ones are real, so a policy can check and keep its normalization.
     """
@@ -396,7 +457,9 @@ class OnMeta(TorchFunctionMode):
         """Call `func`, with another device where it makes a large tensor from a shape."""
         named = dict(kwargs or {})
         if func in (torch.empty, torch.zeros, torch.ones):
-            shape = named.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+            shape = named.get(
+                "size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            )
             if prod(shape) >= LARGE:
                 named["device"] = "meta"
         return func(*args, **named)

@@ -12,30 +12,50 @@ _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} o
 
 def _statements(result: Mapping[str, Any]) -> list[str]:
     """Return the statements of an account, in sentences."""
-    lines = [result["of"] + (f", checkpoint {result['checkpoint']}" if "checkpoint" in result else "")]
+    lines = [
+        result["of"] + (f", checkpoint {result['checkpoint']}" if "checkpoint" in result else "")
+    ]
     lines[0] += " of a run that is training" * bool(result.get("training"))
     lines.append(f"trained on {result['samples']:,} samples")
     if result["not_trained"]:
         lines.append(
-            f"not trained on {result['not_trained']:,} samples: of steps that changed no weight, or without a return"
+            f"not trained on {result['not_trained']:,} samples: of steps that changed no weight, "
+            "or without a return"
         )
     for mark, label in (("validation", "reserved for validation"), ("without", "withdrawn")):
         part = result[mark]
-        unknown = [f"no such episode is here: {', '.join(part['unknown'])}"] if part.get("unknown") else []
+        unknown = (
+            [f"no such episode is here: {', '.join(part['unknown'])}"]
+            if part.get("unknown")
+            else []
+        )
         if part["episodes"] or unknown:
             place = part["first"] and _PLACE.format(**part["first"])
-            seen = f"{part['samples']:,} samples, the first at {place}" if place else "none was trained on"
+            seen = (
+                f"{part['samples']:,} samples, the first at {place}"
+                if place
+                else "none was trained on"
+            )
             count = f"{plural(part['episodes'], 'episode')} of {plural(part['frames'], 'frame')}"
             lines += [f"{count} {label}: {seen}", *unknown]
     if result["without"].get("episodes") and "checkpoints" in result:
-        lines.append(f"checkpoints {result['without']['checkpoints']} of {result['checkpoints']} were trained on them")
+        lines.append(
+            f"checkpoints {result['without']['checkpoints']} of {result['checkpoints']} were "
+            "trained on them"
+        )
         if result["without"]["in_statistics"]:
-            lines.append("the statistics for the normalization were computed with them, before step 1")
+            lines.append(
+                "the statistics for the normalization were computed with them, before step 1"
+            )
     if result.get("init_from"):
-        lines.append(f"the weights started from {result['init_from']}, whose samples are not in this account")
+        lines.append(
+            f"the weights started from {result['init_from']}, whose samples are not in this account"
+        )
     for row in result.get("versions", ()):
         version = row["version"] or "a version without a name"
-        lines.append(f"{row['source']} was read from step {row['step']} on in the version: {version}")
+        lines.append(
+            f"{row['source']} was read from step {row['step']} on in the version: {version}"
+        )
         lines[-1] += f", which is {row['address']}" if row["address"] else ""
     return lines
 
@@ -49,14 +69,24 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
         pairs = zip(sources, start["shares"], start["weights"])
         starts += [[*place, name, f"{share:.3%}", f"{weight:.3%}"] for name, share, weight in pairs]
     entries = [
-        dict(sorted(entry.items(), key=lambda pair: pair[0] == "reason")) for entry in result.get("substitutions", ())
+        dict(sorted(entry.items(), key=lambda pair: pair[0] == "reason"))
+        for entry in result.get("substitutions", ())
     ]
     return {
-        "Sources": [["source", *next(iter(sources.values()))], *([name, *of.values()] for name, of in sources.items())],
+        "Sources": [
+            ["source", *next(iter(sources.values()))],
+            *([name, *of.values()] for name, of in sources.items()),
+        ],
         "Starts and shares": starts,
         "Episodes appended": [["step", "source", "first", "last"], *result.get("updates", ())],
-        "Tasks": [["task", "samples"], *([task, count] for task, count in result["tasks"].items() if task)],
-        "Substituted samples": [list(entries[0]) if entries else [], *(list(entry.values()) for entry in entries)],
+        "Tasks": [
+            ["task", "samples"],
+            *([task, count] for task, count in result["tasks"].items() if task),
+        ],
+        "Substituted samples": [
+            list(entries[0]) if entries else [],
+            *(list(entry.values()) for entry in entries),
+        ],
         "Skipped steps": [["step"], *([step] for step in result.get("skipped_steps", ()))],
     }
 
@@ -70,7 +100,13 @@ def audit_text(result: Mapping[str, Any]) -> str:
             widths = [max(map(len, column)) for column in zip(*cells)]
             lines += ["", title + (f", {_LISTED} of {len(rows)}" if len(rows) > _LISTED else "")]
             lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([*lines, "", f"counted in {result['seconds']:.2f} s, {result['samples_per_s']:,.0f} samples/s"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"counted in {result['seconds']:.2f} s, {result['samples_per_s']:,.0f} samples/s",
+        ]
+    )
 
 
 def audit_page(result: Mapping[str, Any]) -> str:
@@ -79,5 +115,8 @@ def audit_page(result: Mapping[str, Any]) -> str:
     tables = _tables(result).items()
     sections = [section(name, table_card("", head, rows, "rows")) for name, (head, *rows) in tables]
     is_seen = result["validation"]["samples"] > 0
-    top = [text(line, "bad" if is_seen and "reserved for validation: " in line else "soft") for line in lines]
+    top = [
+        text(line, "bad" if is_seen and "reserved for validation: " in line else "soft")
+        for line in lines
+    ]
     return render_page("understudy audit", title, sections, top=top)

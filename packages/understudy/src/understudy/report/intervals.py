@@ -1,14 +1,17 @@
-"""Intervals of 95 %: of a loss, of the paired difference of two losses, and of a difference of success rates.
+"""Intervals of 95 %: of a loss, of the paired difference of two losses, and of a difference of
+success rates.
 
-A loss is a ratio of sums over episodes, R = S / C. Frames of an episode are correlated, so its standard error counts
-episodes (`train/validation/metrics.py`), and the interval is R ± t se with Student's t of m - 1 degrees of freedom for
-m episodes. Where two runs validated the same samples, the difference has the standard error of the differences of the
-residuals of each episode, u_e = (S_e - R C_e) / C:
+A loss is a ratio of sums over episodes, R = S / C. Frames of an episode are correlated, so its
+standard error counts episodes (`train/validation/metrics.py`), and the interval is R ± t se with
+Student's t of m - 1 degrees of freedom for m episodes. Where two runs validated the same samples,
+the difference has the standard error of the differences of the residuals of each episode, u_e =
+(S_e - R C_e) / C:
 
     se^2 = m / (m - 1) * sum over the m episodes of (u_e of A - u_e of B)^2.
 
-Episodes that are hard for both runs cancel. The difference of two success rates has the interval of Newcombe (1998,
-"Interval estimation for the difference between independent proportions", method 10), made of two Wilson intervals.
+Episodes that are hard for both runs cancel. The difference of two success rates has the interval of
+Newcombe (1998, "Interval estimation for the difference between independent proportions", method
+10), made of two Wilson intervals.
 """
 
 import math
@@ -24,7 +27,9 @@ _PROBABILITY = 0.975  # of both sides: 95 % lie between
 
 @cache
 def t_quantile(degrees: int) -> float:
-    """Return the quantile of Student's t with `degrees` degrees of freedom that an interval of 95 % needs."""
+    """Return the quantile of Student's t with `degrees` degrees of freedom that an interval of 95 %
+    needs.
+    """
     if degrees > 2000:  # the difference to the normal quantile is below 1 in 1000
         return NormalDist().inv_cdf(_PROBABILITY)
     low = 0.0
@@ -38,14 +43,18 @@ def t_quantile(degrees: int) -> float:
 
 
 def loss_interval(loss: float | None, se: float | None, episodes: int) -> list[float] | None:
-    """Return the interval of a loss, [low, high]; None for a single episode, or a loss that is not finite."""
+    """Return the interval of a loss, [low, high]; None for a single episode, or a loss that is not
+    finite.
+    """
     if loss is None or se is None or episodes < 2:
         return None
     half = t_quantile(episodes - 1) * se
     return [loss - half, loss + half]
 
 
-def success_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, list[float]]:
+def success_difference(
+    first: tuple[int, int], second: tuple[int, int]
+) -> tuple[float, list[float]]:
     """Return the difference of two success rates, (successes, episodes) each, and its interval.
 
     Raises:
@@ -53,7 +62,9 @@ def success_difference(first: tuple[int, int], second: tuple[int, int]) -> tuple
     """
     from understudy_kit.intervals import wilson_interval
 
-    rates = [successes / episodes if episodes else math.nan for successes, episodes in (first, second)]
+    rates = [
+        successes / episodes if episodes else math.nan for successes, episodes in (first, second)
+    ]
     if any(map(math.isnan, rates)):
         raise ValueError(f"{first} and {second}: a rate needs an episode")
     (p, q), (l1, u1), (l2, u2) = rates, wilson_interval(*first), wilson_interval(*second)
@@ -73,7 +84,8 @@ def paired_difference(
         source: Dataset to include; None: all.
 
     Returns:
-        None where the samples or the loss terms are not the same. The interval is None for a single episode.
+        None where the samples or the loss terms are not the same. The interval is None for a single
+        episode.
     """
     if sums.digest != other.digest or sums.weights != other.weights:
         return None
@@ -90,7 +102,9 @@ def paired_difference(
 
 def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray]:
     """Loss, and residual of each episode, float64 (E,)."""
-    chosen = np.array([source is None or sums.names[number] == source for number in sums.source], bool)
+    chosen = np.array(
+        [source is None or sums.names[number] == source for number in sums.source], bool
+    )
     losses = []
     residual = np.zeros(int(chosen.sum()))
     for term, weight in sums.weights.items():
@@ -104,7 +118,9 @@ def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray
 
 
 def _t_cdf(t: float, degrees: int) -> float:
-    """Distribution function for t > 0: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """Distribution function for t > 0: the finite series of Abramowitz and Stegun, 26.7.3 and
+    26.7.4.
+    """
     angle = math.atan(t / math.sqrt(degrees))
     sine = math.sin(angle)
     square = math.cos(angle) ** 2

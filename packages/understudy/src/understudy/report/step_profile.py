@@ -1,7 +1,9 @@
-"""Time and memory of a training step: tables and bars, for profile.html and for the report of a run.
+"""Time and memory of a training step: tables and bars, for profile.html and for the report of a
+run.
 
-The run itself records the time of a step and the waiting in it, since phases take a synchronised device. Those, and
-the memory, predicted and measured, are from `understudy profile` with the folder of the run as its `--output-dir`.
+The run itself records the time of a step and the waiting in it, since phases take a synchronised
+device. Those, and the memory, predicted and measured, are from `understudy profile` with the folder
+of the run as its `--output-dir`.
 """
 
 import json
@@ -13,7 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy_base.records import Record, Records
-from understudy_kit.report.page import Block, Blocks, card, interval_bar, render_page, section, table, text, tiles
+from understudy_kit.report.page import (
+    Block,
+    Blocks,
+    card,
+    interval_bar,
+    render_page,
+    section,
+    table,
+    text,
+    tiles,
+)
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -30,9 +42,14 @@ GROUPS = {
 
 
 def memory_table(profile: "Profile") -> list[list[str]]:
-    """Lines of the table of memory, the head first: part, predicted, measured, difference; two without a prediction."""
+    """Lines of the table of memory, the head first: part, predicted, measured, difference; two
+    without a prediction.
+    """
     if profile.predicted is None:
-        return [["memory per rank, MiB", "measured"], *([GROUPS[n], _mib(size)] for n, size in profile.memory.items())]
+        return [
+            ["memory per rank, MiB", "measured"],
+            *([GROUPS[n], _mib(size)] for n, size in profile.memory.items()),
+        ]
     lines = [["memory per rank, MiB", "predicted", "measured", "difference"]]
     for name, size in profile.memory.items():
         planned = profile.predicted[name]
@@ -47,14 +64,18 @@ def _mib(size: int) -> str:
 
 def page(profile: "Profile") -> str:
     """Render the measurement as one HTML page that opens offline."""
-    conditions = table(["condition", "value"], [[key, str(value)] for key, value in profile.conditions.items()])
+    conditions = table(
+        ["condition", "value"], [[key, str(value)] for key, value in profile.conditions.items()]
+    )
     sections = [
         section("Time", _time_card(profile), note=explain_difference(profile)),
         section("Memory", _memory_card(profile)),
         section("Conditions", card("", conditions)),
     ]
     top = [text(describe(profile.conditions)), tiles(headlines(profile))]
-    return render_page("profile of a training step", "Profile of a training step", sections, top=top)
+    return render_page(
+        "profile of a training step", "Profile of a training step", sections, top=top
+    )
 
 
 def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
@@ -69,15 +90,20 @@ def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
 
     recorded = card("As recorded during training", _recorded(config, speed)) if speed else None
     command = (
-        f"understudy profile {root / 'config.yaml'} --output-dir {root} measures them, then understudy report {root} "
-        "shows them here"
+        f"understudy profile {root / 'config.yaml'} --output-dir {root} measures them, then "
+        f"understudy report {root} shows them here"
     )
     try:
-        profile = Profile.from_plain(json.loads((root / "profile.json").read_text(encoding="utf-8")))
+        profile = Profile.from_plain(
+            json.loads((root / "profile.json").read_text(encoding="utf-8"))
+        )
     except FileNotFoundError:
         return [recorded, card("", text(f"Phases and memory: {command}."))] if recorded else []
     except (OSError, ValueError, RecursionError):
-        return [recorded, card("", text(f"profile.json is of another release, or not a profile: {command}."))]
+        return [
+            recorded,
+            card("", text(f"profile.json is of another release, or not a profile: {command}.")),
+        ]
     settings = step_settings(config)
     changed = [name for name in settings if settings[name] != profile.settings.get(name)]
     warning = f"Measured with other settings than the run's: {', '.join(changed)}."
@@ -102,7 +128,8 @@ def _recorded(config: "TrainConfig", speed: Records) -> Block:
 
 
 def render_sources(order: Record, speed: Records) -> Block | None:
-    """Render the throughput of each source of a mixture: its exact share in the order, of the run's median.
+    """Render the throughput of each source of a mixture: its exact share in the order, of the run's
+    median.
 
     Args:
         order: The order, as order.json holds it; its last shares count.
@@ -117,12 +144,21 @@ def render_sources(order: Record, speed: Records) -> Block | None:
         return None
     rate = float(np.median([record["samples_per_s"] for record in speed]))
     rows = []
-    for index, source in enumerate(sources):  # an entry may list fewer sources; the others do not take part
+    # an entry may list fewer sources; the others do not take part
+    for index, source in enumerate(sources):
         share = slots[index] / sum(slots) if index < len(slots) else 0.0
         seconds = source["frames"] / (share * rate) if share else None
         epoch = "never" if seconds is None else str(timedelta(seconds=round(seconds)))
-        rows.append([source["name"], f"{share:.2%}", f"{share * rate:,.1f}", f"{source['frames']:,}", epoch])
-    head = ["source", "share of the samples", "samples per second", "frames of an epoch", "time of an epoch"]
+        rows.append(
+            [source["name"], f"{share:.2%}", f"{share * rate:,.1f}", f"{source['frames']:,}", epoch]
+        )
+    head = [
+        "source",
+        "share of the samples",
+        "samples per second",
+        "frames of an epoch",
+        "time of an epoch",
+    ]
     return card("Throughput of each source", table(head, rows))
 
 
@@ -136,9 +172,23 @@ def _time_card(profile: "Profile") -> Block:
         start = end
         end = end + max(0.0, phase.worst)
         ranks = [f"rank {phase.rank}", milliseconds(phase.mean)] if several else []
-        rows.append([name, milliseconds(phase.worst), *ranks, interval_bar(start / whole, None, end / whole)])
+        rows.append(
+            [
+                name,
+                milliseconds(phase.worst),
+                *ranks,
+                interval_bar(start / whole, None, end / whole),
+            ]
+        )
     rest = ["", ""] if several else []
-    rows.append(["as in training", milliseconds(profile.step_s), *rest, interval_bar(0, None, profile.step_s / whole)])
+    rows.append(
+        [
+            "as in training",
+            milliseconds(profile.step_s),
+            *rest,
+            interval_bar(0, None, profile.step_s / whole),
+        ]
+    )
     head = ["phase", "worst rank", *(["rank", "mean of ranks"] if several else []), "one step"]
     return card("", table(head, rows))
 
@@ -157,12 +207,16 @@ def explain_difference(profile: "Profile") -> str:
     plain = profile.step_s
     measured = "The phases were timed in other steps than the figures above"
     if plain <= timed:
-        return f"{measured}, with the device synchronised at both ends of each, so nothing overlaps there."
+        return (
+            f"{measured}, with the device synchronised at both ends of each, so nothing "
+            "overlaps there."
+        )
     wait = profile.phases["data wait"].worst
     rest = max(0.0, plain - timed - max(0.0, profile.waiting_s - wait))
     return (
-        f"{measured}. Those above waited {milliseconds(profile.waiting_s)} a step for data, the timed ones "
-        f"{milliseconds(wait)}. Other work on this machine explains the remaining {milliseconds(rest)}."
+        f"{measured}. Those above waited {milliseconds(profile.waiting_s)} a step for data, the "
+        f"timed ones {milliseconds(wait)}. Other work on this machine explains the remaining "
+        f"{milliseconds(rest)}."
     )
 
 
@@ -174,7 +228,10 @@ def headlines(profile: "Profile") -> list[tuple[str, str]]:
         (f"{profile.waiting_s / profile.step_s:.1%}", "of it waiting for data"),
         (_operations(profile.flops), "per step, over all ranks, without recomputation"),
         (f"{_operations(profile.flops_per_s)}/s", "per device"),
-        (f"{profile.mfu:.1%}" if profile.mfu is not None else "not known", "of the device's peak (MFU)"),
+        (
+            f"{profile.mfu:.1%}" if profile.mfu is not None else "not known",
+            "of the device's peak (MFU)",
+        ),
     ]
     if profile.tokens_per_s is not None:
         lines.append((f"{profile.tokens_per_s:,.0f}", "tokens per second"))
@@ -182,15 +239,27 @@ def headlines(profile: "Profile") -> list[tuple[str, str]]:
     if profile.conditions["micro_batches"] > 1:
         lines.append((f"{profile.samples_per_part:,.1f}", "samples per micro-batch"))
     if profile.conditions["ranks"] > 1:
-        lines.append((f"{profile.collectives} in {milliseconds(profile.collectives_s)}", "collectives per step"))
+        lines.append(
+            (
+                f"{profile.collectives} in {milliseconds(profile.collectives_s)}",
+                "collectives per step",
+            )
+        )
     return lines
 
 
 def describe(conditions: Record) -> str:
     """Describe the conditions of a measurement on one line."""
     c = conditions
-    mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)" if c["ranks"] > 1 else "1 rank"
-    extras = [f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "", "compiled" if c["compile"] else ""]
+    mesh = (
+        f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)"
+        if c["ranks"] > 1
+        else "1 rank"
+    )
+    extras = [
+        f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "",
+        "compiled" if c["compile"] else "",
+    ]
     if c["activation_checkpoint"] != "none":
         extras.append(f"activation checkpointing {c['activation_checkpoint']}")
     if c.get("attention", "sdpa") != "sdpa":

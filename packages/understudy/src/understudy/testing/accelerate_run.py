@@ -1,7 +1,9 @@
-"""Run a sampler under Accelerate, in this process or in two others, and report the indices of each step.
+"""Run a sampler under Accelerate, in this process or in two others, and report the indices of each
+step.
 
-As a script it is one rank: `python accelerate_run.py OUT JOBS` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set,
-where JOBS is JSON, a list of the keyword arguments of `train`. Each rank writes its indices to OUT.<rank>.
+As a script it is one rank: `python accelerate_run.py OUT JOBS` with RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT set, where JOBS is JSON, a list of the keyword arguments of `train`. Each rank
+writes its indices to OUT.<rank>.
 """
 
 import json
@@ -25,7 +27,8 @@ DATA = Indices(13, 8, 21, 30)
 class StepSampler(Sampler[int]):
     """Negative control: a restatement of the best-known sampler of the field.
 
-    It stores (epoch, start), derives them from the step alone, and trusts `set_epoch` after a restore.
+    It stores (epoch, start), derives them from the step alone, and trusts `set_epoch` after a
+    restore.
     """
 
     def __init__(self, frames: int) -> None:
@@ -54,7 +57,9 @@ class StepSampler(Sampler[int]):
 
 
 def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -> list[list[int]]:
-    """This rank's batches, of `batch` indices, in `steps` steps from `position` (ours) or from `step` (the control)."""
+    """This rank's batches, of `batch` indices, in `steps` steps from `position` (ours) or from
+    `step` (the control).
+    """
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -77,10 +82,13 @@ def train(kind: str, steps: int, batch: int, position: int = 0, step: int = 0) -
 
 
 def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
-    """Per job, per step: the global batch, rank 0's share and then rank 1's. Two gloo processes run all jobs."""
+    """Per job, per step: the global batch, rank 0's share and then rank 1's. Two gloo processes run
+    all jobs.
+    """
     for _ in range(3):
         codes, errors = _run(folder, jobs)
-        if "connectFullMesh failed" not in errors:  # a foreign connection to gloo's port, taken for a rank
+        # a foreign connection to gloo's port, taken for a rank
+        if "connectFullMesh failed" not in errors:
             break
     assert codes == [0, 0], errors
     seen = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
@@ -91,13 +99,20 @@ def _run(folder: Path, jobs: list[dict[str, Any]]) -> tuple[list[int], str]:
     """Exit codes and error output of both ranks."""
     held = socket.socket()
     port = str(reserved(held))
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
     # -P: or datasets.py in this folder would replace Hugging Face's
     command = [sys.executable, "-P", __file__, str(folder / "seen"), json.dumps(jobs)]
     with open(folder / "stderr", "w+") as errors:
         ranks = [
             subprocess.Popen(
-                command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=errors
+                command,
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=errors,
             )
             for rank in range(2)
         ]

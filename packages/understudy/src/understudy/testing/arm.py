@@ -24,7 +24,12 @@ def write_arm_policy(folder: Path, **changes: Any) -> Path:
             for parameter in policy.parameters():
                 if not parameter.any():
                     parameter.normal_(std=0.1)
-    facts = {"action_names": list(NAMES), "state_names": list(NAMES), "cameras": list(cameras), "fps": 30}
+    facts = {
+        "action_names": list(NAMES),
+        "state_names": list(NAMES),
+        "cameras": list(cameras),
+        "fps": 30,
+    }
     contract = arm_contract().to_json() | {"provenance": {"run": "r", "step": 2}}
     policy.save(folder, metadata={"heads": dict.fromkeys(heads, facts), "contract": contract})
     return folder

@@ -1,7 +1,8 @@
-"""A run with everything that changes its samples, and a record of the samples that its steps really consumed.
+"""A run with everything that changes its samples, and a record of the samples that its steps really
+consumed.
 
-The record is made from the batches themselves, beside the run: session, step, whether the step changed the weights, and
-source, episode and frame of each sample. It knows nothing of the order.
+The record is made from the batches themselves, beside the run: session, step, whether the step
+changed the weights, and source, episode and frame of each sample. It knows nothing of the order.
 """
 
 import json
@@ -26,8 +27,12 @@ from understudy_kit.config.schema import override
 
 
 @contextmanager
-def recorded(out: Path, session: int, at: dict[int, Callable[[], object]], spoiled: int = 0) -> Iterator[None]:
-    """Record the samples of every step below `out`.samples; call `at[k]` during step k; spoil the actions of one."""
+def recorded(
+    out: Path, session: int, at: dict[int, Callable[[], object]], spoiled: int = 0
+) -> Iterator[None]:
+    """Record the samples of every step below `out`.samples; call `at[k]` during step k; spoil the
+    actions of one.
+    """
     plain = TrainState.train_step
     folder = out.with_name(out.name + ".samples")
     folder.mkdir(exist_ok=True)
@@ -53,7 +58,9 @@ def recorded(out: Path, session: int, at: dict[int, Callable[[], object]], spoil
 
 
 def trained(out: Path, until: int) -> tuple[Counter[tuple[int, int, int]], set[int]]:
-    """How often each (source, episode, frame) went into the weights of checkpoint `until`, and the skipped steps."""
+    """How often each (source, episode, frame) went into the weights of checkpoint `until`, and the
+    skipped steps.
+    """
     steps: dict[int, dict[int, list[Any]]] = {}
     for file in out.with_name(out.name + ".samples").iterdir():
         for session, step, skipped, samples in map(json.loads, file.read_text().splitlines()):
@@ -61,7 +68,8 @@ def trained(out: Path, until: int) -> tuple[Counter[tuple[int, int, int]], set[i
     counts = Counter[tuple[int, int, int]]()
     lost = set()
     for step, sessions in steps.items():
-        for skipped, samples in sessions[max(sessions)] if step <= until else ():  # the last computation counts
+        # the last computation counts
+        for skipped, samples in sessions[max(sessions)] if step <= until else ():
             if skipped:
                 lost.add(step)
             else:
@@ -92,11 +100,15 @@ def begins(config: TrainConfig, kill: int) -> None:
         run.train(config)
 
 
-def goes_on(out: Path, session: int, changes: dict[str, Any], weights: list[float], stop: int, spoiled: int) -> int:
+def goes_on(
+    out: Path, session: int, changes: dict[str, Any], weights: list[float], stop: int, spoiled: int
+) -> int:
     """Resume with other settings; a signal stops the run in a step, 0: at its end."""
     config = override(RunDir(out).settings(), **changes)
     if weights:
-        sources = tuple(replace(source, weight=weight) for source, weight in zip(config.data.sources, weights))
+        sources = tuple(
+            replace(source, weight=weight) for source, weight in zip(config.data.sources, weights)
+        )
         config = replace(config, data=replace(config.data, sources=sources))
     first = int(os.environ.get("RANK", "0")) == 0
     with recorded(out, session, {stop: send(signal.SIGTERM)} if stop and first else {}, spoiled):
@@ -104,7 +116,8 @@ def goes_on(out: Path, session: int, changes: dict[str, Any], weights: list[floa
 
 
 def eventful_run(config: TrainConfig, weights: list[float], scale: int = 1) -> Path:
-    """Train with a kill, resumes on two ranks and one, other weights, a larger batch, and a step that is skipped.
+    """Train with a kill, resumes on two ranks and one, other weights, a larger batch, and a step
+    that is skipped.
 
     Args:
         config: of a mixture, with a checkpoint every 4 steps and 16 in all, each times `scale`.
@@ -114,7 +127,9 @@ def eventful_run(config: TrainConfig, weights: list[float], scale: int = 1) -> P
     out = Path(config.output_dir)
     (kind, code), *_ = outcomes_in_ranks(1, begins, config, 7 * scale)
     assert (kind, code) == ("died", -signal.SIGKILL)
-    in_ranks(2, goes_on, out, 1, {"batch_size": config.batch_size + 2}, weights, 10 * scale, 9 * scale)
+    in_ranks(
+        2, goes_on, out, 1, {"batch_size": config.batch_size + 2}, weights, 10 * scale, 9 * scale
+    )
     (kind, _), *_ = outcomes_in_ranks(1, goes_on_and_dies, out, 2, 14 * scale)
     assert kind == "died"
     assert in_ranks(2, goes_on, out, 3, {}, [], 0, 0) == [run.DONE, run.DONE]

@@ -44,7 +44,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def value(name: str, like: Tensor) -> Tensor:
     """The whole tensor of that name in these tests. All 32 bits of its values matter."""
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"))
+    generator = torch.Generator().manual_seed(
+        int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    )
     return torch.randn(tuple(like.shape), generator=generator, dtype=torch.float32).to(like.dtype)
 
 
@@ -65,7 +67,11 @@ class Training:
                 fully_shard(block, mesh=mesh)
             fully_shard(module, mesh=mesh)
         if storage == "split":
-            masters = {name: like(masters[name], p) for name, p in self.policy.named_parameters() if name in masters}
+            masters = {
+                name: like(masters[name], p)
+                for name, p in self.policy.named_parameters()
+                if name in masters
+            }
         self.optimizer = precision.make_optimizer(self.policy, config, masters)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -90,11 +96,12 @@ def rank() -> int:
     return dist.get_rank()
 
 
-# -- any storage, any number of ranks ---------------------------------------------------------------------------------
+# -- any storage, any number of ranks --------------------------------------------------------------
 
 
 def reshard(root: Path, pairs: bool) -> dict[str, Any]:
-    """Load every checkpoint below `root` and write one more in each storage; returns digests of the loaded ones.
+    """Load every checkpoint below `root` and write one more in each storage; returns digests of the
+    loaded ones.
 
     With `pairs` each is loaded into every storage, else into one, in turn.
     """
@@ -122,7 +129,7 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
     return seen
 
 
-# -- failures ------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def trouble(root: Path) -> dict[str, list[str]]:
@@ -140,7 +147,8 @@ def trouble(root: Path) -> dict[str, list[str]]:
             try:
                 with breaking(folder):
                     saver.save(2, tensors, {})
-                    # Training continues. The rank that sees the failure first must not leave the others alone.
+                    # Training continues. The rank that sees the failure first must not leave the
+                    # others alone.
                     failed = torch.tensor([0])
                     while not failed.item() and background:
                         failed = torch.tensor([int(saver.failed)])
@@ -154,12 +162,18 @@ def trouble(root: Path) -> dict[str, list[str]]:
             live = {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
             saver.load(folder / "step-00000001", live)
             whole = all(torch.equal(live[key], tensors[key]) for key in tensors)
-            errors[f"{name}{' in the background' if background else ''}"] = [error, " ".join(left), str(whole)]
+            errors[f"{name}{' in the background' if background else ''}"] = [
+                error,
+                " ".join(left),
+                str(whole),
+            ]
     return errors
 
 
 def flipped(root: Path) -> str:
-    """Flip a bit in each file of a checkpoint, one after the other; this rank's errors, a line each."""
+    """Flip a bit in each file of a checkpoint, one after the other; this rank's errors, a line
+    each.
+    """
     dist.init_process_group("gloo")
     training = Training("fsdp2")
     saver = Saver(root, keep_last=1)
@@ -262,10 +276,16 @@ TROUBLE: dict[str, Callable[[Path], Any]] = {
 
 
 def full_disk(root: Path) -> list[str]:
-    """Save twice on a real file system of 512 kB, mounted on `root`; the errors, and the files left."""
+    """Save twice on a real file system of 512 kB, mounted on `root`; the errors, and the files
+    left.
+    """
     dist.init_process_group("gloo")
     if rank() == 0:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", root], check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=512k", "none", root],
+            check=True,
+            capture_output=True,
+        )
     dist.barrier()
     try:
         saver = Saver(root, keep_last=3, background=True)
@@ -285,7 +305,7 @@ def full_disk(root: Path) -> list[str]:
             subprocess.run(["umount", "-l", root], check=True)
 
 
-# -- beside the training ---------------------------------------------------------------------------------------
+# -- beside the training ---------------------------------------------------------------------------
 
 
 def background(root: Path) -> dict[str, Any]:
@@ -333,7 +353,9 @@ def background(root: Path) -> dict[str, Any]:
 
 
 def no_agreement(root: Path) -> str:
-    """Negative control: without agreement only rank 0 knows of its failure to name the checkpoint."""
+    """Negative control: without agreement only rank 0 knows of its failure to name the
+    checkpoint.
+    """
     dist.init_process_group("gloo")
     plain = checkpoint.run_on_rank_0
 

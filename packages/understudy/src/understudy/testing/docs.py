@@ -1,6 +1,8 @@
-"""Code in pages: blocks of a language, commands as bash expands them, settings of a training, Python that runs.
+"""Code in pages: blocks of a language, commands as bash expands them, settings of a training,
+Python that runs.
 
-bash expands the commands of a page with other values of the variables that the page defines; nothing else is replaced.
+bash expands the commands of a page with other values of the variables that the page defines;
+nothing else is replaced.
 """
 
 import os
@@ -38,11 +40,17 @@ def run_python(path: Path, names: dict[str, Any], which: slice = slice(None)) ->
 
 def expand(block: str, variables: Mapping[str, str], before: Sequence[str] = ()) -> list[list[str]]:
     """Words of each command of a shell block, as bash expands them after the blocks `before`."""
-    record = "".join(f'{name}() {{ printf "%s\\0" {name} "$@" $\'\\036\'; }}\n' for name in PROGRAMS)
+    record = "".join(
+        f'{name}() {{ printf "%s\\0" {name} "$@" $\'\\036\'; }}\n' for name in PROGRAMS
+    )
     script = f"set -eu\n{record}" + "".join(before) + "printf '\\035'\n" + block
     env = {"PATH": os.environ["PATH"], **variables}
-    out = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True).stdout.decode()
-    return [command.strip("\0").split("\0") for command in out.partition("\035")[2].split("\036")][:-1]
+    out = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, check=True
+    ).stdout.decode()
+    return [command.strip("\0").split("\0") for command in out.partition("\035")[2].split("\036")][
+        :-1
+    ]
 
 
 def settings_of(words: list[str]) -> TrainConfig:

@@ -1,21 +1,26 @@
-"""Golden files of the memory encoder and of training with noiseless leading actions, from the formulas alone.
+"""Golden files of the memory encoder and of training with noiseless leading actions, from the
+formulas alone.
 
-    python packages/understudy/src/understudy/testing/golden_memory.py --out tests/policies/pi05/golden
+    python packages/understudy/src/understudy/testing/golden_memory.py
+        --out tests/policies/pi05/golden
 
 Each of the folders `pi05_memory` and `pi0_memory` of `--out` then has
 
-    sizes.json              dimensions of the network; `mem` has the number of frames and the temporal layers
+    sizes.json              dimensions of the network; `mem` has the number of frames and the
+                            temporal layers
     weights.safetensors     all parameters under their released names, random, fixed seed
     inputs.safetensors      those of `golden_pi05.py`, and `delay`, `video`, `video_mask`
-    reference.safetensors   `loss_clean_prefix`, and `video_1` to `video_4`: features of the last 1 to 4 frames
+    reference.safetensors   `loss_clean_prefix`, and `video_1` to `video_4`: features of the last 1
+                            to 4 frames
 
 No port of the package index has either part. The reference is
-`packages/understudy/src/understudy/testing/naive_pi05.py`: float64, loops over
-frames, patches and heads, no code of this package. `lab/benchmarks/parity.py --golden FOLDER` compares the network
-with a folder.
+`packages/understudy/src/understudy/testing/naive_pi05.py`: float64, loops over frames, patches and
+heads, no code of this package. `lab/benchmarks/parity.py --golden FOLDER` compares the network with
+a folder.
 
-Inputs are chosen so that mistakes show: every parameter is random, a layer without attention over time lies behind two
-with it, frames are missing at the start and in the middle, and delays are none, some and all but one of the actions.
+Inputs are chosen so that mistakes show: every parameter is random, a layer without attention over
+time lies behind two with it, frames are missing at the start and in the middle, and delays are
+none, some and all but one of the actions.
 """
 
 import argparse
@@ -50,8 +55,12 @@ FRAMES = [[True, True, True, True], [False, False, True, True], [True, False, Tr
 
 
 def draw_weights(adaptive: bool, seed: int) -> dict[str, Tensor]:
-    """Random float32 parameters by released names, of about the size that they have after training."""
-    sizes = json.loads(json.dumps(SIZES | {"adaptive": adaptive}), object_hook=lambda each: SimpleNamespace(**each))
+    """Random float32 parameters by released names, of about the size that they have after
+    training.
+    """
+    sizes = json.loads(
+        json.dumps(SIZES | {"adaptive": adaptive}), object_hook=lambda each: SimpleNamespace(**each)
+    )
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for key, shape in sorted(released_shapes(sizes).items()):
@@ -96,7 +105,11 @@ def draw_inputs(seed: int) -> dict[str, Tensor]:
 def evaluate(network: NaivePi0, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reference, computed in float64 and stored in float32."""
     each = zip(samples(inputs), inputs["delay"].tolist())
-    found = {"loss_clean_prefix": torch.stack([network.flow_loss(sample, delay) for sample, delay in each])}
+    found = {
+        "loss_clean_prefix": torch.stack(
+            [network.flow_loss(sample, delay) for sample, delay in each]
+        )
+    }
     frames = SIZES["mem"]["frames"]
     every = SIZES["mem"]["every"]
     for count in range(1, frames + 1):
@@ -122,7 +135,9 @@ def write(folder: Path, kind: type[NaivePi0] = NaivePi0) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the golden folders")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -1,16 +1,18 @@
-"""Training runs that SIGKILL ends again and again until they are done, and the conditions that must hold then.
+"""Training runs that SIGKILL ends again and again until they are done, and the conditions that must
+hold then.
 
-Every attempt is a process (two, on two ranks) forked from this one, which has imported torch and has no open files. A
-victim dies in one of two ways:
+Every attempt is a process (two, on two ranks) forked from this one, which has imported torch and
+has no open files. A victim dies in one of two ways:
 
-    at a change   it kills itself just before its n-th change of the disk (open to write, fsync, rename, remove …), or
-                  the n-th of those inside saves
-    at a time     it is killed from outside after a random time, on a disk with a slow fsync, so that much of that
-                  time is inside saves
+    at a change   it kills itself just before its n-th change of the disk (open to write, fsync,
+                  rename, remove …), or the n-th of those inside saves
+    at a time     it is killed from outside after a random time, on a disk with a slow fsync, so
+                  that much of that time is inside saves
 
-After every kill, each folder with a checkpoint's name must hold that step of the uninterrupted run, bit for bit. At
-the end, series, tensors and policy must equal those of the uninterrupted run, and every position must have gone into
-the weights once. `lab/benchmarks/soak_trainer.py` does this a hundred times.
+After every kill, each folder with a checkpoint's name must hold that step of the uninterrupted run,
+bit for bit. At the end, series, tensors and policy must equal those of the uninterrupted run, and
+every position must have gone into the weights once. `lab/benchmarks/soak_trainer.py` does this a
+hundred times.
 """
 
 import json
@@ -62,11 +64,15 @@ class Kind:
     lora_base: Literal["stored", "float32", "bfloat16"] = "stored"
     """Dtype of the matrices below the adapters."""
     policy: str = "flow"
-    """`flow`; `pi05` with the losses of flow, response and FAST tokens; or `world_action` in all modes."""
+    """`flow`; `pi05` with the losses of flow, response and FAST tokens; or `world_action` in all
+    modes.
+    """
 
     def __str__(self) -> str:
         saves = "saves beside the training" if self.background else "saves in the training"
-        ranks = " -> ".join(map(str, self.worlds)) + (" ranks" if self.worlds != (1,) else " process")
+        ranks = " -> ".join(map(str, self.worlds)) + (
+            " ranks" if self.worlds != (1,) else " process"
+        )
         return f"{ranks}{', sharded' if self.shard > 1 else ''}, {saves}"
 
     def config(self, data: Path, out: Path) -> TrainConfig:
@@ -74,12 +80,21 @@ class Kind:
         checkpoints = {"every": 3, "keep_last": self.keep, "async_save": self.background}
         changes: dict[str, Any] = {}
         if self.policy == "pi05":
-            changes |= {"policy": pi05_settings(data.parent), "data": {"response": "task"}, "steps": 6}
+            changes |= {
+                "policy": pi05_settings(data.parent),
+                "data": {"response": "task"},
+                "steps": 6,
+            }
             checkpoints["every"] = 2
         elif self.policy == "world_action":
-            changes |= {"policy": world_action_settings(data.parent / "tokenizer.model"), "mode": "joint"}
+            changes |= {
+                "policy": world_action_settings(data.parent / "tokenizer.model"),
+                "mode": "joint",
+            }
         lora = {"rank": self.lora, "base": self.lora_base}
-        config = tiny_config(data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora)
+        config = tiny_config(
+            data, out, parallel=parallel, checkpoint=checkpoints, log={"every": 2}, lora=lora
+        )
         return override(config, **changes)
 
 
@@ -103,7 +118,9 @@ WORLD_ACTION = {
 
 
 def world_action_settings(tokenizer: Path, **changes: Any) -> PolicySettings:
-    """Settings of a small world-action model with two future images, and the file of its tokenizer."""
+    """Settings of a small world-action model with two future images, and the file of its
+    tokenizer.
+    """
     return policy_type("world_action").settings(
         network=json.dumps(WORLD_ACTION),
         tokenizer=str(tokenizer),
@@ -134,13 +151,16 @@ def write_tokenizers(files: Path) -> None:
     from understudy.testing.sentences import write_model
 
     write_model(files)
-    FastTokenizer.fit(np.random.default_rng(0).uniform(-1, 1, (300, 3, 2)), 400).save(files / "fast")
+    FastTokenizer.fit(np.random.default_rng(0).uniform(-1, 1, (300, 3, 2)), 400).save(
+        files / "fast"
+    )
 
 
 @dataclass(frozen=True)
 class Victim:
-    """The rank to kill, and when: before its change number `change`, before change `in_save` inside saves, or `seconds`
-    after the start."""
+    """The rank to kill, and when: before its change number `change`, before change `in_save` inside
+    saves, or `seconds` after the start.
+    """
 
     rank: int
     change: int | None = None
@@ -165,7 +185,9 @@ class Tally:
 
 
 class Changes:
-    """Count changes of files below `root`; end the process without notice before the victim's change."""
+    """Count changes of files below `root`; end the process without notice before the victim's
+    change.
+    """
 
     def __init__(self, root: Path, victim: Victim | None) -> None:
         self.root, self.victim = str(root), victim or Victim(0)
@@ -188,20 +210,28 @@ class Changes:
         path = str(arguments[event == "os.link"])  # a link's first argument is the file that exists
         if not path.startswith(self.root + "/"):
             return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+        if event == "open" and not (
+            isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        ):
             return
         self.saving = ".tmp" in path
         self.happens()
 
     def happens(self) -> None:
-        if self.count == self.victim.change or (self.saving and self.count_in_saves == self.victim.in_save):
+        if self.count == self.victim.change or (
+            self.saving and self.count_in_saves == self.victim.in_save
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         self.count += 1
         self.count_in_saves += self.saving
 
 
-def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, tally: Tally) -> list[int] | None:
-    """Start or resume the run; returns the changes that each rank made, or None if the victim died."""
+def attempt(
+    kind: Kind, number: int, data: Path, out: Path, victim: Victim | None, tally: Tally
+) -> list[int] | None:
+    """Start or resume the run; returns the changes that each rank made, or None if the victim
+    died.
+    """
     world = kind.worlds[number % len(kind.worlds)]
     held = socket.socket()  # until the ranks have ended
     port = str(reserved(held))
@@ -213,7 +243,12 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
         child = os.fork()
         if child == 0:
             os.close(reading)
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            place = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": world,
+            }
             os.environ.update({name: str(value) for name, value in place.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             mine = victim if victim is not None and victim.rank == rank else None
@@ -226,7 +261,8 @@ def attempt(kind: Kind, number: int, data: Path, out: Path, victim: Victim | Non
         ):  # a rank that has not met the victim would wait for it; a launcher ends it then
             select.select([reading], [], [], PATIENCE)
         time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
-        os.kill(ranks[victim.rank][0], signal.SIGKILL)  # not yet waited for, so its number is not reused
+        # not yet waited for, so its number is not reused
+        os.kill(ranks[victim.rank][0], signal.SIGKILL)
     counts = _ended(ranks, victim, out, tally)
     held.close()
     return counts
@@ -256,7 +292,9 @@ def _live(kind: Kind, number: int, data: Path, out: Path, changes: Changes, writ
         os._exit(99)
 
 
-def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, tally: Tally) -> list[int] | None:
+def _ended(
+    ranks: list[tuple[int, int]], victim: Victim | None, out: Path, tally: Tally
+) -> list[int] | None:
     """Wait for all ranks. A rank beside a victim must end by itself."""
     codes: dict[int, int] = {}
     died = None
@@ -283,7 +321,9 @@ def _ended(ranks: list[tuple[int, int]], victim: Victim | None, out: Path, tally
     if victim is not None and codes[victim.rank] == -signal.SIGKILL:
         return None
     if any(codes.values()):
-        tally.wrong.append(f"{out.name}: ended with {codes}: {out.with_name(out.name + '.log').read_text()[-600:]}")
+        tally.wrong.append(
+            f"{out.name}: ended with {codes}: {out.with_name(out.name + '.log').read_text()[-600:]}"
+        )
     return counts
 
 
@@ -304,12 +344,17 @@ def uninterrupted(kind: Kind, data: Path, out: Path, tally: Tally) -> Whole:
     changes = attempt(replace(kind, worlds=kind.worlds[:1], keep=99), 0, data, out, None, tally)
     seconds = time.monotonic() - began
     assert changes is not None
-    found = {step: out / f"checkpoints/step-{step:08d}" for step in checkpoint.list_steps(out / "checkpoints")}
+    found = {
+        step: out / f"checkpoints/step-{step:08d}"
+        for step in checkpoint.list_steps(out / "checkpoints")
+    }
     digests = {step: digest(checkpoint.read_tensors(path)) for step, path in found.items()}
     return Whole(out, changes, seconds, digests)
 
 
-def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, tally: Tally) -> None:
+def lineage(
+    kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: random.Random, tally: Tally
+) -> None:
     """Kill one run `kills` times, then let it end. Compare after each kill and at the end."""
     number = killed = 0
     while killed < kills and number < 4 * kills:
@@ -321,7 +366,9 @@ def lineage(kind: Kind, whole: Whole, data: Path, out: Path, kills: int, draw: r
         if killed % 3 == 0:
             victim = Victim(rank, in_save=draw.randrange(1, 8 if rank == 0 else 3))
         elif killed % 3 == 1:
-            victim = Victim(rank, seconds=draw.uniform(0.1, 0.9) * whole.seconds * (0.2 + 0.8 * left))
+            victim = Victim(
+                rank, seconds=draw.uniform(0.1, 0.9) * whole.seconds * (0.2 + 0.8 * left)
+            )
         else:
             most = whole.changes[min(rank, len(whole.changes) - 1)]
             victim = Victim(rank, change=draw.randrange(max(1, int(most * left))))
@@ -367,7 +414,9 @@ def _compare(kind: Kind, whole: Whole, out: Path, tally: Tally) -> None:
             assert [r["step"] for r in one] == [r["step"] for r in two]
             assert all(abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"] for a, b in zip(one, two))
         config = RunDir(out).settings()
-        assert consumed(out) == Counter(range(config.steps * config.batch_size)), "a position was lost or used twice"
+        assert consumed(out) == Counter(range(config.steps * config.batch_size)), (
+            "a position was lost or used twice"
+        )
         assert not list((out / "checkpoints").glob("*.tmp"))
     except AssertionError as error:
         tally.wrong.append(f"{out.name}: {str(error)[:300]}")
@@ -378,7 +427,9 @@ def torn() -> None:
     checkpoint.unfinished_path = lambda final: final  # type: ignore[assignment]
 
 
-def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int) -> dict[str, Any]:
+def main(
+    data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: int, seed: int
+) -> dict[str, Any]:
     """Kill `kills` times, in runs of all `kinds` in turn, each killed `per_run` times."""
     draw = random.Random(seed)
     tally = Tally()
@@ -397,4 +448,8 @@ def main(data: Path, out: Path, kinds: tuple[Kind, ...], kills: int, per_run: in
         left = min(per_run, kills - tally.kills)
         lineage(kind, wholes[kind], data, name, left, draw, tally)
         number += 1
-    return {**vars(tally), "kinds": [str(kind) for kind in kinds], "seconds": time.monotonic() - began}
+    return {
+        **vars(tally),
+        "kinds": [str(kind) for kind in kinds],
+        "seconds": time.monotonic() - began,
+    }

@@ -1,6 +1,8 @@
-"""One rank of a launcher: README's own loop, then the same epoch by a DataLoader: `launched_rank.py ROOT OUT [group]`.
+"""One rank of a launcher: README's own loop, then the same epoch by a DataLoader:
+`launched_rank.py ROOT OUT [group]`.
 
-Writes the frames that each of them read to OUT.RANK. With `group` an Accelerator is made first, which joins the ranks.
+Writes the frames that each of them read to OUT.RANK. With `group` an Accelerator is made first,
+which joins the ranks.
 """
 
 import json
@@ -50,16 +52,24 @@ def read_readme(root: str, steps: int, accelerator: Any) -> list[list[int]]:
             return batch
 
     text = (Path(__file__).parents[5] / "README.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "us.Loader(" in block]
+    [code] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        if "us.Loader(" in block
+    ]
     assert code.count('"data/first"') == code.count("range(100)") == 1
     us.Loader = Recorded  # type: ignore[misc]
-    exec(code.replace('"data/first"', repr(root)).replace("range(100)", f"range({steps})"), {"us": us})
+    exec(
+        code.replace('"data/first"', repr(root)).replace("range(100)", f"range({steps})"),
+        {"us": us},
+    )
     us.Loader = Recorded.__mro__[1]  # type: ignore[misc]
     return seen
 
 
 def frames_of(batch: dict[str, Any]) -> list[list[int]]:
-    return list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist()))  # type: ignore[arg-type]
+    episodes, frames = batch["episode_index"], batch["frame_index"]
+    return list(zip(episodes.tolist(), frames.tolist()))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ WEIGHTS = (3.0, 2.0, 1.0)
 def tiny_sources(root: Path, small_pictures: bool = True) -> tuple[SourceConfig, ...]:
     """Three datasets.
 
-    "wide" has 4 joints and one camera; "two" has 2 joints, two cameras of smaller images and 20 fps; "small" is the
-    robot of "wide" with other names for all keys. "wide" and "small" share a norm head.
+    "wide" has 4 joints and one camera; "two" has 2 joints, two cameras of smaller images and 20
+    fps; "small" is the robot of "wide" with other names for all keys. "wide" and "small" share a
+    norm head.
 
     Args:
         root: folder of the datasets.
@@ -31,14 +32,21 @@ def tiny_sources(root: Path, small_pictures: bool = True) -> tuple[SourceConfig,
     """
     for name, spec in {
         "wide": Spec(lengths=(9, 7, 11, 8, 6, 10), action_dim=4, state_dim=5, gop=4),
-        "small": Spec(lengths=(7, 8, 9), action_dim=4, state_dim=5, cameras=("observation.images.cam_0",)),
+        "small": Spec(
+            lengths=(7, 8, 9), action_dim=4, state_dim=5, cameras=("observation.images.cam_0",)
+        ),
     }.items():
         write_dataset(root / name, spec)
-    record(root / "two", {TOP: (48, 64), WRIST: (32, 32)} if small_pictures else {TOP: (64, 64), WRIST: (64, 64)})
+    record(
+        root / "two",
+        {TOP: (48, 64), WRIST: (32, 32)} if small_pictures else {TOP: (64, 64), WRIST: (64, 64)},
+    )
     return (
         SourceConfig(str(root / "wide"), "arm", "joint", weight=3),
         SourceConfig(str(root / "two"), "hand", "joint", action="command", weight=2),
-        SourceConfig(str(root / "small"), "arm", "joint", cameras={TOP: "observation.images.cam_0"}, weight=1),
+        SourceConfig(
+            str(root / "small"), "arm", "joint", cameras={TOP: "observation.images.cam_0"}, weight=1
+        ),
     )
 
 
@@ -50,7 +58,9 @@ def record(root: Path, cameras: dict[str, tuple[int, int]]) -> None:
     with EpisodeWriter(root, fps=20, features={**videos, **vectors}, codec="libx264") as writer:
         for episode, length in enumerate((8, 9, 7, 6, 10)):
             for _ in range(length):
-                pictures = {key: rng.integers(0, 255, (*size, 3), np.uint8) for key, size in cameras.items()}
+                pictures = {
+                    key: rng.integers(0, 255, (*size, 3), np.uint8) for key, size in cameras.items()
+                }
                 numbers = {key: rng.normal(episode, 1, 2).astype(np.float32) for key in vectors}
                 writer.add_frame(pictures | numbers, task=f"task {episode % 2}")
             writer.save_episode()

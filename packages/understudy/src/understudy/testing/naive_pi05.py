@@ -1,8 +1,10 @@
-"""pi0.5 and pi0 a second time, from the formulas and by loops: slow, in float64, one sample at a time, released names.
+"""pi0.5 and pi0 a second time, from the formulas and by loops: slow, in float64, one sample at a
+time, released names.
 
-It shares no idea with the network beyond the formulas. Padding is left out instead of masked, so that a position is an
-index in a list. Each query attends by itself, to the keys that `sees` lists. Rotary positions are complex numbers.
-The weights are a dict of tensors, so that autograd gives gradients by released name.
+It shares no idea with the network beyond the formulas. Padding is left out instead of masked, so
+that a position is an index in a list. Each query attends by itself, to the keys that `sees` lists.
+Rotary positions are complex numbers. The weights are a dict of tensors, so that autograd gives
+gradients by released name.
 """
 
 import cmath
@@ -60,8 +62,16 @@ def samples(inputs: dict[str, Tensor]) -> list[Sample]:
     """The samples of `inputs.safetensors`, in float64."""
     found = []
     for i, time in enumerate(inputs["time"]):
-        images = [image.double() for image, there in zip(inputs["images"][i], inputs["image_masks"][i]) if there]
-        tokens = [int(token) for token, there in zip(inputs["tokens"][i], inputs["token_masks"][i]) if there]
+        images = [
+            image.double()
+            for image, there in zip(inputs["images"][i], inputs["image_masks"][i])
+            if there
+        ]
+        tokens = [
+            int(token)
+            for token, there in zip(inputs["tokens"][i], inputs["token_masks"][i])
+            if there
+        ]
         state, actions, noise = (inputs[name][i].double() for name in ("state", "actions", "noise"))
         found.append(Sample(images, tokens, state, actions, noise, float(time)))
     return found
@@ -76,14 +86,18 @@ def silu(x: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One query [features], keys and values [n, features] -> the average of the values [features]."""
+    """One query [features], keys and values [n, features] -> the average of the values
+    [features].
+    """
     scores = (keys * query).sum(1) / math.sqrt(query.shape[0])
     powers = torch.exp(scores - scores.detach().max())
     return (powers[:, None] * values).sum(0) / powers.sum()
 
 
 def rotate(head: Tensor, position: int) -> Tensor:
-    """Rotary position: feature i and feature i + half are the real and imaginary part of a number that turns."""
+    """Rotary position: feature i and feature i + half are the real and imaginary part of a number
+    that turns.
+    """
     half = head.shape[0] // 2
     turns = [cmath.exp(1j * position * 10000 ** (-2 * i / (2 * half))) for i in range(half)]
     turned = torch.complex(head[:half], head[half:]) * torch.tensor(turns, dtype=torch.complex128)
@@ -115,13 +129,20 @@ class NaivePi0:
         return normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def patches(self, image: Tensor) -> Tensor:
-        """Image [3, H, W] -> [tokens, width]: one product a patch, row by row, plus the position's own vector."""
+        """Image [3, H, W] -> [tokens, width]: one product a patch, row by row, plus the position's
+        own vector.
+        """
         side = self.sizes["vision"]["patch"]
         name = f"{VISION}embeddings."
         kernel = self.weights[f"{name}patch_embedding.weight"]
         bias = self.weights[f"{name}patch_embedding.bias"]
-        places = [(y, x) for y in range(0, image.shape[1], side) for x in range(0, image.shape[2], side)]
-        rows = [(kernel * image[None, :, y : y + side, x : x + side]).sum((1, 2, 3)) + bias for y, x in places]
+        places = [
+            (y, x) for y in range(0, image.shape[1], side) for x in range(0, image.shape[2], side)
+        ]
+        rows = [
+            (kernel * image[None, :, y : y + side, x : x + side]).sum((1, 2, 3)) + bias
+            for y, x in places
+        ]
         return torch.stack(rows) + self.weights[f"{name}position_embedding.weight"]
 
     def vision_heads(self, layer: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +167,10 @@ class NaivePi0:
         return x + self.linear(f"{layer}mlp.fc2", hidden)
 
     def project(self, x: Tensor) -> Tensor:
-        return self.linear(f"{PALIGEMMA}multi_modal_projector.linear", self.layer_norm(f"{VISION}post_layernorm", x))
+        return self.linear(
+            f"{PALIGEMMA}multi_modal_projector.linear",
+            self.layer_norm(f"{VISION}post_layernorm", x),
+        )
 
     def image_features(self, image: Tensor) -> Tensor:
         """Image [3, H, W] in -1..1 -> [tokens, vlm.width]."""
@@ -156,11 +180,12 @@ class NaivePi0:
         return self.project(x)
 
     def video_features(self, frames: list[Tensor], valid: list[bool], every: int = 4) -> Tensor:
-        """Features of the last of `frames`, oldest first, whose tokens also attend to earlier frames.
+        """Features of the last of `frames`, oldest first, whose tokens also attend to earlier
+        frames.
 
-        Every `every`-th layer has its attention over time in front of the one over patches, with the same projections
-        and keys. A token sees its own place in valid frames up to its own (a frame always sees itself). All frames
-        are carried through all layers.
+        Every `every`-th layer has its attention over time in front of the one over patches, with
+        the same projections and keys. A token sees its own place in valid frames up to its own (a
+        frame always sees itself). All frames are carried through all layers.
         """
         last = len(frames) - 1
         tokens = [self.patches(frame) for frame in frames]
@@ -196,7 +221,9 @@ class NaivePi0:
 
     @staticmethod
     def age_embedding(age: int, width: int) -> Tensor:
-        """Embedding [width] of a frame `age` frames before the last: zero at age 0; sine and cosine - 1 alternate."""
+        """Embedding [width] of a frame `age` frames before the last: zero at age 0; sine and cosine
+        - 1 alternate.
+        """
         found = []
         for i in range(width // 2):
             angle = -age * 10000 ** (-2 * i / width)
@@ -224,7 +251,9 @@ class NaivePi0:
         count = self.sizes["expert"]["width"] // 2
         periods = [0.004 * 1000 ** (f / (count - 1)) for f in range(count)]
         angles = [2 * math.pi * time / period for period in periods]
-        return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+        return torch.tensor(
+            [math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64
+        )
 
     def condition(self, times: list[float]) -> Tensor:
         """One row per action."""
@@ -240,15 +269,21 @@ class NaivePi0:
         """Embeddings of the images that are there and of the prompt."""
         return torch.cat([*map(self.image_features, sample.images), self.text(sample.tokens)])
 
-    def run(self, sample: Sample, x: Tensor | None, times: list[float], insulated: bool = False) -> dict[str, Tensor]:
+    def run(
+        self, sample: Sample, x: Tensor | None, times: list[float], insulated: bool = False
+    ) -> dict[str, Tensor]:
         """Outputs of both towers by kind of token, behind their final norms.
 
-        x [chunk, dim] are the noisy actions, each with its time; None: no suffix. With `insulated`, no gradient flows
-        from a query of the expert to keys and values of the language tower.
+        x [chunk, dim] are the noisy actions, each with its time; None: no suffix. With `insulated`,
+        no gradient flows from a query of the expert to keys and values of the language tower.
         """
         first = self.prefix(sample) if sample.prefix is None else sample.prefix
         streams = {"vlm": torch.cat([first, self.text(sample.response), self.text(sample.fast)])}
-        kinds = ["prefix"] * len(first) + ["response"] * len(sample.response) + ["fast"] * len(sample.fast)
+        kinds = (
+            ["prefix"] * len(first)
+            + ["response"] * len(sample.response)
+            + ["fast"] * len(sample.fast)
+        )
         condition = None
         if x is not None:
             rows = self.linear("action_in_proj", x)
@@ -267,12 +302,16 @@ class NaivePi0:
         tokens = [(kind, kinds[:i].count(kind)) for i, kind in enumerate(kinds)]
         positions = [position(i, kinds) for i in range(len(kinds))]
         for index in range(self.sizes["vlm"]["depth"]):
-            streams = self.pair_layer(index, streams, tokens, owners, positions, condition, insulated)
+            streams = self.pair_layer(
+                index, streams, tokens, owners, positions, condition, insulated
+            )
         vlm, _ = self.norm(f"{VLM}norm", streams["vlm"], None)
         outputs = {"vlm": vlm}
         if x is not None:
             outputs["expert"], _ = self.norm(f"{EXPERT}norm", streams["expert"], condition)
-        rows_of_all = torch.split(vlm, 1) + (torch.split(outputs["expert"], 1) if x is not None else ())
+        rows_of_all = torch.split(vlm, 1) + (
+            torch.split(outputs["expert"], 1) if x is not None else ()
+        )
         return {
             kind: torch.cat([row for row, own in zip(rows_of_all, kinds) if own == kind])
             for kind in KINDS
@@ -297,20 +336,39 @@ class NaivePi0:
         values: list[Tensor] = []
         gates: dict[str, Tensor | float] = {}
         for tower, x in streams.items():
-            normed, gates[tower] = self.norm(f"{names[tower]}input_layernorm", x, self.given(tower, condition))
-            for name, count, rows in (("q", heads, queries), ("k", kv_heads, keys), ("v", kv_heads, values)):
+            normed, gates[tower] = self.norm(
+                f"{names[tower]}input_layernorm", x, self.given(tower, condition)
+            )
+            for name, count, rows in (
+                ("q", heads, queries),
+                ("k", kv_heads, keys),
+                ("v", kv_heads, values),
+            ):
                 made = self.linear(f"{names[tower]}self_attn.{name}_proj", normed)
                 rows.extend(made.reshape(len(x), count, -1))
-        queries = [torch.stack([rotate(head, at) for head in row]) for row, at in zip(queries, positions)]
+        queries = [
+            torch.stack([rotate(head, at) for head in row]) for row, at in zip(queries, positions)
+        ]
         keys = [torch.stack([rotate(head, at) for head in row]) for row, at in zip(keys, positions)]
         mixed = []
         for i, query in enumerate(queries):
             seen = [j for j, token in enumerate(tokens) if sees(tokens[i], token)]
             cut = [insulated and owners[i] == "expert" and owners[j] == "vlm" for j in seen]
-            own_keys = torch.stack([keys[j].detach() if is_cut else keys[j] for j, is_cut in zip(seen, cut)])
-            own_values = torch.stack([values[j].detach() if is_cut else values[j] for j, is_cut in zip(seen, cut)])
+            own_keys = torch.stack(
+                [keys[j].detach() if is_cut else keys[j] for j, is_cut in zip(seen, cut)]
+            )
+            own_values = torch.stack(
+                [values[j].detach() if is_cut else values[j] for j, is_cut in zip(seen, cut)]
+            )
             shared = [head * kv_heads // heads for head in range(heads)]
-            mixed.append(torch.cat([attend(query[h], own_keys[:, s], own_values[:, s]) for h, s in enumerate(shared)]))
+            mixed.append(
+                torch.cat(
+                    [
+                        attend(query[h], own_keys[:, s], own_values[:, s])
+                        for h, s in enumerate(shared)
+                    ]
+                )
+            )
         out = {}
         for tower, x in streams.items():
             rows = torch.stack([row for row, owner in zip(mixed, owners) if owner == tower])
@@ -318,7 +376,9 @@ class NaivePi0:
             name = f"{names[tower]}post_attention_layernorm"
             normed, gate = self.norm(name, x, self.given(tower, condition))
             mlp = f"{names[tower]}mlp."
-            hidden = gelu(self.linear(f"{mlp}gate_proj", normed)) * self.linear(f"{mlp}up_proj", normed)
+            hidden = gelu(self.linear(f"{mlp}gate_proj", normed)) * self.linear(
+                f"{mlp}up_proj", normed
+            )
             out[tower] = x + gate * self.linear(f"{mlp}down_proj", hidden)
         return out
 
@@ -328,19 +388,25 @@ class NaivePi0:
 
     # Flow
 
-    def velocity(self, sample: Sample, x: Tensor, times: list[float], insulated: bool = False) -> Tensor:
+    def velocity(
+        self, sample: Sample, x: Tensor, times: list[float], insulated: bool = False
+    ) -> Tensor:
         """Velocity [chunk, dim] of noisy actions x at one time per action."""
         return self.linear("action_out_proj", self.run(sample, x, times, insulated)["action"])
 
     def flow_loss(self, sample: Sample, clean: int = 0, insulated: bool = False) -> Tensor:
-        """Squared error [chunk, dim]. The first `clean` actions are noiseless at time 0; their loss does not count."""
+        """Squared error [chunk, dim]. The first `clean` actions are noiseless at time 0; their loss
+        does not count.
+        """
         times = [0.0 if i < clean else sample.time for i in range(len(sample.actions))]
         at = torch.tensor(times, dtype=torch.float64)[:, None]
         x = at * sample.noise + (1 - at) * sample.actions
         return (sample.noise - sample.actions - self.velocity(sample, x, times, insulated)) ** 2
 
     def token_losses(self, sample: Sample, insulated: bool = False) -> dict[str, Tensor]:
-        """Cross-entropy of each `response` and `fast` token, given all tokens that come before it."""
+        """Cross-entropy of each `response` and `fast` token, given all tokens that come before
+        it.
+        """
         found = self.run(sample, None, [], insulated)
         rows = {"response": sample.response, "fast": sample.fast}
         before = found["prefix"][-1:]
@@ -355,8 +421,15 @@ class NaivePi0:
         return losses
 
     @torch.no_grad()
-    def sample(self, sample: Sample, steps: int = 10, clean: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """Actions [chunk, dim] after Euler steps from the noise; `clean` [d, dim] are given as the first actions.
+    def sample(
+        self,
+        sample: Sample,
+        steps: int = 10,
+        clean: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """Actions [chunk, dim] after Euler steps from the noise; `clean` [d, dim] are given as the
+        first actions.
 
         The velocity is the noise in dimensions that are not `own`, bool [dim].
         """
@@ -379,7 +452,8 @@ class NaivePi0:
         steps: int = 10,
         own: Tensor | None = None,
     ) -> Tensor:
-        """Guided real-time chunking towards `previous` [chunk, dim], with a weight per action or element.
+        """Guided real-time chunking towards `previous` [chunk, dim], with a weight per action or
+        element.
 
         Dimensions that are not `own`, bool [dim], stay at time * noise, as in training.
         """
@@ -388,16 +462,24 @@ class NaivePi0:
         real = torch.ones(x.shape[-1], dtype=torch.bool) if own is None else own
         for time in euler_times(steps):
             x = torch.where(real, x, time * sample.noise)
-            x = x - guided_velocity(self.at(sample, time, real), x, time, previous, weights, highest) / steps
+            x = (
+                x
+                - guided_velocity(self.at(sample, time, real), x, time, previous, weights, highest)
+                / steps
+            )
         return torch.where(real, x, 0.0)
 
     def at(self, sample: Sample, time: float, own: Tensor) -> Callable[[Tensor], Tensor]:
-        """Velocity as a function of the noisy actions, at one time; the noise in dimensions that are not `own`."""
+        """Velocity as a function of the noisy actions, at one time; the noise in dimensions that
+        are not `own`.
+        """
         return lambda x: torch.where(own, self.velocity(sample, x, [time] * len(x)), sample.noise)
 
 
 def position(index: int, kinds: list[str]) -> int:
-    """Position of a token: the number of tokens before it, but `fast` ones count for each other only."""
+    """Position of a token: the number of tokens before it, but `fast` ones count for each other
+    only.
+    """
     counted = [kind for kind in kinds[:index] if kind != "fast" or kinds[index] == "fast"]
     return len(counted)
 
@@ -412,7 +494,9 @@ def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
     found = []
     for i in range(length):
         c = (horizon - i) / (horizon - delay + 1)
-        found.append(1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0)
+        found.append(
+            1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0
+        )
     return found
 
 
@@ -424,7 +508,9 @@ def guided_velocity(
     weights: list[float] | Tensor,
     highest: float,
 ) -> Tensor:
-    """Velocity minus the guidance towards `previous`, with the whole Jacobian of the denoised actions written out."""
+    """Velocity minus the guidance towards `previous`, with the whole Jacobian of the denoised
+    actions written out.
+    """
 
     def denoised(at: Tensor) -> Tensor:
         return at - time * velocity(at)
@@ -434,5 +520,9 @@ def guided_velocity(
     jacobian = torch.autograd.functional.jacobian(denoised, x)  # [chunk, dim, chunk, dim]
     correction = torch.einsum("abcd,ab->cd", jacobian, error.detach())
     tau = 1 - time
-    strength = highest if tau == 0 else min(highest, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+    strength = (
+        highest
+        if tau == 0
+        else min(highest, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+    )
     return (velocity(x) - strength * correction).detach()

@@ -14,7 +14,9 @@ def html_of(*blocks: Block | None) -> str:
 
 def charts_of(page: str) -> list[dict[str, Any]]:
     """Return the charts in the data of a page."""
-    data = page.partition('<script type="application/json" id="charts">')[2].partition("</script>")[0]
+    data = page.partition('<script type="application/json" id="charts">')[2].partition("</script>")[
+        0
+    ]
     return json.loads(data) if data else []
 
 

@@ -34,7 +34,9 @@ def small(adaptive: bool = True, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def inputs(count: int = 3, cameras: int = 2, length: int = 7, seed: int = 0) -> dict[str, Any]:
-    """Arguments of `flow_loss`; cameras are missing in front and behind, prompts differ in length."""
+    """Arguments of `flow_loss`; cameras are missing in front and behind, prompts differ in
+    length.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

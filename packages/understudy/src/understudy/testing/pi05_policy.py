@@ -27,11 +27,17 @@ def policy(
     make: Any = None,
     **changes: Any,
 ) -> Pi05Policy:
-    """A policy in which every parameter matters; `network` and `make` are other classes of policy and settings."""
+    """A policy in which every parameter matters; `network` and `make` are other classes of policy
+    and settings.
+    """
     dimensions = asdict(replace(SMALL, adaptive=adaptive, vocab=320))
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4}
     make = make or (Pi05PolicyConfig if adaptive else Pi0PolicyConfig)
-    config = make(**facts | {"dimensions": dimensions, "tokenizer": str(tokenizer), "prompt_tokens": 80} | changes)
+    config = make(
+        **facts
+        | {"dimensions": dimensions, "tokenizer": str(tokenizer), "prompt_tokens": 80}
+        | changes
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = network(config, NORMALISATION)
@@ -42,16 +48,23 @@ def policy(
 
 
 def batch(
-    count: int = 4, seed: int = 0, response: bool = False, size: tuple[int, int] = (12, 10), future: int = 0
+    count: int = 4,
+    seed: int = 0,
+    response: bool = False,
+    size: tuple[int, int] = (12, 10),
+    future: int = 0,
 ) -> dict[str, Any]:
-    """A batch as a loader gives it: padding at the end of all but the first, the wrist camera of sample 1 missing.
+    """A batch as a loader gives it: padding at the end of all but the first, the wrist camera of
+    sample 1 missing.
 
     With `future` it has as many images that follow, and the state after each action.
     """
     generator = torch.Generator().manual_seed(seed)
     images, states = ((1 + future,), (5,)) if future else ((), ())
     found: dict[str, Any] = {
-        key: torch.randint(0, 256, (count, *images, 3, *size), dtype=torch.uint8, generator=generator)
+        key: torch.randint(
+            0, 256, (count, *images, 3, *size), dtype=torch.uint8, generator=generator
+        )
         for key in CAMERAS
     }
     if future:
@@ -64,4 +77,6 @@ def batch(
         "action": torch.randn(count, 4, 3, generator=generator),
         "action_is_pad": torch.arange(4) >= 4 - torch.arange(count)[:, None] % 4,
     }
-    return found | ({"response": [RESPONSES[b % len(RESPONSES)] for b in range(count)]} if response else {})
+    return found | (
+        {"response": [RESPONSES[b % len(RESPONSES)] for b in range(count)]} if response else {}
+    )

@@ -52,7 +52,8 @@ def batch(count: int, seed: int = 0) -> dict[str, Any]:
     """`count` samples for `policy()`, with padding at the end of all but the first."""
     generator = torch.Generator().manual_seed(seed)
     pictures = {
-        key: torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator) for key in CAMERAS
+        key: torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator)
+        for key in CAMERAS
     }
     return {
         **pictures,
@@ -75,7 +76,9 @@ def as_draws(noise: Tensor, time: Tensor) -> dict[str, Tensor]:
     return {"flow noise": noise, "flow time": time}
 
 
-def micro_batches(batch: Mapping[str, Any], draws: Mapping[str, Tensor], count: int) -> list[MicroBatch]:
+def micro_batches(
+    batch: Mapping[str, Any], draws: Mapping[str, Tensor], count: int
+) -> list[MicroBatch]:
     """`count` micro-batches of consecutive samples, equal up to one sample."""
     return take_parts(batch, draws, even_spans(len(batch["action"]), count))
 
@@ -83,7 +86,10 @@ def micro_batches(batch: Mapping[str, Any], draws: Mapping[str, Tensor], count: 
 def run_data(network: Any) -> Any:
     """The data of a run of one source, as far as its policy with this config needs it."""
     return SimpleNamespace(
-        policy_config=lambda _: network, names=("",), heads=("",), head_of_source=np.zeros(1, np.int64)
+        policy_config=lambda _: network,
+        names=("",),
+        heads=("",),
+        head_of_source=np.zeros(1, np.int64),
     )
 
 

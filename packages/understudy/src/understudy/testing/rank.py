@@ -1,9 +1,11 @@
-"""A scripted rank without torch: `python rank.py FOLDER WORD...`, one word per rank (the last for the rest).
+"""A scripted rank without torch: `python rank.py FOLDER WORD...`, one word per rank (the last for
+the rest).
 
 say      write its environment to FOLDER/rank-N.json, print a line, exit with 0
 exit=N   exit with N, after a line on stderr
 die      kill itself with SIGKILL
-stay     write FOLDER/rank-N.json, then wait for a signal: log each, and exit with 75 a moment after the first
+stay     write FOLDER/rank-N.json, then wait for a signal: log each, and exit with 75 a moment after
+         the first
 speak    like stay, with a line on stderr at the end
 deaf     write FOLDER/rank-N.json, then wait and ignore SIGTERM
 young    write FOLDER/rank-N.json, then wait with the default action of every signal
@@ -16,7 +18,15 @@ import sys
 import time
 from pathlib import Path
 
-KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+KEYS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+)
 
 
 def main() -> int:

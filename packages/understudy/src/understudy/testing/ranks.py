@@ -1,8 +1,10 @@
-"""Several processes of one run, for tests: call a function in N ranks at once and return the results of all.
+"""Several processes of one run, for tests: call a function in N ranks at once and return the
+results of all.
 
-A server process imports torch once and forks every rank from it, so ranks cost milliseconds and not three seconds each.
-A rank runs a module-level function of a test file or of `support`; arguments and results are pickled. Still, pack many
-asserts into one call: the ranks share the cores with other processes.
+A server process imports torch once and forks every rank from it, so ranks cost milliseconds and not
+three seconds each. A rank runs a module-level function of a test file or of `support`; arguments
+and results are pickled. Still, pack many asserts into one call: the ranks share the cores with
+other processes.
 """
 
 import importlib.util
@@ -34,18 +36,25 @@ SERVER.set_forkserver_preload(
 
 
 class RankFailed(AssertionError):
-    """A rank raised, died, or did not end in time; the message has every rank's traceback or exit code."""
+    """A rank raised, died, or did not end in time; the message has every rank's traceback or exit
+    code.
+    """
 
 
-def in_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600) -> list[Any]:
-    """Call `function(*arguments)` in `world` processes with the environment of torchrun; returns results by rank.
+def in_ranks(
+    world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 600
+) -> list[Any]:
+    """Call `function(*arguments)` in `world` processes with the environment of torchrun; returns
+    results by rank.
 
     Raises:
         RankFailed: unless every rank returned within `timeout` seconds; no process is left behind.
     """
     outcomes = outcomes_in_ranks(world, function, *arguments, timeout=timeout)
     if any(kind != "returned" for kind, _ in outcomes):
-        raise RankFailed("\n".join(f"rank {rank} {kind}: {value}" for rank, (kind, value) in enumerate(outcomes)))
+        raise RankFailed(
+            "\n".join(f"rank {rank} {kind}: {value}" for rank, (kind, value) in enumerate(outcomes))
+        )
     return [value for _, value in outcomes]
 
 
@@ -54,9 +63,16 @@ def outcomes_in_ranks(
 ) -> list[tuple[str, Any]]:
     """Like `in_ranks`, for ranks that may fail.
 
-    Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", None) by rank."""
+    Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", None) by
+    rank.
+    """
     held = socket.socket()
-    place = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": reserved(held)}
+    place = {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": reserved(held),
+    }
     file = inspect.getfile(function)
     name = function.__qualname__
     started = []
@@ -65,8 +81,12 @@ def outcomes_in_ranks(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for rank in range(world):
         ours, theirs = SERVER.Pipe(duplex=False)
-        environment = {key: str(value) for key, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        process = SERVER.Process(target=_rank, args=(theirs, environment, file, name, arguments), daemon=True)
+        environment = {
+            key: str(value) for key, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()
+        }
+        process = SERVER.Process(
+            target=_rank, args=(theirs, environment, file, name, arguments), daemon=True
+        )
         process.start()
         theirs.close()
         started.append(process)
@@ -103,7 +123,9 @@ def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> li
     return outcomes
 
 
-def _rank(out: Connection, environment: dict[str, str], file: str, name: str, arguments: tuple[Any, ...]) -> None:
+def _rank(
+    out: Connection, environment: dict[str, str], file: str, name: str, arguments: tuple[Any, ...]
+) -> None:
     os.environ.update(environment)
     try:
         import torch
@@ -124,7 +146,9 @@ def _rank(out: Connection, environment: dict[str, str], file: str, name: str, ar
 
 
 def _module(file: str) -> Any:
-    """The module of a file under its own name: other processes cannot import pytest's name for a test file."""
+    """The module of a file under its own name: other processes cannot import pytest's name for a
+    test file.
+    """
     name = "rank_" + Path(file).stem
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

@@ -1,4 +1,6 @@
-"""Keys and shapes of released pi0.5 and pi0 files, written down from their description and not from the code."""
+"""Keys and shapes of released pi0.5 and pi0 files, written down from their description and not from
+the code.
+"""
 
 from typing import Any
 

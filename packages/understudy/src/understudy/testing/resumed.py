@@ -17,7 +17,9 @@ from understudy.train.state import TrainState
 
 
 @contextmanager
-def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, session: int = 0) -> Iterator[None]:
+def watched(
+    out: Path, at: dict[int, Callable[[], object]] | None = None, session: int = 0
+) -> Iterator[None]:
     """Log the positions of every step below `out`.positions; call `at[k]` during step k (from 1).
 
     `session` numbers the attempts at one run, ascending.
@@ -30,7 +32,8 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
         if at and self.step + 1 in at:
             at[self.step + 1]()
         result = plain(self, batch, *rest)
-        with (folder / f"rank-{self.mesh.rank}").open("a") as file:  # after the step, which may change the batch
+        # after the step, which may change the batch
+        with (folder / f"rank-{self.mesh.rank}").open("a") as file:
             file.write(json.dumps([session, self.step, batch["position"].tolist()]) + "\n")
         return result
 
@@ -44,11 +47,14 @@ def watched(out: Path, at: dict[int, Callable[[], object]] | None = None, sessio
 def consumed(out: Path) -> Counter[int]:
     """How often each position went into the weights.
 
-    A step after the checkpoint of a resume is computed again, perhaps by other ranks. Only its last computation counts.
+    A step after the checkpoint of a resume is computed again, perhaps by other ranks. Only its last
+    computation counts.
     """
     steps: dict[int, dict[int, list[int]]] = {}
     for file in out.with_name(out.name + ".positions").iterdir():
-        for session, step, positions in (json.loads(line) for line in file.read_text().splitlines()):
+        for session, step, positions in (
+            json.loads(line) for line in file.read_text().splitlines()
+        ):
             steps.setdefault(step, {}).setdefault(session, []).extend(positions)
     return Counter(position for sessions in steps.values() for position in sessions[max(sessions)])
 
@@ -57,11 +63,13 @@ def send(number: int) -> Callable[[], object]:
     return lambda: os.kill(os.getpid(), number)
 
 
-# -- functions of each rank ----------------------------------------------------------------------------------
+# -- functions of each rank ------------------------------------------------------------------------
 
 
 def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Runs of this rank: whole; stopped by a signal to one rank, by the file, before the first step; resumed."""
+    """Runs of this rank: whole; stopped by a signal to one rank, by the file, before the first
+    step; resumed.
+    """
     from dataclasses import replace
 
     import torch.distributed as dist
@@ -84,7 +92,10 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
         results["file"] = [run.train(named("file")), steps("file")]
     plain = run.open_data
     if rank == 1:
-        run.open_data = lambda *arguments: (os.kill(os.getpid(), signal.SIGTERM), plain(*arguments))[1]  # type: ignore[func-returns-value]
+        run.open_data = lambda *arguments: (
+            os.kill(os.getpid(), signal.SIGTERM),
+            plain(*arguments),
+        )[1]  # type: ignore[func-returns-value]
     results["early"] = [run.train(named("early")), steps("early")]
     run.open_data = plain
     results["early, on"] = run.resume(RunDir(out / "early").settings())

@@ -1,4 +1,6 @@
-"""Fixtures of tests of runs: a dataset, a mesh of one process, a tokenizer. A conftest.py imports them."""
+"""Fixtures of tests of runs: a dataset, a mesh of one process, a tokenizer. A conftest.py imports
+them.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -46,7 +46,14 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
         seed=7,
         data=DataConfig(root=str(data), chunk_size=3, val_fraction=0.3),
         policy=FlowSettings(
-            image_size=(16, 16), text_bytes=16, channels=8, blocks=1, keypoints=4, width=16, layers=1, noise_samples=2
+            image_size=(16, 16),
+            text_bytes=16,
+            channels=8,
+            blocks=1,
+            keypoints=4,
+            width=16,
+            layers=1,
+            noise_samples=2,
         ),
         augment=AugmentConfig(shift=2, text_dropout=0.3),
         optim=OptimConfig(lr=3e-3, ema=EmaConfig(0.9)),
@@ -60,11 +67,13 @@ def tiny_config(data: Path, out: Path, **changes: Any) -> TrainConfig:
 
 
 SHORT: dict[str, Any] = {"steps": 4, "checkpoint": {"every": 2}, "val": {"every": 4}}
-"""Settings of a run that `trained_run` shares between tests to which its training does not matter."""
+"""Settings of a run that `trained_run` shares between tests to which its training does not matter.
+"""
 
 
 def trained_run(out: Path, **changes: Any) -> Path:
-    """A copy in `out` of a finished run with these settings, which one process trains for all tests of a session.
+    """A copy in `out` of a finished run with these settings, which one process trains for all tests
+    of a session.
 
     Its dataset is that of all such runs, so a test changes only the copy of the run.
     """
@@ -104,6 +113,8 @@ def same_run(one: Path, two: Path) -> None:
     assert imagined[0].exists() == imagined[1].exists()
     assert not imagined[0].exists() or imagined[0].read_bytes() == imagined[1].read_bytes()
     for file in ("config.json", "normalisation.json"):
-        assert json.loads((one / "policy" / file).read_text()) == json.loads((two / "policy" / file).read_text())
+        assert json.loads((one / "policy" / file).read_text()) == json.loads(
+            (two / "policy" / file).read_text()
+        )
     weights = [(root / "policy" / "model.safetensors").read_bytes() for root in (one, two)]
     assert weights[0] == weights[1]

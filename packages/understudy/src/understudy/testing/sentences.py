@@ -1,4 +1,6 @@
-"""A small sentencepiece model like PaliGemma's, trained on the fly: pad 0, eos 1, bos 2, digits one by one."""
+"""A small sentencepiece model like PaliGemma's, trained on the fly: pad 0, eos 1, bos 2, digits one
+by one.
+"""
 
 import io
 from functools import cache
@@ -17,7 +19,9 @@ WORDS = (
 
 @cache
 def model(vocab: int = 120) -> bytes:
-    """A serialised model of at most `vocab` ids that distinguishes all letters of `WORDS`, digits and line ends."""
+    """A serialised model of at most `vocab` ids that distinguishes all letters of `WORDS`, digits
+    and line ends.
+    """
     out = io.BytesIO()
     texts = [*WORDS, " ".join("0123456789")] * 20
     sentencepiece.SentencePieceTrainer.train(

@@ -1,7 +1,9 @@
-"""Settings that code reads, by the syntax of the package: attribute reads whose owner is a settings class.
+"""Settings that code reads, by the syntax of the package: attribute reads whose owner is a settings
+class.
 
-The owner of `x.name` follows from the annotation of `x`, from the group that `x` is (`config.checkpoint`), or from its
-assignment. Checks of a class on its own values, and copies with defaults filled in, are no reads.
+The owner of `x.name` follows from the annotation of `x`, from the group that `x` is
+(`config.checkpoint`), or from its assignment. Checks of a class on its own values, and copies with
+defaults filled in, are no reads.
 """
 
 import ast
@@ -35,7 +37,9 @@ def _classes(hint: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
-def unread(wanted: Mapping[type, str], names: Mapping[str, set[type]], sources: Mapping[str, str]) -> list[str]:
+def unread(
+    wanted: Mapping[type, str], names: Mapping[str, set[type]], sources: Mapping[str, str]
+) -> list[str]:
     """Fields of settings that no code reads, as `Class.field`.
 
     Args:
@@ -47,24 +51,40 @@ def unread(wanted: Mapping[type, str], names: Mapping[str, set[type]], sources: 
     named = {owner.__name__: {owner} for owner in wanted} | _protocols(trees.values(), wanted)
     files = [_File(path, tree, wanted, names, named) for path, tree in trees.items()]
     called = {name for file in files for name in file.attributes}
-    read = {(owner, name) for file in files for owner, name, method in file.reads if not method or method in called}
+    read = {
+        (owner, name)
+        for file in files
+        for owner, name, method in file.reads
+        if not method or method in called
+    }
     found = []
     for owner in wanted:
         for field in fields(owner):
-            related = [other for other in wanted if issubclass(other, owner) or issubclass(owner, other)]
-            if not any((other, field.name) in read for other in related) and field.name in owner.__annotations__:
+            related = [
+                other for other in wanted if issubclass(other, owner) or issubclass(owner, other)
+            ]
+            if (
+                not any((other, field.name) in read for other in related)
+                and field.name in owner.__annotations__
+            ):
                 found.append(f"{owner.__name__}.{field.name}")
     return sorted(found)
 
 
 def _protocols(trees: Iterable[ast.Module], wanted: Iterable[type]) -> dict[str, set[type]]:
-    """Names of protocols -> settings classes that have all of their members; rooms below `config` take those."""
+    """Names of protocols -> settings classes that have all of their members; rooms below `config`
+    take those.
+    """
     found = {}
-    for node in (each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
+    for node in (
+        each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)
+    ):
         if "Protocol" in {ast.unparse(base) for base in node.bases}:
             members = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
             fitting = {
-                each for each in wanted if members and members <= {*dir(each), *(own.name for own in fields(each))}
+                each
+                for each in wanted
+                if members and members <= {*dir(each), *(own.name for own in fields(each))}
             }
             if fitting:
                 found[node.name] = fitting
@@ -148,12 +168,18 @@ class _File(ast.NodeVisitor):
         self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load):
             return
-        own = self._method is not None and isinstance(node.value, ast.Name) and node.value.id == "self"
+        own = (
+            self._method is not None
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        )
         if not own:
             self.attributes.add(node.attr)
         for owner in self._owners(node.value):
             method = self._method[1] if own and self._method else ""
-            if not (self._method and owner is self._method[0] and CHECKS.fullmatch(self._method[1])):
+            if not (
+                self._method and owner is self._method[0] and CHECKS.fullmatch(self._method[1])
+            ):
                 self.reads.add((owner, node.attr, method))
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:

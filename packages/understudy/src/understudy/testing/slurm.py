@@ -1,7 +1,9 @@
-"""A SLURM cluster of two virtual hosts on this machine: munged, slurmctld and two slurmd in a temporary folder.
+"""A SLURM cluster of two virtual hosts on this machine: munged, slurmctld and two slurmd in a
+temporary folder.
 
-Needs the programs of Debian's packages slurm-wlm and munge (a slurmd that may run more than once on a host). It needs
-no system service, configuration or rights: all processes run as the user of the tests.
+Needs the programs of Debian's packages slurm-wlm and munge (a slurmd that may run more than once on
+a host). It needs no system service, configuration or rights: all processes run as the user of the
+tests.
 """
 
 import getpass
@@ -52,7 +54,10 @@ class Cluster:
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def logs(self) -> str:
-        return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"== {file.name}\n{file.read_text()[-3000:]}"
+            for file in sorted(self.folder.glob("*.log"))
+        )
 
 
 def wait_for(condition: Callable[[], object], seconds: float, logs: Callable[[], str]) -> None:
@@ -65,7 +70,8 @@ def wait_for(condition: Callable[[], object], seconds: float, logs: Callable[[],
 @contextmanager
 def cluster() -> Iterator[Cluster]:
     """Start everything, wait until both hosts are idle, and end every process afterwards."""
-    with TemporaryDirectory(prefix="slurm-") as folder:  # the path of a socket must be short, and open to all
+    # the path of a socket must be short, and open to all
+    with TemporaryDirectory(prefix="slurm-") as folder:
         Path(folder).chmod(0o755)
         yield from _running(Path(folder))
 
@@ -81,7 +87,10 @@ def _running(folder: Path) -> Iterator[Cluster]:
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
     sock = folder / "open" / "munge.socket"
-    hosts = [f"NodeName={h} NodeHostname=localhost NodeAddr=127.0.0.1 Port={p} CPUs=1" for h, p in zip(HOSTS, port[1:])]
+    hosts = [
+        f"NodeName={h} NodeHostname=localhost NodeAddr=127.0.0.1 Port={p} CPUs=1"
+        for h, p in zip(HOSTS, port[1:])
+    ]
     (folder / "slurm.conf").write_text(
         f"""ClusterName=virtual
 SlurmctldHost=localhost
@@ -121,8 +130,15 @@ PartitionName=all Nodes={",".join(HOSTS)} Default=YES MaxTime=INFINITE State=UP
             started.append(subprocess.Popen(command, env=made.environment, stdout=log, stderr=log))
 
     try:
-        files = {"key-file": key, "socket": sock, "pid-file": secret / "pid", "log-file": secret / "log"}
-        options = [f"--{option}={path}" for option, path in {**files, "seed-file": secret / "seed"}.items()]
+        files = {
+            "key-file": key,
+            "socket": sock,
+            "pid-file": secret / "pid",
+            "log-file": secret / "log",
+        }
+        options = [
+            f"--{option}={path}" for option, path in {**files, "seed-file": secret / "seed"}.items()
+        ]
         start("munged", "--foreground", *options)
         wait_for(sock.exists, 30, made.logs)
         start("slurmctld", "-D")

@@ -1,4 +1,5 @@
-"""A process that logs figures like a run, then is killed or ends: `python tracked.py RUN TRACKERS FROM TO kill|end`.
+"""A process that logs figures like a run, then is killed or ends:
+`python tracked.py RUN TRACKERS FROM TO kill|end`.
 
 Also reads each tracker as {step: {name: value}}; a repeated step is an error.
 """
@@ -19,8 +20,18 @@ Rows = dict[int, dict[str, float]]
 
 def records(step: int) -> list[dict[str, Any]]:
     """Figures of `step`: a loss each step, a validation each fifth."""
-    loss: dict[str, Any] = {"kind": "train", "step": step, "loss": 1 / step, "grad_norm": float("nan")}
-    judged = {"kind": "val", "step": step, "loss": 2 / step, "tasks": {"pick up": {"loss": 3 / step, "samples": 7}}}
+    loss: dict[str, Any] = {
+        "kind": "train",
+        "step": step,
+        "loss": 1 / step,
+        "grad_norm": float("nan"),
+    }
+    judged = {
+        "kind": "val",
+        "step": step,
+        "loss": 2 / step,
+        "tasks": {"pick up": {"loss": 3 / step, "samples": 7}},
+    }
     return [loss, judged] if step % 5 == 0 else [loss]
 
 
@@ -30,7 +41,11 @@ def expected(last: int) -> Rows:
     for step in range(1, last + 1):
         rows[step] = {"train/loss": 1 / step}
         if step % 5 == 0:
-            rows[step] |= {"val/loss": 2 / step, "val/tasks/pick up/loss": 3 / step, "val/tasks/pick up/samples": 7.0}
+            rows[step] |= {
+                "val/loss": 2 / step,
+                "val/tasks/pick up/loss": 3 / step,
+                "val/tasks/pick up/samples": 7.0,
+            }
     return rows
 
 
@@ -49,7 +64,9 @@ def in_tensorboard(root: Path) -> Rows:
 
 
 def in_wandb(root: Path) -> Rows:
-    """The history of the one offline folder; a .wandb file is a LevelDB log of protocol buffers behind 7 bytes."""
+    """The history of the one offline folder; a .wandb file is a LevelDB log of protocol buffers
+    behind 7 bytes.
+    """
     import json
 
     from wandb.proto.wandb_internal_pb2 import Record
@@ -73,7 +90,10 @@ def in_wandb(root: Path) -> Rows:
             if record.HasField("history"):
                 step = record.history.step.num
                 assert step not in rows, f"step {step} twice"
-                items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+                items = {
+                    "/".join(i.nested_key) or i.key: json.loads(i.value_json)
+                    for i in record.history.item
+                }
                 rows[step] = {key: value for key, value in items.items() if not key.startswith("_")}
     return rows
 
@@ -91,7 +111,9 @@ def in_trackio(root: Path) -> Rows:
 
 def main(root: Path, trackers: tuple[Any, ...], begin: int, end: int, how: str) -> None:
     os.environ |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(root / "trackio")}
-    log = MetricsLog(root, TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=trackers)), begin)
+    log = MetricsLog(
+        root, TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=trackers)), begin
+    )
     for step in range(begin + 1, end + 1):
         for record in records(step):
             log.log(step, record)
@@ -103,4 +125,10 @@ def main(root: Path, trackers: tuple[Any, ...], begin: int, end: int, how: str) 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), tuple(sys.argv[2].split(",")), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(
+        Path(sys.argv[1]),
+        tuple(sys.argv[2].split(",")),
+        int(sys.argv[3]),
+        int(sys.argv[4]),
+        sys.argv[5],
+    )

@@ -42,9 +42,10 @@ class _CallablePackage(ModuleType):
         """Train a policy to the end, or until a signal stops the run.
 
         Args:
-            config: a mapping of settings, the path of a settings file, or a `TrainConfig`. The first two take the
-                policy's defaults for settings that they leave out; a `TrainConfig` is complete. A policy type
-                `FILE.py:NAME` in a mapping is trusted, as one of the command line; in a settings file it is not.
+            config: a mapping of settings, the path of a settings file, or a `TrainConfig`. The
+                first two take the policy's defaults for settings that they leave out; a
+                `TrainConfig` is complete. A policy type `FILE.py:NAME` in a mapping is trusted, as
+                one of the command line; in a settings file it is not.
 
         Returns:
             The run directory; `understudy.load_policy` reads its policy.

@@ -1,7 +1,9 @@
-"""The samples that a run was trained on up to a checkpoint, from its own files alone: no dataset is opened.
+"""The samples that a run was trained on up to a checkpoint, from its own files alone: no dataset is
+opened.
 
-The order gives the sample of each position. Positions belong to steps by the starts of the run, which its checkpoints
-list. The journals of substitutions replace samples, and metrics.jsonl has the steps that changed no weight.
+The order gives the sample of each position. Positions belong to steps by the starts of the run,
+which its checkpoints list. The journals of substitutions replace samples, and metrics.jsonl has the
+steps that changed no weight.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +39,9 @@ class Account:
     """State of the checkpoint."""
     order: Order
     of: np.ndarray
-    """Number of the source to which each source of the order belongs: updates count as their sources."""
+    """Number of the source to which each source of the order belongs: updates count as their
+    sources.
+    """
     frames: dict[str, np.ndarray]
     """Columns of the frames (`read_all_frames`)."""
     sources: dict[str, str]
@@ -68,35 +72,69 @@ class Account:
         updates = state.get("updates", ())
         entries = recorded_sources(record, updates)
         frames, sources = read_all_frames(run, record, updates)
-        trained = [frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)] for n in range(len(entries))]
-        datasets = [SimpleNamespace(name=e["name"], segments=rows) for e, rows in zip(entries, trained)]
+        trained = [
+            frames["rows"][(frames["source"] == n) & (frames["part"] == TRAINING)]
+            for n in range(len(entries))
+        ]
+        datasets = [
+            SimpleNamespace(name=e["name"], segments=rows) for e, rows in zip(entries, trained)
+        ]
         order = Order.from_json(spec, datasets)
         of = np.array([entry.get("of", number) for number, entry in enumerate(entries)])
         frames["source"] = of[frames["source"]]
         starts = state.get("starts")
         spans = []
         if not starts or starts[0]["step"]:
-            raise ConfigError(f"{root}: has no account of its first steps, which an earlier version of understudy made")
+            raise ConfigError(
+                f"{root}: has no account of its first steps, which an earlier version of "
+                "understudy made"
+            )
         for start, end in zip(starts, [*starts[1:], state], strict=True):
-            spans.append(Span(start["step"], start["position"], start["batch"], end["step"] - start["step"]))
+            spans.append(
+                Span(start["step"], start["position"], start["batch"], end["step"] - start["step"])
+            )
             if spans[-1].stop != end["position"]:
-                raise ConfigError(f"{root}: step {end['step']} begins at {end['position']}, not at {spans[-1].stop}")
-        journals = [entry for path in root.glob("substitutions-*.jsonl") for entry in read_journal(path)]
-        substitutes = sorted((e for e in journals if e.position < state["position"]), key=lambda e: e.position)
+                raise ConfigError(
+                    f"{root}: step {end['step']} begins at {end['position']}, not at "
+                    f"{spans[-1].stop}"
+                )
+        journals = [
+            entry for path in root.glob("substitutions-*.jsonl") for entry in read_journal(path)
+        ]
+        substitutes = sorted(
+            (e for e in journals if e.position < state["position"]), key=lambda e: e.position
+        )
         lines = (line for line in metrics_file.iterate(run.metrics) if line["kind"] == "train")
-        steps = np.array([(line["step"], line["skipped"]) for line in lines if line["step"] <= state["step"]], np.int64)
+        steps = np.array(
+            [(line["step"], line["skipped"]) for line in lines if line["step"] <= state["step"]],
+            np.int64,
+        )
         steps = steps.reshape(-1, 2)
         if not np.array_equal(steps[:, 0], np.arange(1, state["step"] + 1)):
-            raise ConfigError(f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file")
+            raise ConfigError(
+                f"{run.metrics}: has {len(steps)} of {state['step']} steps; restore the file"
+            )
         versions = latest_versions(record, state)
-        return cls(run, state, order, of, frames, sources, versions, spans, substitutes, steps[steps[:, 1] > 0, 0])
+        return cls(
+            run,
+            state,
+            order,
+            of,
+            frames,
+            sources,
+            versions,
+            spans,
+            substitutes,
+            steps[steps[:, 1] > 0, 0],
+        )
 
     @property
     def spec(self) -> Spec:
         """Spec of the order, in which updates are parts of their sources."""
         spec = self.order.spec
         schedule = [
-            Entry(entry.position, tuple(self.by_source(entry.slots).astype(int).tolist())) for entry in spec.schedule
+            Entry(entry.position, tuple(self.by_source(entry.slots).astype(int).tolist()))
+            for entry in spec.schedule
         ]
         return replace(spec, sources=spec.sources[: len(self.sources)], schedule=tuple(schedule))
 
@@ -105,7 +143,9 @@ class Account:
         return np.bincount(self.of[: len(shares)], shares, len(self.sources))
 
     def samples(self, spans: Sequence[Span], world_size: int = 1) -> Iterator[Samples]:
-        """Yield the samples of some steps, substitutes in their places; those of skipped steps weigh 0."""
+        """Yield the samples of some steps, substitutes in their places; those of skipped steps
+        weigh 0.
+        """
         positions = np.array([entry.position for entry in self.substitutes], np.int64)
         frames = self.frames
         for block in rows_of(self.order.locate, spans, world_size):
@@ -114,20 +154,27 @@ class Account:
             for entry in self.substitutes[low:high]:
                 row = entry.position - block.position[0]
                 if (entry.episode, entry.frame) != (block.episode[row], block.frame[row]):
-                    raise ConfigError(f"{self.run.root}: the substitute at position {entry.position} is of another run")
+                    raise ConfigError(
+                        f"{self.run.root}: the substitute at position {entry.position} is of "
+                        "another run"
+                    )
                 block.episode[row], block.frame[row] = entry.instead_episode, entry.instead_frame
             for source in np.unique(frames["source"][frames["part"] == WEIGHT]):
                 runs = (frames["source"] == source) & (frames["part"] == WEIGHT)
                 rows = np.flatnonzero(block.source == source)
                 starts = frames["episode"][runs] * EPISODE_STRIDE + frames["start"][runs]
                 packed = block.episode[rows] * EPISODE_STRIDE + block.frame[rows]
-                block.weight[rows] = frames["weight"][runs][np.searchsorted(starts, packed, "right") - 1]
+                block.weight[rows] = frames["weight"][runs][
+                    np.searchsorted(starts, packed, "right") - 1
+                ]
             block.weight[np.isin(block.step + 1, self.skipped)] = 0
             yield block
 
     def cut(self, first: int, stop: int) -> list[Span]:
         """Return the spans of the steps [first, stop)."""
-        cuts = [(span, max(first, span.step), min(stop, span.step + span.steps)) for span in self.spans]
+        cuts = [
+            (span, max(first, span.step), min(stop, span.step + span.steps)) for span in self.spans
+        ]
         return [
             Span(low, span.position + (low - span.step) * span.batch, span.batch, high - low)
             for span, low, high in cuts

@@ -1,7 +1,8 @@
 """How often each frame was trained on, counted over every sample of a run or of an order file.
 
-Memory is 4 bytes per frame, twice that at the end, and a block of samples. Steps of a run are numbered from 1, as in
-metrics.jsonl, those of a file as in its column `step`: checkpoint N holds the steps 1 to N, or 0 to N - 1.
+Memory is 4 bytes per frame, twice that at the end, and a block of samples. Steps of a run are
+numbered from 1, as in metrics.jsonl, those of a file as in its column `step`: checkpoint N holds
+the steps 1 to N, or 0 to N - 1.
 """
 
 import time
@@ -34,9 +35,13 @@ class FrameCounts:
         task: texts (K,).
     """
 
-    def __init__(self, names: Sequence[str], source: np.ndarray, rows: np.ndarray, task: np.ndarray) -> None:
+    def __init__(
+        self, names: Sequence[str], source: np.ndarray, rows: np.ndarray, task: np.ndarray
+    ) -> None:
         self.names = names
-        self._keys, first, inverse = np.unique(source * STRIDE + rows[:, 0], return_index=True, return_inverse=True)
+        self._keys, first, inverse = np.unique(
+            source * STRIDE + rows[:, 0], return_index=True, return_inverse=True
+        )
         self.source = source[first]
         self.episode = rows[first, 0]
         self.task = task[first]
@@ -62,7 +67,8 @@ class FrameCounts:
         """First sample of a marked episode."""
 
     def mark(self, name: str, texts: Sequence[str]) -> list[str]:
-        """Mark episodes, each text "ID", "FIRST-LAST" or "SOURCE:ID"; return those that lack episodes.
+        """Mark episodes, each text "ID", "FIRST-LAST" or "SOURCE:ID"; return those that lack
+        episodes.
 
         Raises:
             ConfigError: a text is none of these, or leaves the source open.
@@ -93,13 +99,16 @@ class FrameCounts:
         with Progress(total, "audit", "sample") as progress:
             for block in blocks:
                 chosen = np.flatnonzero(block.weight > 0)
-                row = np.searchsorted(self._keys, block.source[chosen] * STRIDE + block.episode[chosen])
+                row = np.searchsorted(
+                    self._keys, block.source[chosen] * STRIDE + block.episode[chosen]
+                )
                 np.add.at(self.counts, self.begins[row] + block.frame[chosen], 1)
                 skipped += len(block.weight) - len(chosen)
                 for mark, marked in self.marks.items():
                     if mark not in self.first and len(hit := chosen[marked[row]]):
                         place = {
-                            name: int(getattr(block, name)[hit[0]]) for name in ("step", "position", "episode", "frame")
+                            name: int(getattr(block, name)[hit[0]])
+                            for name in ("step", "position", "episode", "frame")
                         }
                         self.first[mark] = {"source": self.names[block.source[hit[0]]], **place}
                 progress.update(len(block.weight))
@@ -120,7 +129,10 @@ class FrameCounts:
             "seen": used * table["seen"],
             "samples": table["samples"],
         }
-        sums = {name: np.bincount(self.source, column, len(self.names)) for name, column in columns.items()}
+        sums = {
+            name: np.bincount(self.source, column, len(self.names))
+            for name, column in columns.items()
+        }
         result["sources"] = {
             source: {name: int(column[number]) for name, column in sums.items()}
             for number, source in enumerate(self.names)
@@ -131,26 +143,42 @@ class FrameCounts:
         }
 
     def _by_task(self, samples: np.ndarray) -> dict[str, int]:
-        """Sum the samples of the episodes (E,) by task, in episodes with several those of their frames."""
+        """Sum the samples of the episodes (E,) by task, in episodes with several those of their
+        frames.
+        """
         source, rows, tasks = self.parts
         row = np.searchsorted(self._keys, source * STRIDE + rows[:, 0])
-        ends = np.minimum(self.begins[row, None] + rows[:, 1:], self.begins[row + 1, None])  # frames may be left out
-        of_parts = np.add.reduceat(self.counts, ends.reshape(-1), dtype=np.int64)[::2] * (ends[:, 0] < ends[:, 1])
+        # frames may be left out
+        ends = np.minimum(self.begins[row, None] + rows[:, 1:], self.begins[row + 1, None])
+        of_parts = np.add.reduceat(self.counts, ends.reshape(-1), dtype=np.int64)[::2] * (
+            ends[:, 0] < ends[:, 1]
+        )
         whole = np.delete(np.arange(len(samples)), row)
-        texts, number = np.unique(np.append(self.task[whole], tasks).astype(str), return_inverse=True)
+        texts, number = np.unique(
+            np.append(self.task[whole], tasks).astype(str), return_inverse=True
+        )
         sums = np.bincount(number, np.append(samples[whole], of_parts))
         return dict(zip(texts.tolist(), sums.astype(int).tolist()))
 
     def table(self) -> dict[str, np.ndarray]:
-        """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of one of them."""
+        """Columns of the episodes; `seen` are frames that were trained on, `most` the samples of
+        one of them.
+        """
         begins = self.begins[:-1]
         columns = {
             "seen": np.add.reduceat(self.counts > 0, begins, dtype=np.uint32),
             "samples": np.add.reduceat(self.counts, begins, dtype=np.uint32),
             "most": np.maximum.reduceat(self.counts, begins),
         }
-        table = {"source": np.array(self.names)[self.source], "episode": self.episode, "task": self.task}
-        return table | {"frames": self.lengths, **{name: of * (self.lengths > 0) for name, of in columns.items()}}
+        table = {
+            "source": np.array(self.names)[self.source],
+            "episode": self.episode,
+            "task": self.task,
+        }
+        return table | {
+            "frames": self.lengths,
+            **{name: of * (self.lengths > 0) for name, of in columns.items()},
+        }
 
     def frames(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield the columns of the frames, block by block."""
@@ -159,10 +187,17 @@ class FrameCounts:
             row = np.searchsorted(self.begins, number, side="right") - 1
             names = np.array(self.names)[self.source[row]]
             frame = number - self.begins[row]
-            yield {"source": names, "episode": self.episode[row], "frame": frame, "samples": self.counts[number]}
+            yield {
+                "source": names,
+                "episode": self.episode[row],
+                "frame": frame,
+                "samples": self.counts[number],
+            }
 
 
-def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict[str, Any], FrameCounts]:
+def audit_run(
+    root: Path, step: int | str, without: Sequence[str]
+) -> tuple[dict[str, Any], FrameCounts]:
     """Count the samples of a run up to a checkpoint. Nothing in the run directory is changed.
 
     Args:
@@ -179,10 +214,13 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     data = account.state["settings"]["data"]
     part = frames["part"]
     used = frames["part"] <= VALIDATION
-    counts = FrameCounts(list(account.sources), *(frames[name][used] for name in ("source", "rows", "task")))
+    counts = FrameCounts(
+        list(account.sources), *(frames[name][used] for name in ("source", "rows", "task"))
+    )
     counts.parts = [frames[name][part == TASK] for name in ("source", "rows", "task")]
     roots = [source["root"] for source in data["sources"]] or [data["root"]]
-    dataset = np.array([roots.index(place) for place in roots]) * STRIDE  # sources may be parts of one dataset
+    # sources may be parts of one dataset
+    dataset = np.array([roots.index(place) for place in roots]) * STRIDE
     episodes = dataset[frames["source"]] + frames["episode"]
     episode = dataset[counts.source] + counts.episode
     counts.marks["validation"] = np.isin(episode, episodes[part == VALIDATION])
@@ -208,7 +246,9 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
     result["without"] |= {
         "unknown": unknown,
         "in_statistics": bool(
-            np.isin(episode[withdrawn], episodes[(part == TRAINING) & (frames["update"] == 0)]).any()
+            np.isin(
+                episode[withdrawn], episodes[(part == TRAINING) & (frames["update"] == 0)]
+            ).any()
         ),
         "checkpoints": [number for number in steps if first and number >= first["step"]],
     }
@@ -233,7 +273,8 @@ def audit_run(root: Path, step: int | str, without: Sequence[str]) -> tuple[dict
 def audit_file(
     path: Path, step: int | str, reserved: Sequence[str], without: Sequence[str]
 ) -> tuple[dict[str, Any], FrameCounts]:
-    """Count the samples of an order file of any trainer, those of steps below `step`; "latest": all.
+    """Count the samples of an order file of any trainer, those of steps below `step`; "latest":
+    all.
 
     `reserved` and `without`: see `FrameCounts.mark`.
 
@@ -249,14 +290,18 @@ def audit_file(
 
     def blocks() -> Iterator[Samples]:
         for block in file.blocks():
-            count = len(block.step) if step == "latest" else int(np.searchsorted(block.step, int(step)))
+            count = (
+                len(block.step) if step == "latest" else int(np.searchsorted(block.step, int(step)))
+            )
             if not count:
                 return
             yield Samples(*(column[:count] for column in block))
 
     for block in blocks():
         ends = np.append(stops, block.frame + 1)
-        keys, inverse = np.unique(np.append(keys, block.source * STRIDE + block.episode), return_inverse=True)
+        keys, inverse = np.unique(
+            np.append(keys, block.source * STRIDE + block.episode), return_inverse=True
+        )
         stops = np.zeros_like(keys)
         np.maximum.at(stops, inverse, ends)
         last = int(block.step[-1])
@@ -264,10 +309,15 @@ def audit_file(
         raise ConfigError(f"checkpoint: {step}: {path} has no step before it, or ends earlier")
     if stops.sum() * _COUNTER > available_memory():
         episode = int(keys[stops.argmax()] % STRIDE)
-        raise ConfigError(f"{path}: frame {stops.max() - 1} of episode {episode}: give the number in the episode")
+        raise ConfigError(
+            f"{path}: frame {stops.max() - 1} of episode {episode}: give the number in the episode"
+        )
     rows = np.stack([keys % STRIDE, stops * 0, stops], axis=1)
     counts = FrameCounts(file.names, keys // STRIDE, rows, np.full(len(keys), ""))
-    unknown = {mark: counts.mark(mark, ids) for mark, ids in (("validation", reserved), ("without", without))}
+    unknown = {
+        mark: counts.mark(mark, ids)
+        for mark, ids in (("validation", reserved), ("without", without))
+    }
     result = counts.count(blocks(), file.stop - file.start) | {"of": str(path)}
     result |= {} if step == "latest" else {"checkpoint": step}
     for mark, texts in unknown.items():

@@ -1,7 +1,7 @@
 """Augmentation of a batch and its way to the device, without any network.
 
-All random numbers are keyed by (seed, purpose, position), so a sample gets the same mode, shift and text on any rank,
-in any micro-batch and after any restart.
+All random numbers are keyed by (seed, purpose, position), so a sample gets the same mode, shift and
+text on any rank, in any micro-batch and after any restart.
 """
 
 from collections.abc import Mapping
@@ -35,12 +35,17 @@ def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Ten
         shares: share of each mode by name; they sum to 1.
     """
     bounds = np.cumsum([shares.get(mode, 0.0) for mode in MODES])
-    last = max(number for number, mode in enumerate(MODES) if shares.get(mode))  # where the sum is just below 1
+    # where the sum is just below 1
+    last = max(number for number, mode in enumerate(MODES) if shares.get(mode))
     drawn = sample_uniform(seed, "task mode", positions.numpy()).reshape(-1)
-    return torch.from_numpy(np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64))
+    return torch.from_numpy(
+        np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64)
+    )
 
 
-def apply_augmentation(batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
+def apply_augmentation(
+    batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
+) -> dict[str, Any]:
     """Shift the images and drop some instructions; `batch["position"]` keys the random numbers."""
     return shift_cameras(drop_instructions(batch, augment, seed), cameras, augment, seed)
 
@@ -58,9 +63,11 @@ def drop_instructions(batch: Batch, augment: "AugmentConfig", seed: int) -> dict
 
 
 def drop_metadata(batch: Batch, data: "DataConfig", seed: int) -> dict[str, Any]:
-    """Drop metadata from some prompts, on the host: each field for its share of the samples, and all for a share.
+    """Drop metadata from some prompts, on the host: each field for its share of the samples, and
+    all for a share.
 
-    Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next one.
+    Fields draw independently; `batch["position"]` keys the draws, so an epoch differs from the next
+    one.
     """
     if PROMPT_METADATA not in batch:
         return dict(batch)
@@ -71,33 +78,53 @@ def drop_metadata(batch: Batch, data: "DataConfig", seed: int) -> dict[str, Any]
         for name, share in data.prompt_metadata.items()
     }
     metadata = [
-        "" if all_of[row] else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
+        ""
+        if all_of[row]
+        else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
         for row, lines in enumerate(batch[PROMPT_METADATA])
     ]
     return {**batch, PROMPT_METADATA: metadata}
 
 
-def shift_cameras(batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int) -> dict[str, Any]:
+def shift_cameras(
+    batch: Batch, cameras: tuple[str, ...], augment: "AugmentConfig", seed: int
+) -> dict[str, Any]:
     """Shift the images of each sample by a few pixels, on the device of the images."""
     changed = dict(batch)
     for camera in cameras if augment.shift else ():
-        draws = torch.from_numpy(sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,)))
-        images = batch[camera]  # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
-        shifted = shift_images(images.flatten(1, -3), to_device(draws, images.device), augment.shift)
+        draws = torch.from_numpy(
+            sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,))
+        )
+        # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
+        images = batch[camera]
+        shifted = shift_images(
+            images.flatten(1, -3), to_device(draws, images.device), augment.shift
+        )
         changed[camera] = shifted.view_as(images)
     return changed
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on the host."""
+    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on
+    the host.
+    """
     return {
-        key: to_device(value, device) if isinstance(value, Tensor) and key not in HOST_KEYS else value
+        key: to_device(value, device)
+        if isinstance(value, Tensor) and key not in HOST_KEYS
+        else value
         for key, value in batch.items()
     }
 
 
 def draw_on_device(
-    spec: Mapping[str, RandomSpec], seed: int, positions: Tensor, device: torch.device, purpose: str = ""
+    spec: Mapping[str, RandomSpec],
+    seed: int,
+    positions: Tensor,
+    device: torch.device,
+    purpose: str = "",
 ) -> Draws:
     """Draw random numbers, keyed as by `policies/draws.py`, and copy them to `device`."""
-    return {name: to_device(values, device) for name, values in make_draws(spec, seed, positions, purpose).items()}
+    return {
+        name: to_device(values, device)
+        for name, values in make_draws(spec, seed, positions, purpose).items()
+    }

@@ -1,4 +1,6 @@
-"""The training loop, from the current step to the end or a stop request: train, log, validate, checkpoint."""
+"""The training loop, from the current step to the end or a stop request: train, log, validate,
+checkpoint.
+"""
 
 import logging
 import platform
@@ -69,7 +71,9 @@ def run_steps(
                 saver.wait()  # raises the error of the save
             complete = state.step == config.steps
             last = complete or stopping
-            validate_now = validation is not None and (complete or _is_due(state.step, config.val.every))
+            validate_now = validation is not None and (
+                complete or _is_due(state.step, config.val.every)
+            )
             hooks_now = hooks.due(state.step)
             save = last or _is_due(state.step, config.checkpoint.every)
             if validate_now or hooks_now or save or _is_due(state.step, config.log.every):
@@ -80,7 +84,8 @@ def run_steps(
             if validate_now and validation is not None:
                 result, error = validate_and_log(state, validation, stop, log)
                 last = last or result is None
-            if hooks_now:  # before the checkpoint, so that a run resumed from it finds the work in the queue
+            # before the checkpoint, so that a run resumed from it finds the work in the queue
+            if hooks_now:
                 hooks.enqueue(state.step, state.eval_policy, gather_weights(state))
             # Steps that change nothing must not displace good checkpoints.
             save = last or (save and not runner.stalled)
@@ -106,9 +111,15 @@ def run_steps(
 
 
 def make_pending_validation(
-    state: TrainState, validation: ValidationData, saver: Saver, log: MetricsLog, stop: Stop, path: Path
+    state: TrainState,
+    validation: ValidationData,
+    saver: Saver,
+    log: MetricsLog,
+    stop: Stop,
+    path: Path,
 ) -> bool:
-    """Make the validation that the checkpoint `path` still lacks; returns False after a stop request.
+    """Make the validation that the checkpoint `path` still lacks; returns False after a stop
+    request.
 
     Raises:
         ValidationFailed: validation frames cannot be read.
@@ -132,17 +143,22 @@ def make_pending_validation(
 def _best_of(state: TrainState, tensors: dict[str, torch.Tensor], saved: Record) -> Best:
     """Weights to export, without moments, and the state to save with them."""
     chosen = {name: tensors[name] for name in precision.export_names(tensors).values()}
-    trained = [name for name, parameter in state.policy.named_parameters() if parameter.requires_grad]
+    trained = [
+        name for name, parameter in state.policy.named_parameters() if parameter.requires_grad
+    ]
     return Best(chosen, {**saved, checkpoint.TRAINED: trained})
 
 
 def gather_weights(state: TrainState) -> dict[str, torch.Tensor]:
-    """Gather the weights to export on rank 0, whole, float32, adapters merged; all ranks call this together."""
+    """Gather the weights to export on rank 0, whole, float32, adapters merged; all ranks call this
+    together.
+    """
     whole = dict[str, torch.Tensor]()
     tensors = state.tensors()
     for name, stored in precision.export_names(tensors).items():
         tensor = tensors[stored]
-        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a collective: on every rank
+        # a collective: on every rank
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         if state.mesh.rank == 0:
             whole[name] = full.cpu().float() if full.dtype == torch.bfloat16 else full.cpu()
     return merge_adapters(whole, state.config.lora.scale)
@@ -153,7 +169,9 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _checkpoint_state(state: TrainState, loader: Loader, result: Record | None) -> dict[str, Any]:
-    """State of a checkpoint besides its tensors. result: of its validation; None if that is still to be made."""
+    """State of a checkpoint besides its tensors. result: of its validation; None if that is still
+    to be made.
+    """
     pending = {checkpoint.PENDING: True} if result is None else {}
     return {
         **pending,
@@ -188,7 +206,9 @@ class TrainingStalled(UnderstudyError, OSError):
 
 
 class StepRunner:
-    """Runs steps, collects their results until they are logged, and shows a progress line on rank 0."""
+    """Runs steps, collects their results until they are logged, and shows a progress line on rank
+    0.
+    """
 
     def __init__(self, state: TrainState, loader: Loader, log: MetricsLog) -> None:
         self._state = state
@@ -201,7 +221,12 @@ class StepRunner:
         self._skipped = 0  # consecutive skipped steps
         self._all_skipped = state.step == 0
         self._bar = Progress(
-            state.config.steps, "train", "step", done=state.step, shown=state.mesh.rank == 0, last=True
+            state.config.steps,
+            "train",
+            "step",
+            done=state.step,
+            shown=state.mesh.rank == 0,
+            last=True,
         )
         self._cuts = CutSamples(state.mesh, state.config.batch_size, self._bar.write)
 
@@ -220,7 +245,8 @@ class StepRunner:
         """Log the steps since the last call. Only here the run waits for the device.
 
         Raises:
-            TrainingStalled: on all ranks: `max_skipped_steps` consecutive steps changed nothing, or all of the run did.
+            TrainingStalled: on all ranks: `max_skipped_steps` consecutive steps changed nothing, or
+                all of the run did.
         """
         with timer("logging"):
             records, note = self._read_pending()
@@ -228,11 +254,19 @@ class StepRunner:
                 figures = [batch_figures(self._loader.order, first) for first in self._firsts]
                 for record, of_batch in zip(records, figures):
                     record |= of_batch
-                self._bar.set_note(f"{note}, {np.mean([one['episodes'] for one in figures]):.4g} episodes in a batch")
+                self._bar.set_note(
+                    f"{note}, {np.mean([one['episodes'] for one in figures]):.4g} episodes in a "
+                    "batch"
+                )
             self._firsts.clear()
             parts = sum_counts(self._state.mesh, self._parts)
             self._parts.clear()
-            self._log.log_all([*records, self._clock.record(self._state.step, self._state.config.batch_size, parts)])
+            self._log.log_all(
+                [
+                    *records,
+                    self._clock.record(self._state.step, self._state.config.batch_size, parts),
+                ]
+            )
         self._check_progress(records)
 
     def _check_progress(self, records: list[dict[str, Any]]) -> None:
@@ -240,12 +274,15 @@ class StepRunner:
         for record in records:
             self._skipped = self._skipped + 1 if record["skipped"] else 0
             self._all_skipped = self._all_skipped and bool(record["skipped"])
-            if self._skipped >= config.max_skipped_steps or (self._all_skipped and record["step"] == config.steps):
+            if self._skipped >= config.max_skipped_steps or (
+                self._all_skipped and record["step"] == config.steps
+            ):
                 first = record["step"] - self._skipped + 1
                 raise TrainingStalled(
-                    f"steps {first} to {record['step']}: the gradient is not finite, so no weight changes "
-                    f"(max_skipped_steps {config.max_skipped_steps}); look for values out of range, or lower optim.lr "
-                    f"({config.optim.lr:g}); {config.output_dir} resumes from its last checkpoint, if it has one"
+                    f"steps {first} to {record['step']}: the gradient is not finite, so no weight "
+                    f"changes (max_skipped_steps {config.max_skipped_steps}); look for values out "
+                    f"of range, or lower optim.lr ({config.optim.lr:g}); {config.output_dir} "
+                    "resumes from its last checkpoint, if it has one"
                 )
 
     @property
@@ -261,39 +298,61 @@ class StepRunner:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._cuts.summarize()
         self._bar.close(failed=error is not None)
 
     def _read_pending(self) -> tuple[list[dict[str, Any]], str]:
-        """Read the pending results from the device: a record of each step, and the progress line's losses."""
+        """Read the pending results from the device: a record of each step, and the progress line's
+        losses.
+        """
         steps, rates, cuts, results = zip(*self._pending)
         self._pending.clear()
         figures, terms, groups = self._read_results(results)
         names = list(self._state.weights)
         means = term_means(names, terms.sum(axis=0)) if len(names) > 1 else {}
         parts = ", ".join(f"{term} {mean['loss']:.4f}" for term, mean in means.items())
-        note = f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (f" ({parts})" if parts else "")
+        note = f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (
+            f" ({parts})" if parts else ""
+        )
         cut = self._cuts.add(list(steps), list(cuts))
         records = []
-        for number, (step, lr, (loss, norm, skip), counts) in enumerate(zip(steps, rates, figures, cut)):
+        for number, (step, lr, (loss, norm, skip), counts) in enumerate(
+            zip(steps, rates, figures, cut)
+        ):
             if skip:
-                self._bar.write(f"step {step}: the gradient is not finite; the weights were not changed")
-            record = {"kind": "train", "step": step, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": int(skip)}
+                self._bar.write(
+                    f"step {step}: the gradient is not finite; the weights were not changed"
+                )
+            record = {
+                "kind": "train",
+                "step": step,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": norm,
+                "skipped": int(skip),
+            }
             record["terms"] = term_means(names, terms[number])
             for kind, of_kind in groups.items():
                 entries = {name: term_means(names, sums[number]) for name, sums in of_kind.items()}
-                record[f"{kind}s"] = {name: {"terms": means} for name, means in entries.items() if means}
+                record[f"{kind}s"] = {
+                    name: {"terms": means} for name, means in entries.items() if means
+                }
             records.append({**record, "cut": counts} if counts else record)
         return records, note
 
     def _read_results(
         self, results: Sequence[StepResult]
     ) -> tuple[list[list[float]], np.ndarray, dict[str, dict[str, np.ndarray]]]:
-        """Read N results in one go: (loss, norm, skipped) of each, and sums and counts of terms, float64 [N, 2, K].
+        """Read N results in one go: (loss, norm, skipped) of each, and sums and counts of terms,
+        float64 [N, 2, K].
 
-        The last value has those of each group, by kind and name; with several ranks they are exchanged here.
+        The last value has those of each group, by kind and name; with several ranks they are
+        exchanged here.
         """
         scalars = torch.stack([torch.stack(result[:3]) for result in results]).double()
         tensors = [scalars, torch.stack([result.terms for result in results]).flatten(1)]
@@ -319,14 +378,19 @@ def term_means(names: Sequence[str], sums: np.ndarray) -> dict[str, dict[str, fl
         sums: float64 (2, K): sums and counts.
     """
     return {
-        term: {"loss": float(total / count), "elements": int(count) if count == int(count) else float(count)}
+        term: {
+            "loss": float(total / count),
+            "elements": int(count) if count == int(count) else float(count),
+        }
         for term, total, count in zip(names, *sums)
         if count
     }
 
 
 class _Clock:
-    """Speed and share of waiting between two logs; `restart` leaves out validations and checkpoints."""
+    """Speed and share of waiting between two logs; `restart` leaves out validations and
+    checkpoints.
+    """
 
     def __init__(self, loader: Loader, step: int) -> None:
         self._loader = loader
@@ -353,7 +417,8 @@ class _Clock:
 def _peak_bytes() -> dict[str, int]:
     """Largest memory of this process so far: resident on the host, and allocated on its GPU."""
     peaks = {
-        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024)
     }
     if torch.cuda.is_initialized():
         peaks["gpu_bytes"] = torch.cuda.max_memory_allocated()
@@ -361,12 +426,19 @@ def _peak_bytes() -> dict[str, int]:
 
 
 def count_cuts(batch: Batch) -> dict[str, int]:
-    """Count the cut samples of a batch on the host, by name: `prompt_is_cut` bool [B] counts as `prompt`."""
-    return {key.removesuffix(CUT_SUFFIX): int(mark.sum()) for key, mark in batch.items() if key.endswith(CUT_SUFFIX)}
+    """Count the cut samples of a batch on the host, by name: `prompt_is_cut` bool [B] counts as
+    `prompt`.
+    """
+    return {
+        key.removesuffix(CUT_SUFFIX): int(mark.sum())
+        for key, mark in batch.items()
+        if key.endswith(CUT_SUFFIX)
+    }
 
 
 class CutSamples:
-    """Counts of cut samples over all ranks, with a message at the first of each name and one at the end.
+    """Counts of cut samples over all ranks, with a message at the first of each name and one at the
+    end.
 
     Args:
         mesh: the ranks.
@@ -382,7 +454,8 @@ class CutSamples:
         self._steps = 0
 
     def add(self, steps: list[int], counts: list[dict[str, int]]) -> list[dict[str, int]]:
-        """Return the counts of some steps over all ranks, which call this together; {} where nothing is marked.
+        """Return the counts of some steps over all ranks, which call this together; {} where
+        nothing is marked.
 
         Args:
             steps: the steps.
@@ -391,12 +464,18 @@ class CutSamples:
         if not any(counts):
             return counts
         ranks = self._mesh.gather(counts)
-        summed = [{name: sum(counted[name] for counted in of_step) for name in of_step[0]} for of_step in zip(*ranks)]
+        summed = [
+            {name: sum(counted[name] for counted in of_step) for name in of_step[0]}
+            for of_step in zip(*ranks)
+        ]
         self._steps += len(steps)
         for step, of_step in zip(steps, summed):
             for name, count in of_step.items():
                 if count and not self._cut[name]:
-                    self._write(f"step {step}: {count} of {self._batch_size} samples have a {_described(name)}")
+                    self._write(
+                        f"step {step}: {count} of {self._batch_size} samples have a "
+                        f"{_described(name)}"
+                    )
                 self._cut[name] += count
         return summed
 
@@ -405,9 +484,16 @@ class CutSamples:
         for name, count in self._cut.items():
             if count:
                 share = count / (self._steps * self._batch_size)
-                self._write(f"{share:.2%} of the samples since the start or resume have a {_described(name)}")
+                self._write(
+                    f"{share:.2%} of the samples since the start or resume have a "
+                    f"{_described(name)}"
+                )
 
 
 def _described(name: str) -> str:
-    lost = "values beyond it were replaced by its ends" if name.endswith("_range") else "its end was not trained on"
+    lost = (
+        "values beyond it were replaced by its ends"
+        if name.endswith("_range")
+        else "its end was not trained on"
+    )
     return f"cut {name.replace('_', ' ')}, so that {lost} (metrics.jsonl counts them per step)"

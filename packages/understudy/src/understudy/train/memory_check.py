@@ -1,4 +1,6 @@
-"""Memory of the state of a run, against that of its machine and its GPU, before anything is allocated."""
+"""Memory of the state of a run, against that of its machine and its GPU, before anything is
+allocated.
+"""
 
 import torch
 
@@ -10,7 +12,8 @@ from understudy_kit.config.limits import available_memory
 
 
 def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
-    """Raise ConfigError where a network that each process builds whole, in float32, exceeds the memory of the machine.
+    """Raise ConfigError where a network that each process builds whole, in float32, exceeds the
+    memory of the machine.
 
     Args:
         policy: the policy on the meta device.
@@ -22,7 +25,8 @@ def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> 
 
 
 def check_filled_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
-    """Raise ConfigError where the weights that each process fills, in their dtypes, exceed the memory of the machine.
+    """Raise ConfigError where the weights that each process fills, in their dtypes, exceed the
+    memory of the machine.
 
     On a GPU they are filled there, and the machine needs no memory for them.
 
@@ -42,8 +46,9 @@ def _check_host(policy: Policy, mesh: Mesh, size: int, free: int | None) -> None
     if needed > available:
         count = sum(weight.numel() for weight in policy.parameters())
         raise ConfigError(
-            f"policy: {count:,} parameters take {needed / 1e9:,.1f} GB in {mesh.local_world_size} processes, and this "
-            f"machine has {available / 1e9:,.1f} GB: choose a smaller network (policy.*)"
+            f"policy: {count:,} parameters take {needed / 1e9:,.1f} GB in {mesh.local_world_size} "
+            f"processes, and this machine has {available / 1e9:,.1f} GB: choose a smaller network "
+            "(policy.*)"
         )
 
 
@@ -53,16 +58,21 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int | None) -> None:
-    """Raise ConfigError where weights, gradients, moments and average alone exceed the `free` bytes of a GPU."""
+    """Raise ConfigError where weights, gradients, moments and average alone exceed the `free` bytes
+    of a GPU.
+    """
     if free is None:
         return
     trained = 14 if config.precision == "bf16-split" else 16
     averaged = 4 if config.optim.ema.decay else 0
-    needed = sum(p.numel() * (trained + averaged if p.requires_grad else p.element_size()) for p in policy.parameters())
+    needed = sum(
+        p.numel() * (trained + averaged if p.requires_grad else p.element_size())
+        for p in policy.parameters()
+    )
     needed //= mesh.shape[1]
     if needed > free:
         raise ConfigError(
-            f"policy: weights, gradients and optimizer state take {needed / 1e9:,.1f} GB on each GPU, and "
-            f"{free / 1e9:,.1f} GB are free: set parallel.dp_shard, lora.rank or optim.freeze; `understudy plan` shows "
-            f"the memory of other settings"
+            f"policy: weights, gradients and optimizer state take {needed / 1e9:,.1f} GB on each "
+            f"GPU, and {free / 1e9:,.1f} GB are free: set parallel.dp_shard, lora.rank or "
+            "optim.freeze; `understudy plan` shows the memory of other settings"
         )

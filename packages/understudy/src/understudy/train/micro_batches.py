@@ -1,8 +1,8 @@
 """Micro-batches: the parts of a rank's share of a batch that are computed one after the other.
 
-The batch is the contract. A cut neither chooses nor moves nor drops a sample: parts are consecutive samples in position
-order. They depend on the batch, the settings and the largest number of parts on any rank. All ranks run equally many
-parts, because the collectives of sharded weights must match.
+The batch is the contract. A cut neither chooses nor moves nor drops a sample: parts are consecutive
+samples in position order. They depend on the batch, the settings and the largest number of parts on
+any rank. All ranks run equally many parts, because the collectives of sharded weights must match.
 
     micro_batch_size             equal parts of that many samples
     max_num_tokens, max_samples  the longest parts within both limits, without look-ahead
@@ -54,15 +54,21 @@ class PartCounts(NamedTuple):
     """Tokens that the network computes, padding included."""
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """Figures of speed: `samples_per_part`, and with tokens `tokens_per_s` and `valid_share`."""
+        """Figures of speed: `samples_per_part`, and with tokens `tokens_per_s` and
+        `valid_share`.
+        """
         figures = {"samples_per_part": self.samples / self.parts}
         if self.tokens:
-            figures |= {"tokens_per_s": self.tokens / seconds, "valid_share": self.tokens / self.processed}
+            figures |= {
+                "tokens_per_s": self.tokens / seconds,
+                "valid_share": self.tokens / self.processed,
+            }
         return figures
 
 
 def sum_counts(mesh: Mesh, steps: Sequence[PartCounts | None]) -> PartCounts | None:
-    """Sum the counts of some steps over all ranks, which call this together; None where there are none.
+    """Sum the counts of some steps over all ranks, which call this together; None where there are
+    none.
 
     Steps of one part without tokens have nothing to sum, so that they need no exchange.
     """
@@ -97,7 +103,9 @@ def cut_batch(
     if config.max_num_tokens is None and config.max_samples is None:
         spans = even_spans(samples, num_micro_batches(config, mesh))
     else:
-        rank_spans = fill_spans(samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position"))
+        rank_spans = fill_spans(
+            samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position")
+        )
         spans = spread_spans(rank_spans, mesh.largest(len(rank_spans)))
     parts = take_parts(batch, draws, spans)
     processed = sum(policy.processed_tokens(part.batch) for part in parts)
@@ -126,19 +134,27 @@ def fill_spans(
         positions: int64 [samples] on the host, positions of the samples for the message.
 
     Raises:
-        ConfigError: a sample has more than `max_num_tokens` tokens, or `tokens` is None with that limit.
+        ConfigError: a sample has more than `max_num_tokens` tokens, or `tokens` is None with that
+            limit.
     """
     if max_num_tokens is not None and tokens is None:
-        raise ConfigError(f"max_num_tokens: {max_num_tokens}: this policy has no tokens; set max_samples")
+        raise ConfigError(
+            f"max_num_tokens: {max_num_tokens}: this policy has no tokens; set max_samples"
+        )
     spans = list[Span]()
     low = 0
     total = 0
     for number in range(samples):
         size = 0 if tokens is None or max_num_tokens is None else tokens[number]
         if max_num_tokens is not None and size > max_num_tokens:
-            where = f"sample {number} of the batch" if positions is None else f"position {int(positions[number])}"
+            where = (
+                f"sample {number} of the batch"
+                if positions is None
+                else f"position {int(positions[number])}"
+            )
             raise ConfigError(
-                f"max_num_tokens: {max_num_tokens}: the sample at {where} has {size} tokens; set {size} or more"
+                f"max_num_tokens: {max_num_tokens}: the sample at {where} has {size} tokens; set "
+                f"{size} or more"
             )
         over = max_num_tokens is not None and total + size > max_num_tokens
         if number > low and (over or number - low == max_samples):
@@ -150,7 +166,9 @@ def fill_spans(
 
 
 def spread_spans(spans: Sequence[Span], count: int) -> list[Span]:
-    """Halve the longest spans (the first of them) until there are `count`; empty ones follow spans of one sample."""
+    """Halve the longest spans (the first of them) until there are `count`; empty ones follow spans
+    of one sample.
+    """
     parts = list(spans)
     while len(parts) < count:
         longest = max(range(len(parts)), key=lambda number: parts[number][1] - parts[number][0])
@@ -163,10 +181,13 @@ def spread_spans(spans: Sequence[Span], count: int) -> list[Span]:
 
 
 def take_parts(batch: Batch, draws: Draws, spans: Sequence[Span]) -> list[MicroBatch]:
-    """Take micro-batches out of a batch; an empty span becomes an `IdleMicroBatch` of the sample before it."""
+    """Take micro-batches out of a batch; an empty span becomes an `IdleMicroBatch` of the sample
+    before it.
+    """
 
     def cut(value: Any, low: int, high: int) -> Any:
-        # A copy, not a view: where a tensor begins in memory may decide how a matrix product is rounded.
+        # A copy, not a view: where a tensor begins in memory may decide how a matrix product is
+        # rounded.
         part = value[low:high]
         return part.clone() if len(spans) > 1 and isinstance(part, Tensor) else part
 
@@ -174,7 +195,12 @@ def take_parts(batch: Batch, draws: Draws, spans: Sequence[Span]) -> list[MicroB
     for low, high in spans:
         span = (low, high) if high > low else (low - 1, low)
         kind = MicroBatch if high > low else IdleMicroBatch
-        parts.append(kind({k: cut(v, *span) for k, v in batch.items()}, {k: cut(v, *span) for k, v in draws.items()}))
+        parts.append(
+            kind(
+                {k: cut(v, *span) for k, v in batch.items()},
+                {k: cut(v, *span) for k, v in draws.items()},
+            )
+        )
     return parts
 
 
@@ -189,35 +215,40 @@ def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> 
     if config.micro_batch_size:
         return config.micro_batch_size
     share = -(-config.batch_size // world_size)
-    by_tokens = share if config.max_num_tokens is None or not tokens else config.max_num_tokens // tokens
+    by_tokens = (
+        share if config.max_num_tokens is None or not tokens else config.max_num_tokens // tokens
+    )
     return max(1, min(share, config.max_samples or share, by_tokens))
 
 
 def check_budget(policy: Policy, config: "TrainConfig", data: "RunData") -> None:
     """Raise ConfigError where a sample of the data could have more tokens than `max_num_tokens`.
 
-    A sample is taken to have all cameras of its source, and texts as long as the policy takes. So no sample of a
-    run that starts exceeds the budget later.
+    A sample is taken to have all cameras of its source, and texts as long as the policy takes. So
+    no sample of a run that starts exceeds the budget later.
     """
     if config.max_num_tokens is None:
         return
     tokens = largest_tokens(policy, config, data)
     if tokens is None:
         raise ConfigError(
-            f"max_num_tokens: {config.max_num_tokens}: a policy of type {policy.config.type} has no tokens; "
-            "set max_samples"
+            f"max_num_tokens: {config.max_num_tokens}: a policy of type {policy.config.type} has "
+            "no tokens; set max_samples"
         )
     most = max(tokens)
     if most > config.max_num_tokens:
         raise ConfigError(
-            f"max_num_tokens: {config.max_num_tokens}: a sample of source {data.names[tokens.index(most)]} may have "
-            f"{most} tokens, with its cameras and the longest texts of the policy; set {most} or more, or lower the "
-            "limits of its texts (policy.*_tokens)"
+            f"max_num_tokens: {config.max_num_tokens}: a sample of source "
+            f"{data.names[tokens.index(most)]} may have {most} tokens, with its cameras and the "
+            f"longest texts of the policy; set {most} or more, or lower the limits of its texts "
+            "(policy.*_tokens)"
         )
 
 
 def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Sequence[int] | None:
-    """Return the tokens of the largest possible sample of each source; None: the policy has no tokens."""
+    """Return the tokens of the largest possible sample of each source; None: the policy has no
+    tokens.
+    """
     rows = len(data.names)
     network = policy.config
     windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
@@ -235,5 +266,7 @@ def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Se
     }
     for camera in data.cameras:
         batch[camera] = torch.zeros(rows, 3, 1, 1, dtype=torch.uint8)
-        batch[f"{camera}_is_missing"] = torch.tensor([camera in part.missing_cameras for part in data.training])
+        batch[f"{camera}_is_missing"] = torch.tensor(
+            [camera in part.missing_cameras for part in data.training]
+        )
     return policy.tokens(policy.largest_inputs(batch))

@@ -1,14 +1,16 @@
 """One optimizer step: augment the batch, back-propagate, clip, update.
 
-The loss of a step is, per term, the sum over all valid elements of the global batch divided by their number. It does
-not depend on ranks and micro-batches: elements are counted over all ranks once, before the backward pass, and gradients
-are summed, not averaged. A mean of per-rank means would be another loss wherever padding differs between ranks. Where
-samples have the weights w (`LOSS_WEIGHT`), a term is sum(w * loss) / sum(w * count), both over the global batch.
+The loss of a step is, per term, the sum over all valid elements of the global batch divided by
+their number. It does not depend on ranks and micro-batches: elements are counted over all ranks
+once, before the backward pass, and gradients are summed, not averaged. A mean of per-rank means
+would be another loss wherever padding differs between ranks. Where samples have the weights w
+(`LOSS_WEIGHT`), a term is sum(w * loss) / sum(w * count), both over the global batch.
 
-All random numbers are keyed by (seed, purpose, position), so a sample gets the same noise, time, shift and text on any
-rank and in any micro-batch. Numbers that the policy draws for itself (dropout) are keyed by the seed and the first
-position of the micro-batch: the same layout repeats them, another one draws others. Nothing here waits for the device:
-losses and norms stay tensors until the run reads them.
+All random numbers are keyed by (seed, purpose, position), so a sample gets the same noise, time,
+shift and text on any rank and in any micro-batch. Numbers that the policy draws for itself
+(dropout) are keyed by the seed and the first position of the micro-batch: the same layout repeats
+them, another one draws others. Nothing here waits for the device: losses and norms stay tensors
+until the run reads them.
 """
 
 import sys
@@ -37,7 +39,9 @@ from understudy_data.order.random import make_key
 
 
 class Timer(Protocol):
-    """Argument of a step, which names its phases: `with timer("backward"): ...`. Training passes `NULL`."""
+    """Argument of a step, which names its phases: `with timer("backward"): ...`. Training passes
+    `NULL`.
+    """
 
     def __call__(self, phase: str) -> AbstractContextManager[object]:
         """Return the context of a phase of a step."""
@@ -56,7 +60,9 @@ NO_GROUPS: Mapping[str, int] = MappingProxyType({})
 
 
 class StepResult(NamedTuple):
-    """Result of a step on the policy's device: float32 scalars, equal on all ranks, and sums for metrics."""
+    """Result of a step on the policy's device: float32 scalars, equal on all ranks, and sums for
+    metrics.
+    """
 
     loss: Tensor
     """Loss of the global batch before the step."""
@@ -84,10 +90,11 @@ def optimizer_step(
     timer: Timer = NULL,
     check: bool = False,
 ) -> StepResult:
-    """Run forward and backward per micro-batch, clip the gradient to norm `clip`, update at rate `lr`.
+    """Run forward and backward per micro-batch, clip the gradient to norm `clip`, update at rate
+    `lr`.
 
-    A gradient that is not finite on any rank changes neither weights nor moments nor step counts on any rank, bit for
-    bit. The host does not wait for that: the kernel reads the flag on the device.
+    A gradient that is not finite on any rank changes neither weights nor moments nor step counts on
+    any rank, bit for bit. The host does not wait for that: the kernel reads the flag on the device.
 
     Args:
         policy: the weights to train.
@@ -97,29 +104,35 @@ def optimizer_step(
         lr: learning rate before the factors of groups.
         clip: largest global norm of the gradient.
         weights: weights of the loss terms to compute, by name.
-        groups: keys of the batch with a number per sample -> how many numbers there are, for `StepResult.groups`.
+        groups: keys of the batch with a number per sample -> how many numbers there are, for
+            `StepResult.groups`.
         seed: seed of the numbers that the policy draws for itself.
         timer: measures the phases.
-        check: report parameters that the loss does not reach (`distributed/unused_parameters.py`), and generators that
-            the policy draws from.
+        check: report parameters that the loss does not reach (`distributed/unused_parameters.py`),
+            and generators that the policy draws from.
 
     Raises:
-        ConfigError: the ranks enter different blocks. With `check`: the losses of the ranks do not reach the same
-            parameters. Samples have weights, and the policy counts elements per batch only.
+        ConfigError: the ranks enter different blocks. With `check`: the losses of the ranks do not
+            reach the same parameters. Samples have weights, and the policy counts elements per
+            batch only.
     """
     optimizer.zero_grad()
     terms = list(weights)
     factors = list(weights.values())
     of_groups = list[Tensor]()
     with timer("communication"):
-        elements = sum_counts(policy, [p for p in parts if not isinstance(p, IdleMicroBatch)], terms, mesh)  # [K]
+        # [K]
+        elements = sum_counts(
+            policy, [p for p in parts if not isinstance(p, IdleMicroBatch)], terms, mesh
+        )
         counts = elements.masked_fill(elements == 0, 1)
     accumulator = Float64GradAccumulator(optimizer, mesh, len(parts))
     sums = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for number, part in enumerate(parts):
         is_checked = check and number == 0
         sync_gradients(policy, mesh, last=number == len(parts) - 1)
-        # Around the backward pass, too: a block that is recomputed there returns to the numbers of its forward pass.
+        # Around the backward pass, too: a block that is recomputed there returns to the numbers of
+        # its forward pass.
         with keyed_generators(_part_key(seed, part), mesh.device) as moved:
             with (
                 timer("forward"),
@@ -128,7 +141,9 @@ def optimizer_step(
             ):
                 losses = policy.sample_losses(*part, terms=terms)
                 totals = _sum_losses(losses, terms, part)
-                loss = torch.stack([factor * total for factor, total in zip(factors, totals / counts)]).sum()
+                loss = torch.stack(
+                    [factor * total for factor, total in zip(factors, totals / counts)]
+                ).sum()
             if is_checked:
                 check_unused_parameters(policy, leaves, loss, mesh)
                 _report_own_draws(policy, moved(), mesh)
@@ -140,13 +155,19 @@ def optimizer_step(
             of_groups.append(group_sums(losses, terms, part.batch, groups))
     accumulator.finish()
     reduced, norm, skipped = _clip_and_update(optimizer, sums, mesh, lr, clip, timer)
-    mean = torch.stack([factor * total for factor, total in zip(factors, reduced[:-1] / counts)]).sum()
+    mean = torch.stack(
+        [factor * total for factor, total in zip(factors, reduced[:-1] / counts)]
+    ).sum()
     sums = torch.stack([reduced[:-1], elements.double()])
-    return StepResult(mean.float(), norm, skipped, sums, torch.stack(of_groups).sum(dim=0) if of_groups else None)
+    return StepResult(
+        mean.float(), norm, skipped, sums, torch.stack(of_groups).sum(dim=0) if of_groups else None
+    )
 
 
 def _part_key(seed: int, part: MicroBatch) -> int:
-    """Key of the numbers that a policy draws for itself in a micro-batch: of the seed and its first position."""
+    """Key of the numbers that a policy draws for itself in a micro-batch: of the seed and its first
+    position.
+    """
     positions = part.batch.get("position")
     first = int(positions.numpy()[0]) if positions is not None and has_values(positions) else 0
     return make_key(seed, "losses", first)
@@ -156,15 +177,18 @@ def _report_own_draws(policy: Policy, generators: Sequence[str], mesh: Mesh) -> 
     """Print that the losses of the policy draw from global generators, if they do."""
     if generators and mesh.rank == 0:
         print(
-            f"{type(policy).__name__}.losses draws numbers of its own ({', '.join(generators)}), keyed by the seed and "
-            "the first position of each forward pass: the same processes and micro-batches repeat them to the bit, "
-            "also after a resume; others draw other numbers (dropout masks) for the same samples",
+            f"{type(policy).__name__}.losses draws numbers of its own ({', '.join(generators)}), "
+            "keyed by the seed and the first position of each forward pass: the same processes "
+            "and micro-batches repeat them to the bit, also after a resume; others draw other "
+            "numbers (dropout masks) for the same samples",
             file=sys.stderr,
         )
 
 
 def _sum_losses(losses: Mapping[str, Loss], terms: Sequence[str], part: MicroBatch) -> Tensor:
-    """Sum of each term over a micro-batch, [K]; 0 for an idle one, which takes part in the collectives of weights."""
+    """Sum of each term over a micro-batch, [K]; 0 for an idle one, which takes part in the
+    collectives of weights.
+    """
     totals = torch.stack([weighted(losses[term].sum, part.batch).sum() for term in terms])
     return 0 * totals if isinstance(part, IdleMicroBatch) else totals
 
@@ -172,7 +196,9 @@ def _sum_losses(losses: Mapping[str, Loss], terms: Sequence[str], part: MicroBat
 def _clip_and_update(
     optimizer: Float32AdamW, sums: Tensor, mesh: Mesh, lr: float, clip: float, timer: Timer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum losses and squared norms over the ranks, clip and update: the sums, the norm, and whether it was skipped."""
+    """Sum losses and squared norms over the ranks, clip and update: the sums, the norm, and whether
+    it was skipped.
+    """
     with timer("clip"):
         squares = squared_norm(optimizer)[None] / mesh.shape[0]
     with timer("communication"):
@@ -189,12 +215,16 @@ def _clip_and_update(
 
 
 def weighted(values: Tensor, batch: Batch) -> Tensor:
-    """Multiply per-sample values [B] by the weights of the samples, if they have any, in the values' dtype."""
+    """Multiply per-sample values [B] by the weights of the samples, if they have any, in the
+    values' dtype.
+    """
     weight = batch.get(LOSS_WEIGHT)
     return values if weight is None else values * weight.to(values.dtype)
 
 
-def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str], mesh: Mesh) -> Tensor:
+def sum_counts(
+    policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str], mesh: Mesh
+) -> Tensor:
     """Sum the valid elements of each loss term over all ranks, which call this together.
 
     Returns:
@@ -203,7 +233,10 @@ def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str]
     counted = [policy.counts(part.batch, part.draws) for part in parts]
     if LOSS_WEIGHT not in parts[0].batch:
         counts = torch.stack(
-            [torch.stack([part_counts[term].sum() for part_counts in counted]).sum() for term in terms]
+            [
+                torch.stack([part_counts[term].sum() for part_counts in counted]).sum()
+                for term in terms
+            ]
         )
         return mesh.sum(counts)
     totals = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
@@ -211,16 +244,22 @@ def sum_counts(policy: Policy, parts: Sequence[MicroBatch], terms: Sequence[str]
         for term in terms:
             if part_counts[term].ndim != 1:
                 raise ConfigError(
-                    f"frame_weights_in: the policy {type(policy).__name__} counts the elements of {term!r} per batch: "
-                    "its `counts` must be per sample, int64 [B]; or set frame_weights_in to order"
+                    f"frame_weights_in: the policy {type(policy).__name__} counts the elements of "
+                    f"{term!r} per batch: its `counts` must be per sample, int64 [B]; or set "
+                    "frame_weights_in to order"
                 )
-        totals += torch.stack([weighted(part_counts[term].double(), part.batch).sum() for term in terms])
+        totals += torch.stack(
+            [weighted(part_counts[term].double(), part.batch).sum() for term in terms]
+        )
     return mesh.sum(totals)
 
 
 @torch.no_grad()
-def group_sums(losses: Mapping[str, Loss], terms: Sequence[str], batch: Batch, groups: Mapping[str, int]) -> Tensor:
-    """Sum losses and counts of a micro-batch per group: float64 [2, G, K], without waiting for the device.
+def group_sums(
+    losses: Mapping[str, Loss], terms: Sequence[str], batch: Batch, groups: Mapping[str, int]
+) -> Tensor:
+    """Sum losses and counts of a micro-batch per group: float64 [2, G, K], without waiting for the
+    device.
 
     A sample whose loss is not finite affects its own groups alone.
 
@@ -228,28 +267,34 @@ def group_sums(losses: Mapping[str, Loss], terms: Sequence[str], batch: Batch, g
         losses: per sample.
         terms: names of the K loss terms.
         batch: the samples, with their weights where they have some.
-        groups: see `optimizer_step`; the numbers of its keys, one after the other, are the G groups.
+        groups: see `optimizer_step`; the numbers of its keys, one after the other, are the G
+            groups.
     """
     sums = torch.stack([weighted(losses[term].sum, batch).double() for term in terms])
     counts = torch.stack([weighted(losses[term].count.double(), batch) for term in terms])
     labels = [(to_device(batch[key], sums.device), count) for key, count in groups.items()]
-    members = torch.cat([label == torch.arange(count, device=sums.device)[:, None] for label, count in labels])
+    members = torch.cat(
+        [label == torch.arange(count, device=sums.device)[:, None] for label, count in labels]
+    )
     values = torch.stack([sums, counts])[:, None]  # [2, 1, K, B]
     return torch.where(members[:, None], values, torch.zeros_like(values)).sum(dim=-1)
 
 
 class Float64GradAccumulator:
-    """Sums of the gradients of micro-batches in one process, in the dtype of sums over ranks (`mesh.grad_sum_dtype`).
+    """Sums of the gradients of micro-batches in one process, in the dtype of sums over ranks
+    (`mesh.grad_sum_dtype`).
 
-    On a mesh of several processes fully_shard does this itself. Autograd sums in float32. So this class acts only for
-    float32 gradients in one process on a CPU, with two micro-batches or more.
+    On a mesh of several processes fully_shard does this itself. Autograd sums in float32. So this
+    class acts only for float32 gradients in one process on a CPU, with two micro-batches or more.
     """
 
     def __init__(self, optimizer: Float32AdamW, mesh: Mesh, parts: int) -> None:
         self._dtype = mesh.grad_sum_dtype
         needed = parts > 1 and mesh.world_size == 1
         self._parameters = [
-            p for p in trainable_params(optimizer) if needed and grad_dtype(p) == torch.float32 != self._dtype
+            p
+            for p in trainable_params(optimizer)
+            if needed and grad_dtype(p) == torch.float32 != self._dtype
         ]
         self._sums: dict[Tensor, Tensor] = {}
 
@@ -273,8 +318,8 @@ class Float64GradAccumulator:
 def squared_norm(optimizer: Float32AdamW) -> Tensor:
     """Sum of the squares of this rank's shards of the gradients, float64 [].
 
-    In float64 the result does not depend on the shards. The norm decides about clipping, and clipping about every bit
-    of the weights.
+    In float64 the result does not depend on the shards. The norm decides about clipping, and
+    clipping about every bit of the weights.
     """
     grads = [local(p.grad) for p in trainable_params(optimizer) if p.grad is not None]
     norms = torch._foreach_norm(grads, 2.0, dtype=torch.float64)

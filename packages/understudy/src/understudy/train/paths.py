@@ -1,4 +1,6 @@
-"""Paths of a run's data, valid in any working directory, and after the run moved together with its data."""
+"""Paths of a run's data, valid in any working directory, and after the run moved together with its
+data.
+"""
 
 import os
 from collections.abc import Callable
@@ -23,9 +25,15 @@ PATHS = ("root", "keep_ranges", "frame_weights")
 
 
 def moved_fix(config: TrainConfig) -> str:
-    """Return the remedy for datasets of a run that are not at their places, which are not URLs; "": all are there."""
+    """Return the remedy for datasets of a run that are not at their places, which are not URLs; "":
+    all are there.
+    """
     roots = [split_view(source.root)[0] for source in config.data.mixed()]
-    gone = [number for number, root in enumerate(roots) if "://" not in root and not os.path.exists(root)]
+    gone = [
+        number
+        for number, root in enumerate(roots)
+        if "://" not in root and not os.path.exists(root)
+    ]
     if not gone:
         return ""
     file = f"{config.output_dir}/config.yaml"
@@ -48,7 +56,8 @@ def resolve_paths(config: TrainConfig) -> TrainConfig:
 def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
     """Return stored settings with the present paths of the data.
 
-    For a path that is gone, the same place relative to the run is tried: both may have moved together.
+    For a path that is gone, the same place relative to the run is tried: both may have moved
+    together.
 
     Args:
         config: stored settings of the run.
@@ -68,7 +77,8 @@ def find_moved(config: TrainConfig, root: Path, output_dir: str) -> TrainConfig:
 
 
 def with_root(config: TrainConfig, root: str) -> TrainConfig:
-    """Return settings whose only dataset is at `root`, with its view; empty: the settings themselves.
+    """Return settings whose only dataset is at `root`, with its view; empty: the settings
+    themselves.
 
     Raises:
         ConfigError: the settings have several datasets.
@@ -87,15 +97,20 @@ def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig
     """Return settings in which `place` has replaced each path."""
 
     def moved(source: Source) -> Source:
-        paths = {n: split_view(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path}
+        paths = {
+            n: split_view(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path
+        }
         present: dict[str, Any] = {n: place(address) + view for n, (address, view) in paths.items()}
         return replace(source, **present)
 
-    return replace(config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources))))
+    return replace(
+        config, data=replace(moved(config.data), sources=tuple(map(moved, config.data.sources)))
+    )
 
 
 def with_local_files(config: TrainConfig) -> TrainConfig:
-    """Fetch the files that the settings of the policy name by hub ids, and return the settings with their paths.
+    """Fetch the files that the settings of the policy name by hub ids, and return the settings with
+    their paths.
 
     Raises:
         ConfigError: a repository or a file of it cannot be fetched.
@@ -105,14 +120,21 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     paths = dict[str, Any]()
     for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
         if address := model_id(str(getattr(policy, field))):
-            paths[field] = str(_fetch(field, address.name, address.revision, patterns, required=field in policy.FILES))
+            paths[field] = str(
+                _fetch(
+                    field, address.name, address.revision, patterns, required=field in policy.FILES
+                )
+            )
     if model_id(config.init_from):
         config = replace(config, init_from=str(policy_folder.find(config.init_from)))
     return replace(config, policy=replace(policy, **paths)) if paths else config
 
 
-def _fetch(field: str, name: str, revision: str | None, patterns: tuple[str, ...], required: bool) -> Path:
-    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name is the commit.
+def _fetch(
+    field: str, name: str, revision: str | None, patterns: tuple[str, ...], required: bool
+) -> Path:
+    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name
+    is the commit.
 
     With `required` the patterns are names of files, which must be there.
     """

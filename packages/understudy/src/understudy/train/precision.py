@@ -1,13 +1,15 @@
-"""The setting `precision`: storage of the weights, precision of the arithmetic, tensors of a checkpoint.
+"""The setting `precision`: storage of the weights, precision of the arithmetic, tensors of a
+checkpoint.
 
     precision     weights                     arithmetic  gradients  moments   bytes per parameter
     fp32          float32                     float32     float32    float32   16 / shards
     bf16          float32                     bfloat16    float32    float32   16 / shards
     bf16-split    bfloat16 and 16 low bits    bfloat16    bfloat16   float32   14
 
-Trained weights are float32 with all three, and a checkpoint holds their float32 values independent of the storage: one
-written with any of the settings loads with any other, on any mesh, bit for bit. The sequence is: build the policy in
-float32 (or load it), `store`, shard, `make_optimizer`. Casting weights before `store` loses their low bits.
+Trained weights are float32 with all three, and a checkpoint holds their float32 values independent
+of the storage: one written with any of the settings loads with any other, on any mesh, bit for bit.
+The sequence is: build the policy in float32 (or load it), `store`, shard, `make_optimizer`. Casting
+weights before `store` loses their low bits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +41,13 @@ def compute_dtype(precision: str) -> Literal["float32", "bfloat16"]:
 def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
     """Convert the weights of a float32 policy to their storage, in place, before sharding.
 
-    With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 needs one dtype per group.
-    Frozen parameters (`narrow_base`), buffers (statistics) and the parameters of float32 modules stay as they are.
+    With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 needs one
+    dtype per group. Frozen parameters (`narrow_base`), buffers (statistics) and the parameters of
+    float32 modules stay as they are.
 
     Returns:
-        Float32 values of the parameters that became bfloat16, by name, for `make_optimizer`; empty with the other
-        settings.
+        Float32 values of the parameters that became bfloat16, by name, for `make_optimizer`; empty
+        with the other settings.
 
     Raises:
         ValueError: a trained parameter is not float32.
@@ -52,22 +55,30 @@ def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         if parameter.dtype != torch.float32:
-            raise ValueError(f"{name} is {parameter.dtype}: training starts from float32 weights; their low bits count")
+            raise ValueError(
+                f"{name} is {parameter.dtype}: training starts from float32 weights; their low "
+                "bits count"
+            )
     if config.precision != "bf16-split":
         return {}
     whole = {p for module in policy.float32_modules() for p in module.parameters()}
     masters = {name: p.detach() for name, p in trained.items() if p not in whole}
     for parameter in trained.values():
         if parameter not in whole:
-            parameter.data = parameter.data.to(torch.bfloat16)  # the float32 values live on in `masters`
+            # the float32 values live on in `masters`
+            parameter.data = parameter.data.to(torch.bfloat16)
     return masters
 
 
-def narrow_base(policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.dtype]) -> dict[str, int]:
-    """Convert the frozen matrices below adapters to the dtype `lora.base`, in place, before sharding.
+def narrow_base(
+    policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.dtype]
+) -> dict[str, int]:
+    """Convert the frozen matrices below adapters to the dtype `lora.base`, in place, before
+    sharding.
 
-    Only layers that cast their weight to the dtype of their input are converted (`policies/common/layers.py`), so the
-    arithmetic is the same as with float32 weights of these values.
+    Only layers that cast their weight to the dtype of their input are converted
+    (`policies/common/layers.py`), so the arithmetic is the same as with float32 weights of these
+    values.
 
     Args:
         policy: the policy with adapters, in float32.
@@ -93,10 +104,13 @@ def narrow_base(policy: Policy, lora: "LoraConfig", dtypes: Mapping[str, torch.d
     return rounded
 
 
-def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, Tensor]) -> Float32AdamW:
+def make_optimizer(
+    policy: Policy, config: "TrainConfig", masters: Mapping[str, Tensor]
+) -> Float32AdamW:
     """Make the optimizer over the stored and sharded policy; `masters` is the result of `store`.
 
-    Split weights are updated by the compiled kernel on a GPU with a compiler, else by its specification.
+    Split weights are updated by the compiled kernel on a GPU with a compiler, else by its
+    specification.
     """
     optim = config.optim
     device = next(policy.parameters()).device
@@ -115,20 +129,25 @@ def make_optimizer(policy: Policy, config: "TrainConfig", masters: Mapping[str, 
         if name in masters:
             optimizer.set_master(parameter, masters[name])
             if config.accumulates() and local(parameter) is parameter and has_grad_dtype():
-                # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by itself. An older torch
-                # without this is refused where there are sums: `distributed/torch_release.py`.)
+                # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by
+                # itself. An older torch without this is refused where there are sums:
+                # `distributed/torch_release.py`.)
                 parameter.grad_dtype = torch.float32
     check_moments(optimizer)
     return optimizer
 
 
-def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name: weights, average, moments and step counts, float32.
+def named_tensors(
+    policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name: weights, average, moments and step counts,
+    float32.
 
     Frozen weights keep the dtype `lora.base`.
 
-    To resume, fill them in place and call `restore`. Split weights are joined copies, 4 bytes per parameter; all other
-    tensors are the live ones. The average of frozen parameters is left out: it is their value.
+    To resume, fill them in place and call `restore`. Split weights are joined copies, 4 bytes per
+    parameter; all other tensors are the live ones. The average of frozen parameters is left out: it
+    is their value.
     """
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
     for name, parameter in policy.named_parameters():
@@ -138,18 +157,27 @@ def named_tensors(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module
     if average is not None:
         held = frozen_names(policy)
         tensors |= {
-            f"average/{name}": tensor for name, tensor in average.state_dict().items() if f"weights/{name}" not in held
+            f"average/{name}": tensor
+            for name, tensor in average.state_dict().items()
+            if f"weights/{name}" not in held
         }
     return tensors
 
 
 def frozen_names(policy: nn.Module) -> set[str]:
-    """Return the names of those tensors of a checkpoint that never change in a run: the frozen parameters."""
-    return {f"weights/{name}" for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+    """Return the names of those tensors of a checkpoint that never change in a run: the frozen
+    parameters.
+    """
+    return {
+        f"weights/{name}"
+        for name, parameter in policy.named_parameters()
+        if not parameter.requires_grad
+    }
 
 
 def export_names(stored: Iterable[str]) -> dict[str, str]:
-    """Return the tensors to export: the average where there is one, else the weight, by the policy's name.
+    """Return the tensors to export: the average where there is one, else the weight, by the
+    policy's name.
 
     Args:
         stored: names of the tensors of a checkpoint, as of `named_tensors`.
@@ -165,7 +193,10 @@ def export_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def restore(
-    policy: nn.Module, optimizer: Float32AdamW, tensors: Mapping[str, Tensor], average: nn.Module | None = None
+    policy: nn.Module,
+    optimizer: Float32AdamW,
+    tensors: Mapping[str, Tensor],
+    average: nn.Module | None = None,
 ) -> None:
     """Set the masters, and the average of frozen parameters, from loaded `named_tensors`.
 
@@ -174,7 +205,9 @@ def restore(
     """
     if average is not None:  # sharding copies the frozen parameters for the average
         with torch.no_grad():
-            for averaged, (name, parameter) in zip(average.parameters(), policy.named_parameters(), strict=True):
+            for averaged, (name, parameter) in zip(
+                average.parameters(), policy.named_parameters(), strict=True
+            ):
                 if not parameter.requires_grad:
                     local(averaged).copy_(local(tensors[f"weights/{name}"]))
     for name, parameter in policy.named_parameters():
@@ -183,12 +216,27 @@ def restore(
     check_moments(optimizer)
 
 
-def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None, compute: str) -> str:
+def table(
+    policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None, compute: str
+) -> str:
     """Format dtypes and bytes on this rank of each group of parameters, one line each."""
-    rows = [("", "parameters", "kept in", "computes in", "gradients", "optimizer state", "B/param", "MiB")]
+    rows = [
+        (
+            "",
+            "parameters",
+            "kept in",
+            "computes in",
+            "gradients",
+            "optimizer state",
+            "B/param",
+            "MiB",
+        )
+    ]
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
-        state = [t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
+        state = [
+            t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"
+        ]
         count = sum(p.numel() for p in params)
         local_count = sum(local(p).numel() for p in params)
         due = [(p, grad_dtype(p)) for p in params] if gradients else []
@@ -218,14 +266,20 @@ def table(policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None,
         row("frozen", frozen, gradients=False)
     if average is not None:  # which shares frozen parameters in one process
         held = {local(p).data_ptr() for p in policy.parameters()} - {0}  # 0: an empty shard
-        row("average", [p for p in average.parameters() if local(p).data_ptr() not in held], gradients=False)
+        row(
+            "average",
+            [p for p in average.parameters() if local(p).data_ptr() not in held],
+            gradients=False,
+        )
     return "\n".join(align(rows))
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Format the rows of a table as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]
 
 
 def _words(dtypes: set[torch.dtype]) -> str:

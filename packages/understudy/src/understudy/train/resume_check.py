@@ -1,8 +1,9 @@
-"""Checks on resume: settings, processes and versions that changed, and the consequence of each change.
+"""Checks on resume: settings, processes and versions that changed, and the consequence of each
+change.
 
-They are compared with those of the latest checkpoint (its state.json), so an edited config.yaml is noticed as well as a
-flag. Each setting declares its consequence (`config/on_resume.py`). The lines are printed before training
-starts.
+They are compared with those of the latest checkpoint (its state.json), so an edited config.yaml is
+noticed as well as a flag. Each setting declares its consequence (`config/on_resume.py`). The lines
+are printed before training starts.
 """
 
 from dataclasses import replace
@@ -19,7 +20,9 @@ JUMP = 10.0
 """Largest factor by which a resumed run may raise the learning rate from one step to the next."""
 
 
-def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Record | None, present: Record) -> list[str]:
+def check_resume(
+    root: object, then: TrainConfig, now: TrainConfig, state: Record | None, present: Record
+) -> list[str]:
     """Return one line per change and its consequence; no line if nothing changed.
 
     Args:
@@ -34,8 +37,13 @@ def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Recor
     """
     changed = differences(then, now)
     if len(then.data.sources) != len(now.data.sources):
-        changed = {path: values for path, values in changed.items() if not path.startswith("data.sources")}
-        changed["data.sources"] = f"{len(then.data.sources)} sources", f"{len(now.data.sources)} sources"
+        changed = {
+            path: values for path, values in changed.items() if not path.startswith("data.sources")
+        }
+        changed["data.sources"] = (
+            f"{len(then.data.sources)} sources",
+            f"{len(now.data.sources)} sources",
+        )
     changed |= _reordered(then, now)
     changed.pop("schedule.warmup_from", None)  # part of the line about the learning rate
     refused = []
@@ -45,39 +53,54 @@ def check_resume(root: object, then: TrainConfig, now: TrainConfig, state: Recor
         if path == "optim.ema.decay" and not (old and new):
             mark = Fixed("the average must be kept from the start")
         if mark is None or isinstance(mark, Fixed):
-            refused.append(f"{path}: {old} -> {new}: {mark.reason if mark is not None else 'unknown'}")
+            refused.append(
+                f"{path}: {old} -> {new}: {mark.reason if mark is not None else 'unknown'}"
+            )
         else:
-            lines.append(f"{path}: {old} -> {new}" + (f": {mark.consequence}" if mark.consequence else ""))
+            lines.append(
+                f"{path}: {old} -> {new}" + (f": {mark.consequence}" if mark.consequence else "")
+            )
     done = state["step"] if state is not None else 0
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
     if now.data.update and state is not None and now.steps <= done:
         refused.append(f"data.update: all {now.steps} steps are done; give more --steps")
     shares = [path for path in changed if fnmatchcase(path, "data.sources.*.weight")]
-    for path in [*shares[:1], *(["data.update"] if now.data.update else [])] if state is None else ():
+    for path in (
+        [*shares[:1], *(["data.update"] if now.data.update else [])] if state is None else ()
+    ):
         refused.append(f"{path}: the order can change only after a checkpoint, and there is none")
     if refused:
-        head = f"{root}: a run cannot be resumed with these settings; start a new one with another --output-dir"
+        head = (
+            f"{root}: a run cannot be resumed with these settings; start a new one with another "
+            "--output-dir"
+        )
         raise ConfigError("\n".join([head, *(f"  {line}" for line in refused)]))
     if any(path in ("steps", "optim.lr") or path.startswith("schedule.") for path in changed):
         lines += _describe_learning_rate(then, now, done)
     if state is not None:
         if shares:
             lines.append(
-                f"shares: those of the weights from position {state['position']} on; each source continues where it "
-                "was, every frame once per epoch of its source; a lane may move to another process"
+                f"shares: those of the weights from position {state['position']} on; each source "
+                "continues where it was, every frame once per epoch of its source; a lane may "
+                "move to another process"
             )
         if "batch_size" in changed:
             lines.append(
-                f"batch_size: positions keep their samples, noise and times; {now.steps - state['step']} steps of "
-                f"{now.batch_size} samples are left, from position {state['position']} on; warm-up and decay still "
-                "count steps"
+                "batch_size: positions keep their samples, noise and times; "
+                f"{now.steps - state['step']} steps of {now.batch_size} samples are left, from "
+                f"position {state['position']} on; warm-up and decay still count steps"
             )
         if state["world"] != present["world"]:
-            lines.append(f"processes: {state['world']} -> {present['world']}: {ROUNDING.consequence}")
+            lines.append(
+                f"processes: {state['world']} -> {present['world']}: {ROUNDING.consequence}"
+            )
         for name, version in state["versions"].items():
             if version != present["versions"][name]:
-                lines.append(f"{name}: {version} -> {present['versions'][name]}: versions may round differently")
+                lines.append(
+                    f"{name}: {version} -> {present['versions'][name]}: versions may round "
+                    "differently"
+                )
     return lines
 
 
@@ -101,8 +124,9 @@ def _reordered(then: TrainConfig, now: TrainConfig) -> dict[str, tuple[str, str]
 def stretch_schedule(then: TrainConfig, now: TrainConfig, done: int) -> TrainConfig:
     """Return `now` with the learning rate of a longer or shorter run.
 
-    The decay ends where a new run of `now.steps` would end it, unless its end was set by hand. Where the learning rate
-    would rise more than tenfold at once, as in a run that had ended, a second warm-up leads there.
+    The decay ends where a new run of `now.steps` would end it, unless its end was set by hand.
+    Where the learning rate would rise more than tenfold at once, as in a run that had ended, a
+    second warm-up leads there.
 
     Args:
         then: settings of the latest checkpoint.
@@ -110,7 +134,11 @@ def stretch_schedule(then: TrainConfig, now: TrainConfig, done: int) -> TrainCon
         done: steps of the checkpoint.
     """
     end = then.schedule.decay_steps
-    if now.steps != then.steps and end is not None and now.schedule.decay_steps == end == _brought_decay(then):
+    if (
+        now.steps != then.steps
+        and end is not None
+        and now.schedule.decay_steps == end == _brought_decay(then)
+    ):
         now = replace(now, schedule=replace(now.schedule, decay_steps=_brought_decay(now)))
     is_changed = (now.steps, now.schedule.decay_steps) != (then.steps, end)
     is_set = now.schedule.warmup_from != then.schedule.warmup_from
@@ -139,8 +167,8 @@ def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> l
     curve = _lr(replace(now, schedule=replace(schedule, warmup_from=0)), done)
     if schedule.warmup_from == done and done:
         lines.append(
-            f"learning rate: {curve:.3g} at step {done + 1} in place of {old:.3g}, more than tenfold: {warmup} steps "
-            "of warm-up lead there (schedule.warmup_from)"
+            f"learning rate: {curve:.3g} at step {done + 1} in place of {old:.3g}, more than "
+            f"tenfold: {warmup} steps of warm-up lead there (schedule.warmup_from)"
         )
     elif old != (new := _lr(now, done)):
         lines.append(f"learning rate: {new:.3g} at step {done + 1} in place of {old:.3g}")
@@ -154,8 +182,9 @@ def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> l
         final = _lr(now, end)
         warning = ", which train nothing" if final == 0 else ""
         rest = (
-            f"its decay ends at step {end}, as set, and stays at {final:g} for the last {now.steps - max(end, done)} "
-            f"steps{warning}; --schedule.decay-steps {now.steps} stretches it"
+            f"its decay ends at step {end}, as set, and stays at {final:g} for the last "
+            f"{now.steps - max(end, done)} steps{warning}; --schedule.decay-steps {now.steps} "
+            "stretches it"
         )
     elif now.steps < end:
         rest = f"the run ends at {last:.3g}, before the end of the decay at step {end}"

@@ -1,8 +1,9 @@
 """A training run from first to last step.
 
-Step k consumes positions [k * batch_size, (k + 1) * batch_size) of the order; each rank builds its share of them. One
-integer is the state of everything random, so a run that was killed and resumed computes the same bits as a run that was
-never stopped. Rank 0 alone writes the run's own files; all ranks write checkpoints.
+Step k consumes positions [k * batch_size, (k + 1) * batch_size) of the order; each rank builds its
+share of them. One integer is the state of everything random, so a run that was killed and resumed
+computes the same bits as a run that was never stopped. Rank 0 alone writes the run's own files; all
+ranks write checkpoints.
 """
 
 import gc
@@ -28,11 +29,33 @@ from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.input_contract import with_provenance
-from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_loader, open_data
+from understudy.train.data.run_data import (
+    RunData,
+    dataset_fingerprint,
+    file_digests,
+    make_loader,
+    open_data,
+)
 from understudy.train.data.run_normalization import confront_update
-from understudy.train.data.updates import changed_episodes, current_spec, find_appended, recorded_sources, write_update
-from understudy.train.data.versions_read import Versions, describe_versions, latest_versions, versions_read
-from understudy.train.loop import gather_weights, library_versions, make_pending_validation, run_steps
+from understudy.train.data.updates import (
+    changed_episodes,
+    current_spec,
+    find_appended,
+    recorded_sources,
+    write_update,
+)
+from understudy.train.data.versions_read import (
+    Versions,
+    describe_versions,
+    latest_versions,
+    versions_read,
+)
+from understudy.train.loop import (
+    gather_weights,
+    library_versions,
+    make_pending_validation,
+    run_steps,
+)
 from understudy.train.paths import moved_fix, resolve_paths, with_local_files, with_root
 from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy.train.run_hooks import check_hooks, check_rollout_settings, open_hooks
@@ -42,11 +65,21 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog, check_trackers
-from understudy.train.validation.validation_loss import open_validation, read_validation_data, validate
+from understudy.train.validation.validation_loss import (
+    open_validation,
+    read_validation_data,
+    validate,
+)
 from understudy_base.atomic import write_text
 from understudy_base.credentials import CREDENTIALS_HINT, has_credentials
 from understudy_base.dataset_address import split_view
-from understudy_base.errors import ConfigError, DatasetError, RankError, is_out_of_memory, is_wrong_input
+from understudy_base.errors import (
+    ConfigError,
+    DatasetError,
+    RankError,
+    is_out_of_memory,
+    is_wrong_input,
+)
 from understudy_base.records import Record
 from understudy_data.load.bad_frames import truncate_journals
 from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
@@ -68,7 +101,8 @@ def train(config: TrainConfig) -> int:
         DONE, or STOPPED after a signal or the file RUN/STOP: `resume` then continues.
 
     Raises:
-        ConfigError: that folder contains a run, or the settings do not fit the processes; on all ranks.
+        ConfigError: that folder contains a run, or the settings do not fit the processes; on all
+            ranks.
         DatasetError: the dataset cannot be used.
         RankError: another process failed or disappeared.
     """
@@ -86,16 +120,22 @@ def train(config: TrainConfig) -> int:
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
         gc.freeze()
-        mesh.first(lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data)))
+        mesh.first(
+            lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data))
+        )
         roots = [split_view(source.root)[0] for source in config.data.mixed()]
         for address in dict.fromkeys(roots) if mesh.rank == 0 else ():
             if has_credentials(address):
-                logger.warning("%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT)
+                logger.warning(
+                    "%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT
+                )
         try:
             return _run(run, fitted, fitted, data, validation, mesh, stop)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
-            is_wrong = is_wrong or not (isinstance(error, RankError) or metrics_file.read(run.metrics, "train"))
+            is_wrong = is_wrong or not (
+                isinstance(error, RankError) or metrics_file.read(run.metrics, "train")
+            )
             if mesh.rank == 0 and is_wrong and checkpoint.find_latest(run.checkpoints) is None:
                 run.withdraw()  # otherwise the corrected command would find a run in its folder
             raise
@@ -107,11 +147,12 @@ def resume(config: TrainConfig) -> int:
     """Continue the run in `config.output_dir` from its latest checkpoint, at the exact next sample.
 
     Args:
-        config: the run's own settings (`RunDir.settings`), or changed ones. Changes and their consequences are logged
-            before training starts (`resume_check.py`).
+        config: the run's own settings (`RunDir.settings`), or changed ones. Changes and their
+            consequences are logged before training starts (`resume_check.py`).
 
     Raises:
-        ConfigError: these settings would make it a different run, or the dataset changed; lists each difference.
+        ConfigError: these settings would make it a different run, or the dataset changed; lists
+            each difference.
     """
     asked = resolve_paths(with_local_files(without_credentials(config)).with_policy_defaults())
     run = RunDir(Path(config.output_dir))
@@ -119,11 +160,13 @@ def resume(config: TrainConfig) -> int:
 
     def work(mesh: Mesh, stop: Stop) -> int:
         stretched, then, data = _check_changes(run, asked, mesh)
-        config = replace(stretched, data=replace(stretched.data, update=False))  # an update is of this resume alone
+        # an update is of this resume alone
+        config = replace(stretched, data=replace(stretched.data, update=False))
         with mesh.together():
             validation = open_validation(config, data)
             gc.freeze()
-            edited = dump_yaml(run.settings()) != dump_yaml(config)  # also the sequence of a mapping
+            # also the sequence of a mapping
+            edited = dump_yaml(run.settings()) != dump_yaml(config)
             before = run.config.read_text(encoding="utf-8")
         if edited:
             mesh.first(lambda: run.write_settings(config))
@@ -140,11 +183,13 @@ def resume(config: TrainConfig) -> int:
 def evaluate_checkpoint(
     root: Path, step: int | str = "latest", *, per_dim: bool = False, data_root: str = ""
 ) -> dict[str, Any]:
-    """Compute the validation losses of a checkpoint: the result of `evaluate` and its `step`, as during the run.
+    """Compute the validation losses of a checkpoint: the result of `evaluate` and its `step`, as
+    during the run.
 
     Args:
         root: the run directory.
-        step: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by `loss`).
+        step: step of the checkpoint, "latest" or "best" (by `checkpoint.keep_best`, else by
+            `loss`).
         per_dim: include the action loss of each dimension.
         data_root: present place of the run's dataset; empty: that of its settings.
 
@@ -159,7 +204,8 @@ def evaluate_checkpoint(
 def open_checkpoint(
     root: Path, step: int | str = "latest", data_root: str = ""
 ) -> Iterator[tuple[TrainState, ValidationData]]:
-    """Open a checkpoint with its validation frames, on the processes of this mesh; arguments of `evaluate_checkpoint`.
+    """Open a checkpoint with its validation frames, on the processes of this mesh; arguments of
+    `evaluate_checkpoint`.
 
     Raises:
         ConfigError: no run, no such checkpoint, another dataset, or no validation episodes.
@@ -175,7 +221,12 @@ def open_checkpoint(
             record = run.read_record()
             saved = checkpoint.read_state(source)
             data = _open_same_data(
-                run, record, saved, config, mesh, "its checkpoints can be validated on that one only"
+                run,
+                record,
+                saved,
+                config,
+                mesh,
+                "its checkpoints can be validated on that one only",
             )
             validation = read_validation_data(config, data, trained)
         if validation is None:
@@ -191,8 +242,8 @@ def open_checkpoint(
 def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
     """Join the other processes, lock the run's folder and handle stop signals, then do `work`.
 
-    `work` freezes the opened data, which stay until its end: thousands of sources are millions of objects, and to
-    search them for garbage again and again took a fifth of the start of 3,000.
+    `work` freezes the opened data, which stay until its end: thousands of sources are millions of
+    objects, and to search them for garbage again and again took a fifth of the start of 3,000.
     """
     try:
         with stop_signals(at_once=True) as stop:
@@ -204,14 +255,19 @@ def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) 
                         stop.file = run.stop
                     return work(mesh, stop)
             except Exception as error:
-                has_lost = isinstance(error, RankError) and not stop.begun  # a rank that left at the signal
+                # a rank that left at the signal
+                has_lost = isinstance(error, RankError) and not stop.begun
                 if stop.noted and (has_lost or is_compile_error(error)):
                     other = "another process" if has_lost else "the compiler"
                     raise Stopped(f"a signal that also reached {other}") from error
                 raise
     except Stopped as signal:
-        command = f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
-        logger.warning("stopped by %s before the next step: understudy %s starts again", signal, command)
+        command = (
+            f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
+        )
+        logger.warning(
+            "stopped by %s before the next step: understudy %s starts again", signal, command
+        )
         return STOPPED
     finally:
         gc.unfreeze()
@@ -229,7 +285,10 @@ def _lock(run: RunDir, config: TrainConfig, mesh: Mesh) -> Iterator[None]:
     for rank, others in enumerate(settings):
         if different := [name for name in others if others[name] != settings[0][name]]:
             name = different[0]
-            raise ConfigError(f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with {others[name]}")
+            raise ConfigError(
+                f"{name}: rank 0 was started with {settings[0][name]}, rank {rank} with "
+                f"{others[name]}"
+            )
     lock = None
     is_new = not run.root.exists()
     try:
@@ -254,7 +313,9 @@ def _open_new_data(config: TrainConfig, mesh: Mesh) -> RunData:
 
 
 def _open_alike(config: TrainConfig, data: RunData, mesh: Mesh) -> RunData:
-    """Open the episodes of rank 0 on all ranks: it alone checks for missing files, and a dataset may grow meanwhile."""
+    """Open the episodes of rank 0 on all ranks: it alone checks for missing files, and a dataset
+    may grow meanwhile.
+    """
     entries = mesh.first(data.entries)
     with mesh.together():
         alike = data if entries == data.entries() else open_data(config, entries, False)
@@ -263,8 +324,11 @@ def _open_alike(config: TrainConfig, data: RunData, mesh: Mesh) -> RunData:
     return alike
 
 
-def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainConfig, TrainConfig, RunData]:
-    """Return the settings to resume with, those of the latest checkpoint, and the data; log the changes.
+def _check_changes(
+    run: RunDir, config: TrainConfig, mesh: Mesh
+) -> tuple[TrainConfig, TrainConfig, RunData]:
+    """Return the settings to resume with, those of the latest checkpoint, and the data; log the
+    changes.
 
     Raises as `resume` does.
     """
@@ -273,17 +337,29 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
         latest = checkpoint.find_latest(run.checkpoints)
         saved = checkpoint.read_state(latest) if latest is not None else None
         # config.yaml is not the reference: it may have been edited.
-        then = resolve_paths(run.located(read_settings((saved or record)["settings"], latest or run.order)))
+        then = resolve_paths(
+            run.located(read_settings((saved or record)["settings"], latest or run.order))
+        )
         present = {"world": mesh.world_size, "versions": library_versions()}
         config = stretch_schedule(then, config, saved["step"] if saved else 0)
-        lines = check_resume(run.root, replace(then, output_dir=config.output_dir), config, saved, present)
+        lines = check_resume(
+            run.root, replace(then, output_dir=config.output_dir), config, saved, present
+        )
         data = _open_same_data(
-            run, record, saved, config, mesh, "restore it, or start a new run with another --output-dir"
+            run,
+            record,
+            saved,
+            config,
+            mesh,
+            "restore it, or start a new run with another --output-dir",
         )
     step = saved["step"] if saved else 0
     appended = mesh.first(lambda: find_appended(config, data, step))
     use = "trained on from here on" if config.data.update else "--data.update takes them"
-    lines += [f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}" for of in appended]
+    lines += [
+        f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}"
+        for of in appended
+    ]
     if config.data.update and not appended:
         lines.append("data.update: no episodes to train on were appended; nothing is added")
     if config.data.update and appended:
@@ -300,14 +376,17 @@ def _check_changes(run: RunDir, config: TrainConfig, mesh: Mesh) -> tuple[TrainC
 def _open_same_data(
     run: RunDir, record: Record, saved: Record | None, config: TrainConfig, mesh: Mesh, remedy: str
 ) -> RunData:
-    """Open the data of a checkpoint with the state `saved`. Raises ConfigError if its episodes changed."""
+    """Open the data of a checkpoint with the state `saved`. Raises ConfigError if its episodes
+    changed.
+    """
     updates = (saved or {}).get("updates", ())
     read = latest_versions(record, saved)
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
     except DatasetError as error:
         fix = moved_fix(config)
-        if fix and is_wrong_input(error):  # an outage of the hub, whose ids are not paths, keeps its exit code
+        # an outage of the hub, whose ids are not paths, keeps its exit code
+        if fix and is_wrong_input(error):
             raise error.replaced(fix="; ".join(filter(None, [error.fix, fix]))) from error
         if read and is_wrong_input(error):
             named = [line.strip() for line in describe_versions(read, None, config)]
@@ -325,41 +404,68 @@ def _open_same_data(
         if before.get(name) != now.get(name)
     ]
     frames = [int(np.diff(part.epoch_segments[:, 1:]).sum()) for part in data.training]
-    is_whole = frames == [source["frames"] for source in current_spec(record, saved or {})["sources"]]
+    is_whole = frames == [
+        source["frames"] for source in current_spec(record, saved or {})["sources"]
+    ]
     lines = [] if is_whole and not changes else changed_episodes(run, record, updates, data)
     if changes or lines:
         head = (
-            f"{run.root}: the dataset must keep the episodes of the run, each under its id, and has changed; {remedy}"
+            f"{run.root}: the dataset must keep the episodes of the run, each under its id, and "
+            f"has changed; {remedy}"
         )
-        raise ConfigError("\n".join([head, *changes, *lines, *describe_versions(read, versions_read(data), config)]))
+        raise ConfigError(
+            "\n".join(
+                [head, *changes, *lines, *describe_versions(read, versions_read(data), config)]
+            )
+        )
     if mesh.rank == 0:
         _check_files(run, files, read, data, config)
     return data
 
 
-def _check_files(run: RunDir, before: Record, read: Versions, data: RunData, config: TrainConfig) -> None:
-    """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them instead."""
+def _check_files(
+    run: RunDir, before: Record, read: Versions, data: RunData, config: TrainConfig
+) -> None:
+    """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them
+    instead.
+    """
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
-    lines = [f"  {name}: {describe_change(before[name], now[name] or [])}" for name in changed_kinds(before, now)]
+    lines = [
+        f"  {name}: {describe_change(before[name], now[name] or [])}"
+        for name in changed_kinds(before, now)
+    ]
     if not lines:
         return
     change = f"{run.root}: files of the dataset changed since the run started"
     if config.data.changed_files == "accept":
-        logger.warning("\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines]))
+        logger.warning(
+            "\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines])
+        )
         return
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
-    raise ConfigError("\n".join([f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config)]))
+    raise ConfigError(
+        "\n".join(
+            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config)]
+        )
+    )
 
 
 def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
-    """Return the settings of a checkpoint, which decide its figures, with the present paths, machine and processes."""
+    """Return the settings of a checkpoint, which decide its figures, with the present paths,
+    machine and processes.
+    """
     paths = {"root", "keep_ranges", "frame_weights", "stats"}
 
     def updated(old: Any, new: Any, names: set[str]) -> Any:
         return replace(old, **{name: getattr(new, name) for name in names})
 
-    sources = tuple(updated(old, new, paths) for old, new in zip(then.data.sources, now.data.sources))
-    data = replace(updated(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}), sources=sources)
+    sources = tuple(
+        updated(old, new, paths) for old, new in zip(then.data.sources, now.data.sources)
+    )
+    data = replace(
+        updated(then.data, now.data, {*paths, "cache", "cache_size", "changed_files"}),
+        sources=sources,
+    )
     moved = updated(then, now, {"output_dir", "device", "loader"})
     whole = {"micro_batch_size": None, "max_num_tokens": None, "max_samples": None}
     return replace(moved, data=data, parallel=ParallelConfig(timeout=now.parallel.timeout), **whole)
@@ -374,7 +480,9 @@ def _run(
     mesh: Mesh,
     stop: Stop,
 ) -> int:
-    """Train from the latest checkpoint, or from step 0, to the end. then: settings of that checkpoint."""
+    """Train from the latest checkpoint, or from step 0, to the end. then: settings of that
+    checkpoint.
+    """
     torch.set_num_threads(config.torch_threads)
     latest = mesh.first(lambda: checkpoint.find_latest(run.checkpoints))
     with mesh.together():
@@ -386,12 +494,16 @@ def _run(
         dtypes = _frozen_dtypes(latest) if latest is not None else None
     mesh.first(lambda: check_hooks(config, record))
     with ExitStack() as stack:
-        state = init_train_state(config, data, record["normalisation"], mesh, weights, dtypes, check_files=True)
+        state = init_train_state(
+            config, data, record["normalisation"], mesh, weights, dtypes, check_files=True
+        )
         if mesh.rank == 0:
             summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
-            mixing = measure_mixing(order, data.training, saved["position"] if saved else order.start)
+            mixing = measure_mixing(
+                order, data.training, saved["position"] if saved else order.start
+            )
             logger.info("%s", mixing)
             if mixing.is_poor:
                 logger.warning(FEW_EPISODES)
@@ -401,13 +513,17 @@ def _run(
             if mesh.rank == 0:
                 logger.info("resume: from %s, position %s", latest.name, saved["position"])
         with mesh.together():
-            log = stack.enter_context(closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0)))
+            log = stack.enter_context(
+                closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0))
+            )
             hooks = open_hooks(run, config, record, state.step, first=mesh.rank == 0)
             stack.enter_context(closing(hooks))
         position = saved["position"] if saved else 0
         journal = run.substitutions(mesh.rank)
         state.begin(saved, position, data.weights, versions_read(data))
-        state.updates = mesh.first(lambda: write_update(run, record, data, order, saved or {}, config))
+        state.updates = mesh.first(
+            lambda: write_update(run, record, data, order, saved or {}, config)
+        )
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()
@@ -416,12 +532,19 @@ def _run(
             stop.begun = True
             validation = validation.keep_decoded(loader.spare_bytes) if validation else None
             complete = True
-            if validation and latest is not None and saved is not None and saved.get(checkpoint.PENDING):
+            if (
+                validation
+                and latest is not None
+                and saved is not None
+                and saved.get(checkpoint.PENDING)
+            ):
                 complete = make_pending_validation(state, validation, saver, log, stop, latest)
             complete = complete and run_steps(state, validation, loader, saver, hooks, log, stop)
             saver.wait()
             if count := len(loader.substitutions):
-                logger.warning("%s samples could not be read and were substituted: %s", count, journal)
+                logger.warning(
+                    "%s samples could not be read and were substituted: %s", count, journal
+                )
         if mesh.rank == 0 and (verdict := read_verdict(run.metrics)) is not None:
             logger.info("%s", verdict)
         if complete:
@@ -430,7 +553,9 @@ def _run(
                 return DONE
     if mesh.rank == 0:
         run.stop.unlink(missing_ok=True)
-        logger.warning("stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root)
+        logger.warning(
+            "stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root
+        )
     return STOPPED
 
 
@@ -455,7 +580,9 @@ def _frozen_dtypes(path: Path) -> dict[str, torch.dtype]:
 
 
 def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
-    """Load a checkpoint, or the weights of the best validation alone, into `state`; returns its state.json."""
+    """Load a checkpoint, or the weights of the best validation alone, into `state`; returns its
+    state.json.
+    """
     tensors = state.tensors()
     is_whole = checkpoint.BEST_NAME.fullmatch(path.name) is None
     names = tensors.keys() if is_whole else precision.export_names(tensors).values()
@@ -467,7 +594,11 @@ def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
 
 def _precision_table(state: TrainState) -> list[str]:
     """Table of dtypes and bytes, below a line about the mesh."""
-    (replicas, shards), world_size, device = state.mesh.shape, state.mesh.world_size, state.mesh.device.type
+    (replicas, shards), world_size, device = (
+        state.mesh.shape,
+        state.mesh.world_size,
+        state.mesh.device.type,
+    )
     processes = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
     compute = state.policy.config.compute
     return [

@@ -1,7 +1,8 @@
-"""Work beside the training of a run, by entry points of the group `understudy.run_hooks`: rollouts, say.
+"""Work beside the training of a run, by entry points of the group `understudy.run_hooks`: rollouts,
+say.
 
-An entry point is a `HookType`. Each run opens all hooks that are installed; what a hook does is decided by the settings
-and the run's files.
+An entry point is a `HookType`. Each run opens all hooks that are installed; what a hook does is
+decided by the settings and the run's files.
 """
 
 from collections.abc import Sequence
@@ -59,14 +60,17 @@ class HookType(Protocol):
     """Object of an entry point."""
 
     def check(self, config: TrainConfig, record: Record) -> None:
-        """Raise ConfigError where these settings cannot work here: otherwise that shows hours later.
+        """Raise ConfigError where these settings cannot work here: otherwise that shows hours
+        later.
 
         Args:
             config: the settings.
             record: order.json.
         """
 
-    def __call__(self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> RunHook:
+    def __call__(
+        self, run: RunDir, config: TrainConfig, record: Record, step: int, first: bool
+    ) -> RunHook:
         """Make the hook of a run.
 
         Args:
@@ -120,17 +124,23 @@ def check_rollout_settings(config: TrainConfig) -> None:
     if problems := config.rollout_problems():
         raise ConfigError("\n".join(problems))
     if config.rollout.every and ROLLOUTS not in find_entry_points(GROUP):
-        raise missing_distribution(f"rollout.every: {config.rollout.every}: the package of rollouts", "robot")
+        raise missing_distribution(
+            f"rollout.every: {config.rollout.every}: the package of rollouts", "robot"
+        )
 
 
 def check_hooks(config: TrainConfig, record: Record) -> None:
-    """Check that all hooks can work here; raises as `HookType.check` and `check_rollout_settings` do."""
+    """Check that all hooks can work here; raises as `HookType.check` and `check_rollout_settings`
+    do.
+    """
     check_rollout_settings(config)
     for kind in _types():
         kind.check(config, record)
 
 
-def open_hooks(run: RunDir, config: TrainConfig, record: Record, step: int, first: bool) -> RunHooks:
+def open_hooks(
+    run: RunDir, config: TrainConfig, record: Record, step: int, first: bool
+) -> RunHooks:
     """Make the hooks of a run; arguments and errors are those of `HookType`.
 
     Where one cannot be made, those before it are closed.

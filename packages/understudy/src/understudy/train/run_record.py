@@ -1,8 +1,9 @@
 """Decisions that hold for a whole run (order.json), and the current order on resume.
 
-The order is fixed when the run starts. Later only the shares of the sources may change, and episodes may be added, from
-a position on. Each change adds an entry to the schedule of the order, which later checkpoints contain. A checkpoint and
-order.json together therefore define every sample up to that checkpoint.
+The order is fixed when the run starts. Later only the shares of the sources may change, and
+episodes may be added, from a position on. Each change adds an entry to the schedule of the order,
+which later checkpoints contain. A checkpoint and order.json together therefore define every sample
+up to that checkpoint.
 """
 
 import json
@@ -17,7 +18,11 @@ from understudy.policies.weight_files import TensorReader
 from understudy.train.checkpoint.export import read_initial_policy
 from understudy.train.data.input_contract import make_contract, named_heads
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, make_order
-from understudy.train.data.run_normalization import HeadStatistics, choose_normalization, confront_policy
+from understudy.train.data.run_normalization import (
+    HeadStatistics,
+    choose_normalization,
+    confront_policy,
+)
 from understudy.train.data.updates import current_spec
 from understudy.train.data.versions_read import versions_read
 from understudy_base.errors import ConfigError
@@ -41,7 +46,9 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     computed = choose_normalization(config, data, cache, absolute=statistics)
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
-    normalization = confront_policy(config, data, initial.normalization) if initial is not None else computed
+    normalization = (
+        confront_policy(config, data, initial.normalization) if initial is not None else computed
+    )
     order = make_order(config, data, mesh)
     return {
         "order": json.loads(order.to_json()),
@@ -50,7 +57,9 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "normalisation": normalization,
         "policy": asdict(network),
         "metadata": named_heads(
-            data.metadata() | {CONTRACT: make_contract(config, data, cache, statistics)}, data.heads, normalization
+            data.metadata() | {CONTRACT: make_contract(config, data, cache, statistics)},
+            data.heads,
+            normalization,
         ),
         "policy_files": digests(network),
         "init": initial.digest if initial else None,
@@ -61,20 +70,26 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
 
 
 def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
-    """Raise ConfigError if the numbers of an exported policy have another meaning than those of this run's data."""
+    """Raise ConfigError if the numbers of an exported policy have another meaning than those of
+    this run's data.
+    """
     heads = list(theirs.get("heads", [""]))
     our_heads = list(ours["heads"])
-    # A policy of one robot may continue on a dataset of another name, but not as another known robot.
+    # A policy of one robot may continue on a dataset of another name, but not as another known
+    # robot.
     if heads != our_heads and (
         len(heads) > 1 or len(our_heads) > 1 or all("::" in name for name in (*heads, *our_heads))
     ):
         raise ConfigError(
-            f"init_from: {path} has the norm heads {', '.join(heads)}, the data has {', '.join(our_heads)}: "
-            "set robot_type and control_mode as there, or train a new policy"
+            f"init_from: {path} has the norm heads {', '.join(heads)}, the data has "
+            f"{', '.join(our_heads)}: set robot_type and control_mode as there, or train a new "
+            "policy"
         )
     for key, now in ours["dims"].items():
         if (before := theirs.get("dims", {}).get(key, now)) != now:
-            raise ConfigError(f"init_from: {path} has heads with {before} dimensions of {key!r}, the data {now}")
+            raise ConfigError(
+                f"init_from: {path} has heads with {before} dimensions of {key!r}, the data {now}"
+            )
     no_deltas = [[False] * len(row) for row in ours["delta"]]
     learned, configured = (
         [[i for i, is_delta in enumerate(row) if is_delta] for row in rows]
@@ -82,7 +97,8 @@ def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
     )
     if learned != configured:
         raise ConfigError(
-            f"init_from: {path} learned the dimensions {learned} as differences, delta_action_dims are {configured}"
+            f"init_from: {path} learned the dimensions {learned} as differences, delta_action_dims "
+            f"are {configured}"
         )
 
 
@@ -94,7 +110,8 @@ def current_order(
     data: RunData,
     where: object,
 ) -> Order:
-    """Return the order of the checkpoint, from its position on with new weights and with the update of `data`, if any.
+    """Return the order of the checkpoint, from its position on with new weights and with the update
+    of `data`, if any.
 
     Args:
         record: order.json.
@@ -105,25 +122,34 @@ def current_order(
         where: path of order.json, for messages.
 
     Raises:
-        ConfigError: the order cannot be read, or the sources do not have the frames that it was made for.
+        ConfigError: the order cannot be read, or the sources do not have the frames that it was
+            made for.
     """
     try:
         spec = current_spec(record, saved or {})
         names = [source["name"] for source in spec["sources"]]
-        order = Order.from_json(spec, data.training[: len(names)]).with_batch_size(config.batch_size)
-        before, now = ([source.weight for source in settings.data.sources] for settings in (then, config))
+        order = Order.from_json(spec, data.training[: len(names)]).with_batch_size(
+            config.batch_size
+        )
+        before, now = (
+            [source.weight for source in settings.data.sources] for settings in (then, config)
+        )
         added = data.training[len(names) :]
         if saved is not None and (before != now or added):
             weights = dict(zip((*names, *data.names[len(names) :]), data.weights))
             in_flight = config.data.frames_in_flight
-            order = order.with_weights(saved["position"], weights, added, in_flight, config.data.shuffle)
+            order = order.with_weights(
+                saved["position"], weights, added, in_flight, config.data.shuffle
+            )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: {error}") from error
     return order
 
 
 def load_initial_weights(config: TrainConfig, data: RunData, record: Record) -> TensorReader | None:
-    """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the run started."""
+    """Load the weights of `init_from`, if set. Raises ConfigError if that policy changed since the
+    run started.
+    """
     if not config.init_from:
         return None
     initial = read_initial_policy(config.init_from, data.policy_config(config))

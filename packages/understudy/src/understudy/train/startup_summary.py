@@ -1,4 +1,6 @@
-"""Summary before the first step: the trained parameters, one table of the sources, and notes on peculiarities."""
+"""Summary before the first step: the trained parameters, one table of the sources, and notes on
+peculiarities.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -40,14 +42,15 @@ def startup_summary(
     policy: Policy | None = None,
     files: Mapping[str, list[str] | None] | None = None,
 ) -> list[str]:
-    """Return the lines of the summary of the data; the policy names its loss terms and the modes that train them.
+    """Return the lines of the summary of the data; the policy names its loss terms and the modes
+    that train them.
 
     `files` are the digests of the sources' files in order.json: they show copies among the sources.
 
-    The table has, per source, its frames, the share of its weight, its exact share, and the steps per epoch. Below it
-    are shares that differ from their weights, notes on the selections (keep-ranges and their matches), losses that
-    modes leave out, figures of the frame weights, and cameras that a source lacks (a forgotten mapping looks like
-    that, too).
+    The table has, per source, its frames, the share of its weight, its exact share, and the steps
+    per epoch. Below it are shares that differ from their weights, notes on the selections
+    (keep-ranges and their matches), losses that modes leave out, figures of the frame weights, and
+    cameras that a source lacks (a forgotten mapping looks like that, too).
     """
     lines = [
         *_describe_sources(config, data, order),
@@ -64,13 +67,19 @@ def startup_summary(
     shares = config.mode_weights()
     trained = {mode: policy.trained_terms(mode) if policy else TRAINS[mode] for mode in shares}
     terms = tuple(LOSS_NAMES) if policy is None else policy.loss_terms
-    lines += describe_modes(config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained)
+    lines += describe_modes(
+        config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained
+    )
     lines += describe_images(config, data)
     for camera in data.cameras:
-        if missing := [name for name, part in zip(data.names, data.training) if camera in part.missing_cameras]:
+        if missing := [
+            name for name, part in zip(data.names, data.training) if camera in part.missing_cameras
+        ]:
             lines.append(f"no {camera} in {_some(missing)}: black there, and marked as missing")
     if data.size is not None:
-        lines.append(f"images are loaded at {data.size[0]} x {data.size[1]}: the sizes in the sources differ")
+        lines.append(
+            f"images are loaded at {data.size[0]} x {data.size[1]}: the sizes in the sources differ"
+        )
     return lines
 
 
@@ -80,7 +89,11 @@ def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[
     rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
     for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
-        epoch = f"{order.spec.sources[number].frames / (share * config.batch_size):,.4g} steps" if share else "never"
+        epoch = (
+            f"{order.spec.sources[number].frames / (share * config.batch_size):,.4g} steps"
+            if share
+            else "never"
+        )
         row = (
             data.names[number],
             data.heads[data.head_of_source[number]],
@@ -116,12 +129,14 @@ def _describe_lengths(config: TrainConfig, data: RunData) -> list[str]:
     longest = max(_longest_episode(part) for part in data.training)
     if (chunk := config.data.actions_per_chunk) > longest:
         lines.append(
-            f"data.chunk_size {chunk:,} is longer than every episode ({longest:,} frames): the rest is padding"
+            f"data.chunk_size {chunk:,} is longer than every episode ({longest:,} frames): the "
+            "rest is padding"
         )
     if (warmup := config.schedule.warmup(config.steps)) >= config.steps:
         lines.append(
             f"schedule.warmup_steps {warmup:,} is not over before the last of {config.steps:,} "
-            f"steps: the learning rate rises to {config.steps / warmup:.0%} of optim.lr and never decays"
+            f"steps: the learning rate rises to {config.steps / warmup:.0%} of optim.lr and never "
+            "decays"
         )
     return lines
 
@@ -144,20 +159,31 @@ def describe_modes(
         terms: loss terms of the policy.
         trained: mode -> those of them that a sample of it trains.
     """
-    name = mode if isinstance(mode, str) else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
+    name = (
+        mode
+        if isinstance(mode, str)
+        else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
+    )
     lines = []
     for term in terms:
         word = LOSS_NAMES.get(term, term)
         acts = shares["policy"] > 0 and term in always
-        share = 1.0 if acts else sum(share for part, share in shares.items() if term in trained[part])
+        share = (
+            1.0 if acts else sum(share for part, share in shares.items() if term in trained[part])
+        )
         if share < 1 - 1e-12 and (term != IMAGES or images):
-            samples = f"on {Fraction(share).limit_denominator(1000)} of the samples" if share else "on no sample"
+            samples = (
+                f"on {Fraction(share).limit_denominator(1000)} of the samples"
+                if share
+                else "on no sample"
+            )
             lines.append(f"{name} trains the {word} loss {samples}")
     return lines
 
 
 def describe_images(config: TrainConfig, data: RunData) -> list[str]:
-    """Return a line about each camera: the recorded size, and the network's with the way of resizing.
+    """Return a line about each camera: the recorded size, and the network's with the way of
+    resizing.
 
     Sources that record another size have a separate line.
     """
@@ -178,7 +204,9 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
 
 
 def describe_defaults(config: TrainConfig) -> list[str]:
-    """Return the settings whose defaults come from the policy, and those that differ from them, in a line each."""
+    """Return the settings whose defaults come from the policy, and those that differ from them, in
+    a line each.
+    """
     defaults = flat(config.run_defaults())
     present = flat(plain(config))
     name = config.policy.type
@@ -195,13 +223,18 @@ def describe_defaults(config: TrainConfig) -> list[str]:
 
 
 def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
-    """Return a line about the task texts that `augment.task_separator` divides: a wrong one divides none."""
+    """Return a line about the task texts that `augment.task_separator` divides: a wrong one divides
+    none.
+    """
     if not (separator := config.augment.task_separator):
         return []
     texts = {text for part in data.training for text in part.catalog.tasks}
     several = sum(len(split_task(text, separator)) > 1 for text in texts)
     counts = f"{several:,} of {len(texts):,} task texts have several instructions"
-    return [f"augment.task_separator {separator!r}: {counts}" + (", a sample gets one of them" if several else "")]
+    return [
+        f"augment.task_separator {separator!r}: {counts}"
+        + (", a sample gets one of them" if several else "")
+    ]
 
 
 def _describe_weights(data: RunData) -> list[str]:
@@ -213,18 +246,24 @@ def _describe_weights(data: RunData) -> list[str]:
         facts = weights.facts
         passes = f" in {facts.passes} passes" if facts.passes > 1 else ""
         lines.append(
-            f"{name}: frame weights in {WEIGHTS_IN[weights.weights_in]}: {facts.frames:,} training frames, "
-            f"{facts.zero / facts.frames:.1%} of weight 0; an epoch of {facts.epoch:,} samples{passes}; effective "
-            f"sample size {facts.effective:,.0f} ({facts.effective / (facts.frames - facts.zero):.1%}); "
-            f"largest weight {facts.largest:g}"
+            f"{name}: frame weights in {WEIGHTS_IN[weights.weights_in]}: {facts.frames:,} training "
+            f"frames, {facts.zero / facts.frames:.1%} of weight 0; an epoch of {facts.epoch:,} "
+            f"samples{passes}; effective sample size {facts.effective:,.0f} "
+            f"({facts.effective / (facts.frames - facts.zero):.1%}); largest weight "
+            f"{facts.largest:g}"
         )
     if len(lines) > MAX_SOURCES:
-        lines = [*lines[:MAX_SOURCES], f"… and {len(lines) - MAX_SOURCES} more sources with frame weights"]
+        lines = [
+            *lines[:MAX_SOURCES],
+            f"… and {len(lines) - MAX_SOURCES} more sources with frame weights",
+        ]
     return lines
 
 
 def _describe_metadata(data: RunData) -> list[str]:
-    """First oddities in each dataset's metadata; missing files are in the notes on its selection."""
+    """First oddities in each dataset's metadata; missing files are in the notes on its
+    selection.
+    """
     lines = []
     catalogs = dict[str, tuple[str, Catalog]]()
     for name, part in zip(data.names, data.training):
@@ -238,7 +277,9 @@ def _describe_metadata(data: RunData) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (
+        f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    )
 
 
 def _size(size: tuple[int, int]) -> str:
@@ -249,7 +290,10 @@ def _format_amount(part: EpisodeDataset | None) -> str:
     if part is None:
         return "nothing"
     episodes = part.num_episodes
-    return f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} episode{'s' if episodes > 1 else ''}"
+    return (
+        f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} "
+        f"episode{'s' if episodes > 1 else ''}"
+    )
 
 
 def _longest_episode(part: EpisodeDataset) -> int:
@@ -285,15 +329,17 @@ def _describe_validation_tasks(data: RunData) -> list[str]:
         return []
     names = [repr(name) for name in lacking]
     return [
-        f"tasks without validation episodes, {len(lacking):,} of {len(trained | validated):,}: {_some(names)}; "
-        "data.val_fraction takes more episodes, data.val_episodes chooses them"
+        f"tasks without validation episodes, {len(lacking):,} of {len(trained | validated):,}: "
+        f"{_some(names)}; data.val_fraction takes more episodes, data.val_episodes chooses them"
     ]
 
 
 def describe_trainable(state: TrainState) -> list[str]:
-    """Return the share of the parameters that are trained, and with frozen ones a table of the policy's parts.
+    """Return the share of the parameters that are trained, and with frozen ones a table of the
+    policy's parts.
 
-    The bytes are exact, of the optimizer's state on this rank. With adapters on fresh weights a last line warns.
+    The bytes are exact, of the optimizer's state on this rank. With adapters on fresh weights a
+    last line warns.
     """
     policy = state.policy
     config = state.config
@@ -301,41 +347,56 @@ def describe_trainable(state: TrainState) -> list[str]:
     layers = adapted_layers(policy)
     total = _count(named.values())
     trained = _count(p for p in named.values() if p.requires_grad)
-    tensors = [local(tensor) for values in state.optimizer.state.values() for tensor in values.values()]
+    tensors = [
+        local(tensor) for values in state.optimizer.state.values() for tensor in values.values()
+    ]
     size = sum(tensor.nbytes for tensor in tensors)
-    adapters = f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers" if layers else ""
+    adapters = (
+        f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers" if layers else ""
+    )
     share = "all" if trained == total else f"{trained:,} of"
     lines = [
-        f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer state {size:,} bytes"
-        + (" on this process" if state.mesh.world_size > 1 else "")
+        f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer "
+        f"state {size:,} bytes" + (" on this process" if state.mesh.world_size > 1 else "")
     ]
     lines += policy.describe_losses(state.weights)
     if policy.scalar_losses:
         lines.append(
-            "the policy returns one loss per batch: training and validation have no losses per source, mode, task or "
-            "episode"
+            "the policy returns one loss per batch: training and validation have no losses per "
+            "source, mode, task or episode"
         )
     if trained < total:
         lines += _describe_parts(named, list(layers), policy.config.PARTS)
     if layers:
-        full = {name: p for name, p in named.items() if p.requires_grad and not name.endswith((f".{A}", f".{B}"))}
+        full = {
+            name: p
+            for name, p in named.items()
+            if p.requires_grad and not name.endswith((f".{A}", f".{B}"))
+        }
         parts = [f"{part} ({_count(members):,})" for part, members in _parts(full, {}).items()]
         if parts:
             lines.append(
-                f"lora.also_train: {', '.join(parts)} are trained in full: named there, or not in the first weights"
+                f"lora.also_train: {', '.join(parts)} are trained in full: named there, or not in "
+                "the first weights"
             )
-    if narrow := _count(p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad):
-        rounded = f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
+    if narrow := _count(
+        p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad
+    ):
+        rounded = (
+            f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
+        )
         lines.append(f"lora.base: {narrow:,} frozen weights are kept in bfloat16{rounded}")
     if layers and not (config.init_from or getattr(config.policy, "weights", "")):
         lines.append(
-            "lora.rank: the frozen weights below the adapters are fresh random numbers; start from a trained policy "
-            "(init_from)"
+            "lora.rank: the frozen weights below the adapters are fresh random numbers; start from "
+            "a trained policy (init_from)"
         )
     return lines
 
 
-def _describe_parts(named: Mapping[str, Tensor], layers: list[str], parts: Mapping[str, str]) -> list[str]:
+def _describe_parts(
+    named: Mapping[str, Tensor], layers: list[str], parts: Mapping[str, str]
+) -> list[str]:
     """Format one line per part of the policy, in the sequence of its parameters."""
     adapted = [part_of(f"{name}.weight", parts) for name in layers]
     rows = [("part", "parameters", "trained", "share", "adapters")]

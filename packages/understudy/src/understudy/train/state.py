@@ -1,9 +1,10 @@
 """State of a run in memory: policy, optimizer and moving average on the mesh.
 
-`init_train_state` makes it in the one correct sequence: build in float32 -> low-rank adapters -> freeze -> copy for the
-average -> store (which may keep the weights in bfloat16) -> activation checkpointing per block -> to the device ->
-compile per block -> shard -> optimizer. A policy that can be filled (`Policy.fills_weights`) is built on the meta
-device and filled after sharding, so that no process ever holds all of its weights. Its adapters have values at once.
+`init_train_state` makes it in the one correct sequence: build in float32 -> low-rank adapters ->
+freeze -> copy for the average -> store (which may keep the weights in bfloat16) -> activation
+checkpointing per block -> to the device -> compile per block -> shard -> optimizer. A policy that
+can be filled (`Policy.fills_weights`) is built on the meta device and filled after sharding, so
+that no process ever holds all of its weights. Its adapters have values at once.
 """
 
 from collections import ChainMap
@@ -17,9 +18,18 @@ import torch
 from torch import Tensor
 
 from understudy.config.train import TrainConfig
-from understudy.distributed.activation_checkpoint import apply_activation_checkpointing, select_blocks
+from understudy.distributed.activation_checkpoint import (
+    apply_activation_checkpointing,
+    select_blocks,
+)
 from understudy.distributed.compile import attention_kernels, compile_blocks
-from understudy.distributed.fill_weights import ReadRows, RowsAsTensors, fill, materialise, to_device_or_meta
+from understudy.distributed.fill_weights import (
+    ReadRows,
+    RowsAsTensors,
+    fill,
+    materialise,
+    to_device_or_meta,
+)
 from understudy.distributed.mesh import Mesh, shard
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.lora import add_adapters
@@ -41,7 +51,12 @@ from understudy.train.augment_batch import (
     drop_metadata,
     shift_cameras,
 )
-from understudy.train.memory_check import check_filled_weights, check_gpu_memory, check_whole_weights, free_memory
+from understudy.train.memory_check import (
+    check_filled_weights,
+    check_gpu_memory,
+    check_whole_weights,
+    free_memory,
+)
 from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
 from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
 from understudy_base.batch_keys import MODE, SOURCE
@@ -83,8 +98,9 @@ class TrainState:
     step: int = 0
     """Optimizer steps done."""
     starts: list[dict[str, Any]] = field(default_factory=list)
-    """Steps from which processes of this run trained: step, position, batch, world, weights of the sources,
-    versions of their datasets."""
+    """Steps from which processes of this run trained: step, position, batch, world, weights of the
+    sources, versions of their datasets.
+    """
     updates: Sequence[Record] = ()
     """Updates of the data (`train/data/updates.py`)."""
     checked: bool = False
@@ -94,10 +110,26 @@ class TrainState:
     rounded: int = 0
     """Frozen weights that the start has rounded to bfloat16."""
 
-    def begin(self, saved: Record | None, position: int, weights: Sequence[float], versions: Sequence[Record]) -> None:
-        """Add the start of this process to those of the checkpoint `saved`; versions: see `versions_read`."""
-        start: dict[str, Any] = {"step": self.step, "position": position, "batch": self.config.batch_size}
-        start |= {"world": self.mesh.world_size, "weights": list(weights), "versions": list(versions)}
+    def begin(
+        self,
+        saved: Record | None,
+        position: int,
+        weights: Sequence[float],
+        versions: Sequence[Record],
+    ) -> None:
+        """Add the start of this process to those of the checkpoint `saved`; versions: see
+        `versions_read`.
+        """
+        start: dict[str, Any] = {
+            "step": self.step,
+            "position": position,
+            "batch": self.config.batch_size,
+        }
+        start |= {
+            "world": self.mesh.world_size,
+            "weights": list(weights),
+            "versions": list(versions),
+        }
         self.starts = [*(saved.get("starts", ()) if saved else ()), start]
 
     @property
@@ -119,22 +151,32 @@ class TrainState:
         return self.config.optim.lr * lr_factor(self.step, self.config.schedule, self.config.steps)
 
     def train_step(self, batch: Batch, timer: Timer = NULL) -> StepResult:
-        """Run one optimizer step on this rank's share of a global batch, as the loader returns it."""
+        """Run one optimizer step on this rank's share of a global batch, as the loader returns
+        it.
+        """
         with timer("host to device"):
             inputs = self.device_inputs(batch)
         return self.device_step(inputs.batch, inputs.draws, timer)
 
     def device_inputs(self, batch: Batch) -> MicroBatch:
-        """Prepare and augment a rank's share of a global batch, draw its random numbers, copy both to the device."""
+        """Prepare and augment a rank's share of a global batch, draw its random numbers, copy both
+        to the device.
+        """
         config = self.config
         device = self.mesh.device
         if not isinstance(batch, PreparedBatch):
             batch = self.prepare(batch)
-        draws = draw_on_device(self.policy.random_spec("train"), config.seed, batch["position"], device)
-        inputs = shift_cameras(batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed)
+        draws = draw_on_device(
+            self.policy.random_spec("train"), config.seed, batch["position"], device
+        )
+        inputs = shift_cameras(
+            batch_to_device(batch, device), self.policy.config.cameras, config.augment, config.seed
+        )
         return MicroBatch(inputs, draws)
 
-    def device_step(self, batch: Batch, draws: Mapping[str, Tensor], timer: Timer = NULL) -> StepResult:
+    def device_step(
+        self, batch: Batch, draws: Mapping[str, Tensor], timer: Timer = NULL
+    ) -> StepResult:
         """Run the part of a step that is the device's: all arithmetic, and no randomness.
 
         Args:
@@ -162,11 +204,17 @@ class TrainState:
         self.checked = True
         if self.average is not None:
             with timer("optimizer"):
-                update_average(self.average, self.policy, self.optimizer, ema_decay(self.step, config.optim.ema))
+                update_average(
+                    self.average,
+                    self.policy,
+                    self.optimizer,
+                    ema_decay(self.step, config.optim.ema),
+                )
         return result
 
     def prepare(self, batch: Batch) -> "PreparedBatch":
-        """Add marks, drop instructions and metadata, and run the policy's preprocessing: all host work of a batch.
+        """Add marks, drop instructions and metadata, and run the policy's preprocessing: all host
+        work of a batch.
 
         It changes no state, so that loader threads may call it.
         """
@@ -180,7 +228,9 @@ class TrainState:
         if self.heads is not None:
             marks["head"] = self.heads[batch[SOURCE]]
         if self.config.learns_dynamics():
-            marks[MODE] = draw_modes(self.config.seed, batch["position"], self.config.mode_weights())
+            marks[MODE] = draw_modes(
+                self.config.seed, batch["position"], self.config.mode_weights()
+            )
         return {**batch, **marks}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -201,7 +251,9 @@ def build_on_meta(config: TrainConfig, network: Any, normalization: Record) -> P
 def _keyed(config: TrainConfig, purpose: str = "first weights") -> AbstractContextManager[object]:
     """Seed the global generators for the first weights, within this context alone."""
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    return keyed_generators(make_key(config.seed, purpose), torch.device("cuda" if on_gpu else "cpu"))
+    return keyed_generators(
+        make_key(config.seed, purpose), torch.device("cuda" if on_gpu else "cpu")
+    )
 
 
 def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
@@ -211,27 +263,39 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
         raise ConfigError(f"no policy can be made for this data: {error}") from error
     if not isinstance(policy, Policy):
         raise ConfigError(
-            f"policy.type: {network.type} builds a {type(policy).__name__}: derive it from policies.Policy"
+            f"policy.type: {network.type} builds a {type(policy).__name__}: derive it from "
+            "policies.Policy"
         )
     if missing := policy.missing_hooks():
         raise ConfigError(
-            f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has ({page('policies.md')})"
+            f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has "
+            f"({page('policies.md')})"
         )
     if policy.scalar_losses:
         _check_scalar_losses(config)
-    if lacking := [mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes]:
-        raise ConfigError(f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}")
+    if lacking := [
+        mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes
+    ]:
+        raise ConfigError(
+            f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}"
+        )
     return policy
 
 
 def _check_scalar_losses(config: TrainConfig) -> None:
     """Raise ConfigError where a setting needs losses per sample."""
-    if any(source.frame_weights and source.frame_weights_in != "order" for source in config.data.mixed()):
-        raise ConfigError("frame_weights_in: the policy returns one loss per batch (scalar_losses): set it to order")
+    if any(
+        source.frame_weights and source.frame_weights_in != "order"
+        for source in config.data.mixed()
+    ):
+        raise ConfigError(
+            "frame_weights_in: the policy returns one loss per batch (scalar_losses): set it to "
+            "order"
+        )
     if (figure := config.checkpoint.keep_best) not in ("none", "loss", "open_loop"):
         raise ConfigError(
-            f"checkpoint.keep_best: {figure}: the policy returns one loss per batch (scalar_losses), so validations "
-            "have no groups: one of none, loss, open_loop"
+            f"checkpoint.keep_best: {figure}: the policy returns one loss per batch "
+            "(scalar_losses), so validations have no groups: one of none, loss, open_loop"
         )
 
 
@@ -251,10 +315,12 @@ def init_train_state(
         data: its sources.
         normalization: normalization of the policy.
         mesh: the processes.
-        weights: state dict to start from; those of files are read into their place. None: those that the settings of
-            the policy name, or fresh ones.
-        resumed: dtypes of the frozen weights in the checkpoint that is loaded next; then no first weights are needed.
-        check_files: whether the policy must have all files that training needs, before any weight is read.
+        weights: state dict to start from; those of files are read into their place. None: those
+            that the settings of the policy name, or fresh ones.
+        resumed: dtypes of the frozen weights in the checkpoint that is loaded next; then no first
+            weights are needed.
+        check_files: whether the policy must have all files that training needs, before any weight
+            is read.
 
     Raises:
         ConfigError: settings that the policy, the mesh or the machine cannot serve.
@@ -279,9 +345,13 @@ def init_train_state(
     setting = "policy.weights" if weights is None else "init_from"
     if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
         with _weight_errors(setting), _keyed(config, "start weights"):
-            read = _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
+            read = (
+                _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
+            )
         dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
-        return assemble(config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names)
+        return assemble(
+            config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names
+        )
     if on_meta:
         check_whole_weights(policy, mesh)
         policy = build()
@@ -292,7 +362,9 @@ def init_train_state(
             policy.load_weights(weights)
     dtypes = resumed
     if dtypes is None:  # whatever a type of policy calls its tensors, it has filled all parameters
-        dtypes = dict.fromkeys(dict(policy.named_parameters()), torch.float32) | stored_dtypes(weights or {})
+        dtypes = dict.fromkeys(dict(policy.named_parameters()), torch.float32) | stored_dtypes(
+            weights or {}
+        )
     return assemble(config, policy, mesh, heads, dtypes=dtypes, sources=data.names)
 
 
@@ -333,9 +405,11 @@ def assemble(
         policy: the policy with its weights; with `read` its parameters may be on the meta device.
         mesh: the processes.
         heads: see `TrainState`.
-        read: rows of the weights by name, of which each rank reads its own; None: the policy has its weights.
-        dtypes: dtypes of the weights in their file, or of the frozen ones in their checkpoint, by name (`lora.base`).
-            With adapters, parameters that are not among them are trained in full. Empty: there is no file.
+        read: rows of the weights by name, of which each rank reads its own; None: the policy has
+            its weights.
+        dtypes: dtypes of the weights in their file, or of the frozen ones in their checkpoint, by
+            name (`lora.base`). With adapters, parameters that are not among them are trained in
+            full. Empty: there is no file.
         sources: names of the sources.
     """
     base_names = [name for name, _ in policy.named_parameters()]
@@ -345,7 +419,9 @@ def assemble(
     parts = policy.config.PARTS
     full = [name for name in base_names if dtypes and name not in dtypes]
     frozen = config.optim.freeze
-    add_adapters(policy, config.lora, frozen, lambda name: make_key(config.seed, f"lora {name}"), parts, full)
+    add_adapters(
+        policy, config.lora, frozen, lambda name: make_key(config.seed, f"lora {name}"), parts, full
+    )
     freeze(policy, config.optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
@@ -361,21 +437,44 @@ def assemble(
             to_device_or_meta(module, mesh.device)
             if config.compile:
                 compile_blocks(module.blocks(), mesh.device)
-            shard(module, mesh, config, module.blocks(), module.float32_modules(), module.forward_methods)
+            shard(
+                module,
+                mesh,
+                config,
+                module.blocks(),
+                module.float32_modules(),
+                module.forward_methods,
+            )
     if read is not None:
         copies = [module for module in (policy, average) if module is not None]
         materialise(copies, mesh.device)
         filled = set[int]()  # an average shares frozen parameters
         for module in copies:
-            parameters = {name: parameter for name, parameter in module.named_parameters() if name in base_names}
+            parameters = {
+                name: parameter
+                for name, parameter in module.named_parameters()
+                if name in base_names
+            }
             fresh = {name: p for name, p in parameters.items() if local(p).data_ptr() not in filled}
             fill(fresh.items(), read)
             filled |= {local(parameter).data_ptr() for parameter in parameters.values()}
         adapters = {name: master for name, master in masters.items() if name not in base_names}
-        rows = RowsAsTensors(read, {name: master.shape for name, master in masters.items() if name in base_names})
+        rows = RowsAsTensors(
+            read, {name: master.shape for name, master in masters.items() if name in base_names}
+        )
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
     optimizer = precision.make_optimizer(policy, config, masters)
-    return TrainState(config, mesh, policy, optimizer, average, terms, heads, sources, rounded=sum(rounded.values()))
+    return TrainState(
+        config,
+        mesh,
+        policy,
+        optimizer,
+        average,
+        terms,
+        heads,
+        sources,
+        rounded=sum(rounded.values()),
+    )
 
 
 def _no_weights(policy: Policy) -> ReadRows:

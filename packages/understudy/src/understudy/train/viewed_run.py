@@ -1,7 +1,8 @@
-"""A run as a source of `understudy view`: its validation episodes, with the actions that its policy predicts.
+"""A run as a source of `understudy view`: its validation episodes, with the actions that its policy
+predicts.
 
-The entry point `run` of the group `understudy.view_sources` (`cli/view.py`). Nothing is imported for a folder that
-is no run.
+The entry point `run` of the group `understudy.view_sources` (`cli/view.py`). Nothing is imported
+for a folder that is no run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,8 @@ def _open(root: Path, checkpoint: int | str, episodes: Sequence[int]) -> "Iterat
             sources.append((name, dataset.catalog, dataset.catalog.episodes.rows_of(ids)))
         if not any(len(rows) for _, _, rows in sources):
             examples = ", ".join(map(str, actions.episodes(0)[:8].tolist()))
-            problem = f"none is a validation episode of the run; {validation.names[0]} has {examples}, …"
+            problem = (
+                f"none is a validation episode of the run; {validation.names[0]} has {examples}, …"
+            )
             raise ConfigError(f"episodes: {problem}")
         yield f"{root.name}, step {state.step}", sources, actions.predict

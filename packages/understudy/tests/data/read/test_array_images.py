@@ -39,7 +39,9 @@ def column(indices: list[int], first: bool, nested: bool) -> pa.Array:
     return pa.array([one.reshape(-1) for one in images], pa.list_(pa.uint8()))
 
 
-def add_camera(root: Path, first: bool = False, nested: bool = True, shape: list[int] | None = None) -> None:
+def add_camera(
+    root: Path, first: bool = False, nested: bool = True, shape: list[int] | None = None
+) -> None:
     shape = shape or ([3, HEIGHT, WIDTH] if first else [HEIGHT, WIDTH, 3])
     for file in (root / "data").glob("chunk-*/*.parquet"):
         table = pq.read_table(file)
@@ -50,8 +52,12 @@ def add_camera(root: Path, first: bool = False, nested: bool = True, shape: list
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize(("first", "nested"), [(False, True), (True, True), (False, False), (True, False)])
-def test_array_images_an_array_column_is_a_camera(version: str, first: bool, nested: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "nested"), [(False, True), (True, True), (False, False), (True, False)]
+)
+def test_array_images_an_array_column_is_a_camera(
+    version: str, first: bool, nested: bool, tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "d", Spec(version=version, lengths=LENGTHS, cameras=()))
     add_camera(tmp_path / "d", first, nested)
     catalog = us.Catalog.open(tmp_path / "d")
@@ -99,7 +105,9 @@ def test_array_images_recognizes_cameras(dtype: str, shape: tuple[int, ...], cam
         assert feature.size == (tuple(size for size in shape if size != 3) if camera else None)
 
 
-def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_array_images_it_is_trained_on_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "d"
     write_dataset(root, Spec(lengths=LENGTHS, cameras=(TOP,)))
     add_camera(root)
@@ -110,15 +118,22 @@ def test_array_images_it_is_trained_on_and_shown(tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert main(["check", str(root), "--json", "--page", str(tmp_path / "page.html")]) == 0
     facts: dict[str, Any] = json.loads(capsys.readouterr().out)["contents"]
-    assert {key: f["camera"] for key, f in facts["features"].items() if f["camera"]} == {TOP: True, CAMERA: True}
+    assert {key: f["camera"] for key, f in facts["features"].items() if f["camera"]} == {
+        TOP: True,
+        CAMERA: True,
+    }
     assert f"{CAMERA}, episode 0" in (tmp_path / "page.html").read_text()
     assert main(["check", str(root), "--page", str(tmp_path / "page.html"), "--overwrite"]) == 0
-    assert f"{CAMERA}  uint8 ({HEIGHT}, {WIDTH}, 3), a camera" in " ".join(capsys.readouterr().out.split(" "))
+    assert f"{CAMERA}  uint8 ({HEIGHT}, {WIDTH}, 3), a camera" in " ".join(
+        capsys.readouterr().out.split(" ")
+    )
 
 
 def test_array_images_video_and_arrays_do_not_mix_under_one_key(tmp_path: Path) -> None:
     for name in ("video", "array"):
-        write_dataset(tmp_path / name, Spec(lengths=LENGTHS, cameras=(TOP,) if name == "video" else ()))
+        write_dataset(
+            tmp_path / name, Spec(lengths=LENGTHS, cameras=(TOP,) if name == "video" else ())
+        )
     add_camera(tmp_path / "array")
     names = {"observation.images.front": CAMERA}
     sources = [

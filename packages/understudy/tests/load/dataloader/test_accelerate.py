@@ -32,7 +32,11 @@ def one_process():
 def in_order(count: int) -> list[int]:
     """The samples at positions 0 .. count - 1."""
     sampler = EpisodeSampler(DATA)
-    return list(itertools.islice(itertools.chain.from_iterable(iter(sampler) for _ in itertools.count()), count))
+    return list(
+        itertools.islice(
+            itertools.chain.from_iterable(iter(sampler) for _ in itertools.count()), count
+        )
+    )
 
 
 def test_one_process_in_any_epoch(one_process):
@@ -52,11 +56,15 @@ def test_two_ranks_and_then_one(one_process, tmp_path):
         for job in (
             {"steps": 15},
             {"steps": 8, "position": 7 * 16, "step": 7},  # D1: past the first epoch
-            {"steps": 3, "position": 2 * 16, "step": 2},  # D2: inside the first, up to its uneven last batch
-            {"steps": 5, "position": 10 * 16 + 10 * 8, "step": 20},  # D3: ten steps on two ranks, ten on one
+            # D2: inside the first, up to its uneven last batch
+            {"steps": 3, "position": 2 * 16, "step": 2},
+            # D3: ten steps on two ranks, ten on one
+            {"steps": 5, "position": 10 * 16 + 10 * 8, "step": 20},
         )
     ]
-    (whole, later, within, twice), control = np.split(np.array(train_on_two_ranks(tmp_path, jobs), object), [4])
+    (whole, later, within, twice), control = np.split(
+        np.array(train_on_two_ranks(tmp_path, jobs), object), [4]
+    )
     assert list(itertools.chain(*whole)) == in_order(15 * 16)
     assert later == whole[7:]
     assert within == whole[2:5]
@@ -68,8 +76,8 @@ def test_two_ranks_and_then_one(one_process, tmp_path):
     assert other_within[2] != other_whole[4]  # the padding of the last batch
     assert other_twice == other_whole[:5]  # epoch 0 again
 
-    # And without Accelerate's part in it: two epochs of five steps on two ranks, then ten steps of 8, are 8 samples
-    # into the fourth epoch; twenty steps, all it knows, are taken for four epochs.
+    # And without Accelerate's part in it: two epochs of five steps on two ranks, then ten steps of
+    # 8, are 8 samples into the fourth epoch; twenty steps, all it knows, are taken for four epochs.
     sampler = StepSampler(N)
     sampler.resume(step=20, batch=8, world=2)
     assert (sampler.epoch, sampler.start) == (4, 0) != (3, 8)
@@ -77,7 +85,10 @@ def test_two_ranks_and_then_one(one_process, tmp_path):
 
 def test_one_rank_goes_on_where_two_stopped(one_process):
     """Then one process, ten steps of 8 from position 160, and its state names position 240."""
-    assert list(itertools.chain(*train("ours", steps=10, batch=8, position=160))) == in_order(240)[160:]
+    assert (
+        list(itertools.chain(*train("ours", steps=10, batch=8, position=160)))
+        == in_order(240)[160:]
+    )
 
 
 def read_by_prepared_loaders(root: str) -> dict[str, object]:
@@ -86,7 +97,9 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
 
     accelerator = Accelerator(cpu=True)
     data = EpisodeDataset(root)
-    undispatched = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    undispatched = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False)
+    )
     stream = EpisodeStream(data, batch_size=4, seed=0)
     whole = {"rank": 0, "world_size": 1}
     sampler = EpisodeSampler(data, batch_size=4)
@@ -113,7 +126,9 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
                 batches = list(itertools.islice(iter(reader), steps))
                 found[name] = [b["index"].tolist() for b in batches]
             except Exception as error:
-                found[name] = type(error).__name__ if isinstance(error, ConfigError) else repr(error)
+                found[name] = (
+                    type(error).__name__ if isinstance(error, ConfigError) else repr(error)
+                )
     return found
 
 
@@ -124,5 +139,11 @@ def test_prepared_readers_give_each_frame_once_or_are_refused(tmp_path):
     for name in ("loader", "stream", "sampler", "undivided"):
         assert [{len(batch) for batch in rank[name]} for rank in ranks] == [{2}, {2}]
         assert sorted(itertools.chain(*ranks[0][name], *ranks[1][name])) == list(range(24)), name
-    for name in ("divided sampler", "prepared stream", "in workers", "in spawned", "not dispatched"):
+    for name in (
+        "divided sampler",
+        "prepared stream",
+        "in workers",
+        "in spawned",
+        "not dispatched",
+    ):
         assert [rank[name] for rank in ranks] == ["ConfigError", "ConfigError"], name

@@ -11,7 +11,11 @@ from understudy_base.testing.refusals import refused
 
 def _pictures(count: int, height: int = 7, width: int = 9) -> torch.Tensor:
     return torch.randint(
-        0, 256, (count, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        0,
+        256,
+        (count, 3, height, width),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(0),
     )
 
 
@@ -21,10 +25,18 @@ def test_the_middle_draw_moves_nothing() -> None:
     assert torch.equal(shift_images(pictures, torch.rand(3, 2), reach=0), pictures)
 
 
-@given(st.integers(1, 3), st.floats(0, 1, exclude_max=True, width=32), st.floats(0, 1, exclude_max=True, width=32))
-def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(reach: int, down: float, right: float) -> None:
+@given(
+    st.integers(1, 3),
+    st.floats(0, 1, exclude_max=True, width=32),
+    st.floats(0, 1, exclude_max=True, width=32),
+)
+def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(
+    reach: int, down: float, right: float
+) -> None:
     pictures = _pictures(1)
-    padded = torch.nn.functional.pad(pictures.float(), (reach,) * 4, mode="replicate").to(torch.uint8)
+    padded = torch.nn.functional.pad(pictures.float(), (reach,) * 4, mode="replicate").to(
+        torch.uint8
+    )
     y = int(down * (2 * reach + 1))
     x = int(right * (2 * reach + 1))
     expected = padded[:, :, y : y + 7, x : x + 9]
@@ -33,7 +45,9 @@ def test_a_shift_is_a_crop_of_the_picture_with_its_edges_repeated(reach: int, do
 
 def test_every_move_is_equally_likely_and_reaches_both_ends() -> None:
     line = torch.arange(11, dtype=torch.uint8).view(1, 1, 1, 11).expand(5000, 1, 1, 11)
-    moves = shift_images(line, torch.rand(5000, 2, generator=torch.Generator().manual_seed(0)), 2)[:, 0, 0, 5]
+    moves = shift_images(line, torch.rand(5000, 2, generator=torch.Generator().manual_seed(0)), 2)[
+        :, 0, 0, 5
+    ]
     assert torch.bincount(moves.long() - 3).tolist() == pytest.approx([1000] * 5, rel=0.12)
 
 

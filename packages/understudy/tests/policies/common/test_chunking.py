@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from understudy.policies.common.flow_matching import guidance_weights, guided_velocity, sample_given, sample_guided
+from understudy.policies.common.flow_matching import (
+    guidance_weights,
+    guided_velocity,
+    sample_given,
+    sample_guided,
+)
 from understudy.policies.pi05.network import Pi0Network
 from understudy.testing.pi05 import SMALL, inputs, seen, small
 from understudy_base.testing.refusals import refused
@@ -33,7 +38,9 @@ def test_given_actions_stay_and_the_others_continue_them(adaptive: bool) -> None
         assert not torch.allclose(found[:, 2:], plain[:, 2:], atol=1e-2)
         chunk[:, 2:] = torch.nan
         assert torch.equal(sample_given(field, given["noise"], chunk, 2, 4), found)
-        assert torch.equal(sample_given(field, given["noise"], given["actions"], 5, 4), given["actions"])
+        assert torch.equal(
+            sample_given(field, given["noise"], given["actions"], 5, 4), given["actions"]
+        )
         noise = torch.where(torch.arange(5)[:, None] < 2, 1e3, given["noise"])
         assert torch.equal(sample_given(field, noise, chunk, 2, 4), found)
 
@@ -67,7 +74,9 @@ def test_guidance_is_the_jacobian_product_of_the_full_map(adaptive: bool) -> Non
         return predicted[:, 0]
 
     jacobian = (
-        torch.autograd.functional.jacobian(lambda x: x - time * moves(x), given["noise"]).flatten(3).flatten(0, 2)
+        torch.autograd.functional.jacobian(lambda x: x - time * moves(x), given["noise"])
+        .flatten(3)
+        .flatten(0, 2)
     )
     with torch.no_grad():
         velocity = moves(given["noise"])
@@ -81,11 +90,15 @@ def test_guidance_is_the_jacobian_product_of_the_full_map(adaptive: bool) -> Non
 def test_a_linear_field_is_guided_to_the_target() -> None:
     """Where the estimate is x itself, guidance is a plain pull with the documented factor."""
     target = torch.full((1, 2, 1), 3.0)
-    found = sample_guided(lambda x, time: torch.zeros_like(x), torch.zeros(1, 2, 1), target, 1, 1, steps=4)
+    found = sample_guided(
+        lambda x, time: torch.zeros_like(x), torch.zeros(1, 2, 1), target, 1, 1, steps=4
+    )
     x = 0.0
     for k in range(4):
         tau = k / 4
-        factor = 5.0 if not k else min(5.0, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+        factor = (
+            5.0 if not k else min(5.0, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
+        )
         x += factor * (3.0 - x) / 4
     torch.testing.assert_close(found, torch.tensor([[[x], [0.0]]]))
 

@@ -1,4 +1,6 @@
-"""FAST action tokens: the transform against scipy, both kinds against an independent formulation, and their errors."""
+"""FAST action tokens: the transform against scipy, both kinds against an independent formulation,
+and their errors.
+"""
 
 import json
 import threading
@@ -11,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
-from understudy.policies.common.fast_tokenizer import CONFIG, TOKENIZER, FastTokenizer, cosines, quantise
+from understudy.policies.common.fast_tokenizer import (
+    CONFIG,
+    TOKENIZER,
+    FastTokenizer,
+    cosines,
+    quantise,
+)
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 
@@ -48,17 +56,27 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=600,
         min_frequency=2,
         show_progress=False,
-        initial_alphabet=[*tokenizers.pre_tokenizers.ByteLevel.alphabet(), *map(chr, range(high - low + 1))],
+        initial_alphabet=[
+            *tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            *map(chr, range(high - low + 1)),
+        ],
         max_token_length=10000,
     )
-    bpe._tokenizer.train_from_iterator(("".join(map(chr, each.ravel() - low)) for each in integers), trainer)
+    bpe._tokenizer.train_from_iterator(
+        ("".join(map(chr, each.ravel() - low)) for each in integers), trainer
+    )
     (folder / TOKENIZER).write_text(bpe._tokenizer.to_str())
-    config = {"processor_class": "UniversalActionProcessor", "scale": SCALE, "vocab_size": 600, "min_token": low}
+    config = {
+        "processor_class": "UniversalActionProcessor",
+        "scale": SCALE,
+        "vocab_size": 600,
+        "min_token": low,
+    }
     (folder / CONFIG).write_text(json.dumps(config))
     return folder
 
 
-# -- the transform ----------------------------------------------------------------------------------------------------
+# -- the transform ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
@@ -69,7 +87,9 @@ def test_cosines_are_scipys(steps: int) -> None:
 
 
 def test_quantise_golden() -> None:
-    """By hand: a constant c has the only coefficient c * sqrt(T); a ramp -1, 1 the second one -sqrt(2)."""
+    """By hand: a constant c has the only coefficient c * sqrt(T); a ramp -1, 1 the second one
+    -sqrt(2).
+    """
     chunk = np.array([[[0.5, -1.0], [0.5, 1.0]]])
     assert quantise(chunk, 10.0).tolist() == [[[7, 0], [0, -14]]]
 
@@ -82,7 +102,7 @@ def test_quantise_refuses_what_is_not_finite(bad: float) -> None:
         quantise(chunks, 10.0)
 
 
-# -- both kinds -------------------------------------------------------------------------------------------------------
+# -- both kinds ------------------------------------------------------------------------------------
 
 
 def test_published_tokens_are_those_of_the_released_formula(published: Path) -> None:
@@ -113,8 +133,15 @@ def test_round_trip_is_off_by_the_rounding_alone(kind: str, request: pytest.Fixt
     assert np.abs(off).max() > 0.4 / SCALE  # it does round
 
 
-@given(seed=st.integers(0, 2**32 - 1), size=st.floats(0.0, 3.0), steps=st.integers(1, 20), dim=st.integers(1, 5))
-def test_own_kind_round_trips_any_chunk(own: FastTokenizer, seed: int, size: float, steps: int, dim: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.floats(0.0, 3.0),
+    steps=st.integers(1, 20),
+    dim=st.integers(1, 5),
+)
+def test_own_kind_round_trips_any_chunk(
+    own: FastTokenizer, seed: int, size: float, steps: int, dim: int
+) -> None:
     """Any shape and size: the integers come back, clipped ones at the alphabet's end and marked."""
     chunk = np.random.default_rng(seed).normal(size=(1, steps, dim)) * size
     integers = quantise(chunk, own.scale)
@@ -123,13 +150,20 @@ def test_own_kind_round_trips_any_chunk(own: FastTokenizer, seed: int, size: flo
     assert bool(encoded.is_clipped[0]) == bool((inside != integers).any())
     decoded = own.decode(encoded.tokens, steps, dim)
     assert decoded.is_valid.all()
-    np.testing.assert_allclose(decoded.actions, idct(inside / own.scale, axis=1, norm="ortho"), atol=1e-5)
+    np.testing.assert_allclose(
+        decoded.actions, idct(inside / own.scale, axis=1, norm="ortho"), atol=1e-5
+    )
 
 
 def test_published_kind_keeps_spaces_digits_and_wide_characters(published: Path) -> None:
-    """Integers whose characters are control codes, spaces, digits, letters, and two or three bytes long."""
+    """Integers whose characters are control codes, spaces, digits, letters, and two or three bytes
+    long.
+    """
     fast = FastTokenizer.read(published)
-    wanted = np.array([0, 9, 10, 32, 33, 48, 65, 127, 128, 255, 256, 0x7FF, 0x800, 0x3000, 0xD7FF]) + fast.min_token
+    wanted = (
+        np.array([0, 9, 10, 32, 33, 48, 65, 127, 128, 255, 256, 0x7FF, 0x800, 0x3000, 0xD7FF])
+        + fast.min_token
+    )
     chunk = (cosines(len(wanted)).T @ (wanted / fast.scale)[:, None])[None]
     encoded = fast.encode(chunk)
     assert not encoded.is_clipped.any()
@@ -145,10 +179,14 @@ def test_published_kind_clips_below_its_smallest_and_at_the_surrogates(published
     assert encoded.is_clipped.tolist() == [False, True, True]
     decoded = fast.decode(encoded.tokens, 4, 1)
     assert decoded.is_valid.all()
-    assert quantise(decoded.actions, fast.scale)[:, 0, 0].tolist() == [0, fast.min_token, fast.max_token]
+    assert quantise(decoded.actions, fast.scale)[:, 0, 0].tolist() == [
+        0,
+        fast.min_token,
+        fast.max_token,
+    ]
 
 
-# -- decoding of anything ---------------------------------------------------------------------------------------------
+# -- decoding of anything --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["own", "published"])
@@ -156,7 +194,14 @@ def test_decode_marks_tokens_of_no_chunk(kind: str, request: pytest.FixtureReque
     fast = request.getfixturevalue(kind)
     fast = FastTokenizer.read(fast) if isinstance(fast, Path) else fast
     good = fast.encode(smooth(1)).tokens[0]
-    wrong = [[], good[:-1], [*good, good[0]], [*good[:-1], fast.vocab_size], [-1, *good[1:]], [10**9]]
+    wrong = [
+        [],
+        good[:-1],
+        [*good, good[0]],
+        [*good[:-1], fast.vocab_size],
+        [-1, *good[1:]],
+        [10**9],
+    ]
     decoded = fast.decode([good, *wrong], STEPS, DIM)
     assert decoded.is_valid.tolist() == [True] + [False] * len(wrong)
     assert not decoded.actions[1:].any()
@@ -171,7 +216,7 @@ def test_decode_never_raises(own: FastTokenizer, published: Path, ids: list[int]
         assert np.isfinite(decoded.actions).all()
 
 
-# -- fitting and files ------------------------------------------------------------------------------------------------
+# -- fitting and files -----------------------------------------------------------------------------
 
 
 def test_fit_shortens_and_is_reproducible(own: FastTokenizer) -> None:
@@ -196,7 +241,12 @@ def test_save_and_read(own: FastTokenizer, tmp_path: Path) -> None:
     read = FastTokenizer.read(tmp_path / "mine")
     chunks = smooth(10, seed=1)
     assert read.encode(chunks).tokens == own.encode(chunks).tokens
-    assert (read.kind, read.scale, read.min_token, read.max_token) == ("private", SCALE, own.min_token, own.max_token)
+    assert (read.kind, read.scale, read.min_token, read.max_token) == (
+        "private",
+        SCALE,
+        own.min_token,
+        own.max_token,
+    )
 
 
 def test_fit_refuses_outliers_and_nothing() -> None:
@@ -219,7 +269,9 @@ def test_fit_refuses_outliers_and_nothing() -> None:
         {"max_token": 10**6},
     ],
 )
-def test_read_refuses_another_content(own: FastTokenizer, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_read_refuses_another_content(
+    own: FastTokenizer, tmp_path: Path, change: dict[str, Any]
+) -> None:
     own.save(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text()) | change
     (tmp_path / CONFIG).write_text(json.dumps(config))
@@ -227,8 +279,12 @@ def test_read_refuses_another_content(own: FastTokenizer, tmp_path: Path, change
         FastTokenizer.read(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "content"), [(CONFIG, "no"), (CONFIG, "[]"), (TOKENIZER, "{}"), (TOKENIZER, None)])
-def test_read_refuses_damaged_files(own: FastTokenizer, tmp_path: Path, name: str, content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [(CONFIG, "no"), (CONFIG, "[]"), (TOKENIZER, "{}"), (TOKENIZER, None)]
+)
+def test_read_refuses_damaged_files(
+    own: FastTokenizer, tmp_path: Path, name: str, content: str | None
+) -> None:
     own.save(tmp_path)
     (tmp_path / name).unlink()
     if content is not None:
@@ -248,7 +304,9 @@ def test_encode_from_several_threads(own: FastTokenizer) -> None:
     chunks = smooth(50, seed=4)
     expected = own.encode(chunks).tokens
     found = []
-    threads = [threading.Thread(target=lambda: found.append(own.encode(chunks).tokens)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(own.encode(chunks).tokens)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from understudy.policies.common.flow_matching import delays, euler, noisy_actions, sample_guided, spread_times, velocity
+from understudy.policies.common.flow_matching import (
+    delays,
+    euler,
+    noisy_actions,
+    sample_guided,
+    spread_times,
+    velocity,
+)
 
 
 def test_time_one_is_noise_and_time_zero_is_the_actions() -> None:
@@ -16,7 +23,9 @@ def test_time_one_is_noise_and_time_zero_is_the_actions() -> None:
 def test_velocity_is_the_derivative_of_the_path() -> None:
     actions = torch.randn(1, 1, 2, 3).double()
     noise = torch.randn(1, 1, 2, 3).double()
-    early, late = (noisy_actions(actions, noise, torch.full((1, 1), t).double()) for t in (0.3, 0.7))
+    early, late = (
+        noisy_actions(actions, noise, torch.full((1, 1), t).double()) for t in (0.3, 0.7)
+    )
     torch.testing.assert_close((late - early) / 0.4, velocity(actions, noise))
 
 
@@ -28,7 +37,8 @@ def test_euler_along_the_true_velocity_lands_on_the_actions(steps: int) -> None:
 
     def field(x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         seen.append(time[0].item())
-        torch.testing.assert_close(x, noisy_actions(actions, noise, time))  # the walk stays on the path
+        # the walk stays on the path
+        torch.testing.assert_close(x, noisy_actions(actions, noise, time))
         return velocity(actions, noise)
 
     torch.testing.assert_close(euler(field, noise, steps), actions)
@@ -70,7 +80,9 @@ def test_dimensions_of_other_robots_do_not_guide() -> None:
     own = torch.tensor([True, True, False])
 
     def guided(actions: torch.Tensor, dims: torch.Tensor | None) -> torch.Tensor:
-        return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, steps=10, dims=dims)[..., own]
+        return sample_guided(lambda x, _: x.roll(1, -1), noise, actions, 1, 3, steps=10, dims=dims)[
+            ..., own
+        ]
 
     other = torch.where(own, chunk, 9.0)
     assert torch.equal(guided(chunk, own), guided(other, own))

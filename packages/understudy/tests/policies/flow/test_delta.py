@@ -1,4 +1,6 @@
-"""Actions learnt as differences to the state: taken and added back by the policy, absolute grippers left alone."""
+"""Actions learnt as differences to the state: taken and added back by the policy, absolute grippers
+left alone.
+"""
 
 from typing import Any
 
@@ -16,12 +18,18 @@ WIDTHS = {"action": 3, "observation.state": 3}
 
 def normalizer(delta: list[list[bool]], **more: Any) -> Normalizer:
     rows = {"offset": [[0.0, 0.5, 0.1]] * len(delta), "spread": [[1.0, 0.25, 2.0]] * len(delta)}
-    maps: dict[str, Any] = {"heads": [f"h{i}" for i in range(len(delta))], "action": rows, "observation.state": rows}
+    maps: dict[str, Any] = {
+        "heads": [f"h{i}" for i in range(len(delta))],
+        "action": rows,
+        "observation.state": rows,
+    }
     return Normalizer(maps | {"delta": delta} | more, WIDTHS)
 
 
 @given(st.integers(0, 2**20), st.integers(-6, 6))
-def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int, magnitude: int) -> None:
+def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(
+    seed: int, magnitude: int
+) -> None:
     """Three roundings: of the difference (and of its scaling, and back), of the sum."""
     generator = torch.Generator().manual_seed(seed)
     data = {
@@ -33,7 +41,8 @@ def test_there_and_back_is_exact_to_float32_and_a_gripper_is_untouched(seed: int
     there = some.actions(data)
     now = data["observation.state"][:, None]
     torch.testing.assert_close(there[..., 0], (data["action"] - now)[..., 0], rtol=0, atol=0)
-    assert torch.equal(there[..., 2], none.actions(data)[..., 2])  # absolute: as if there were no differences
+    # absolute: as if there were no differences
+    assert torch.equal(there[..., 2], none.actions(data)[..., 2])
     back = some.robot_actions(there, data)
     bound = 4 * 2**-23 * (data["action"].abs() + now.abs() + 1)
     assert ((back - data["action"]).abs() <= bound).all()
@@ -72,5 +81,8 @@ def test_what_could_not_be_told_back_is_refused_at_the_start() -> None:
 
 def test_a_nan_in_a_state_that_is_not_there_does_not_spoil_a_difference() -> None:
     mine = normalizer([[True, False, False]], dims={"observation.state": [2]})
-    data = {"action": torch.ones(1, 2, 3), "observation.state": torch.tensor([[1.0, 2.0, float("nan")]])}
+    data = {
+        "action": torch.ones(1, 2, 3),
+        "observation.state": torch.tensor([[1.0, 2.0, float("nan")]]),
+    }
     assert torch.isfinite(mine.actions(data)).all()

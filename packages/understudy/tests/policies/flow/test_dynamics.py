@@ -1,4 +1,6 @@
-"""A policy with a future: two streams, each with its own time; given inputs stay, and the rest is learnt."""
+"""A policy with a future: two streams, each with its own time; given inputs stay, and the rest is
+learnt.
+"""
 
 import copy
 from typing import Any
@@ -27,7 +29,9 @@ def policy(**changes: Any) -> FlowPolicy:
 
 
 def lessons(modes: list[int]) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Batch, noise [B, D, T, A + S], time [B, D, 2]; the state that would follow a padded action is padded too."""
+    """Batch, noise [B, D, T, A + S], time [B, D, 2]; the state that would follow a padded action is
+    padded too.
+    """
     count = len(modes)
     generator = torch.Generator().manual_seed(3)
     data = batch(count)
@@ -41,8 +45,13 @@ def lessons(modes: list[int]) -> tuple[dict[str, Any], Tensor, Tensor]:
 
 
 def test_without_a_future_the_network_and_its_first_weights_are_what_they_were() -> None:
-    """Names, shapes and their sequence, which is that of the draws of the first weights: those of saved policies."""
-    names = {name: tuple(p.shape) for name, p in FlowPolicy(config(cameras=()), NORMALIZATION).named_parameters()}
+    """Names, shapes and their sequence, which is that of the draws of the first weights: those of
+    saved policies.
+    """
+    names = {
+        name: tuple(p.shape)
+        for name, p in FlowPolicy(config(cameras=()), NORMALIZATION).named_parameters()
+    }
     assert list(names.items()) == [
         ("text.embed.weight", (258, 64)),
         ("text.near.weight", (32, 64, 5)),
@@ -81,7 +90,10 @@ def test_without_a_future_the_network_and_its_first_weights_are_what_they_were()
 def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
     model, (data, noise, time) = policy(), lessons([0, 1, 2, 0])
     found = model.flow_losses(data, noise, time, detail=True)
-    steps = (~data["action_is_pad"]).sum(dim=1), (~data["observation.state_is_pad"][:, 1:]).sum(dim=1)
+    steps = (
+        (~data["action_is_pad"]).sum(dim=1),
+        (~data["observation.state_is_pad"][:, 1:]).sum(dim=1),
+    )
     for term, valid, width in zip(("flow", "dynamics"), steps, (3, 2)):
         lesson = torch.tensor([term in TRAINS[MODES[mode]] for mode in data["mode"].tolist()])
         assert found[term].count.tolist() == (valid * width * 2 * lesson).tolist()
@@ -90,7 +102,9 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
         assert detail is not None
         assert (detail.sum.shape, detail.count.shape) == ((4, 2, width), (4, width))
         torch.testing.assert_close(detail.sum.sum(dim=(1, 2)), found[term].sum)
-        assert int(model.counts(data, {"flow time": time})[term].sum()) == int(found[term].count.sum())
+        assert int(model.counts(data, {"flow time": time})[term].sum()) == int(
+            found[term].count.sum()
+        )
     for b in range(4):  # whatever the others are lessons in
         one = {key: value[b : b + 1] for key, value in data.items()}
         alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])
@@ -100,7 +114,9 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
     without = {key: value for key, value in data.items() if key != "mode"}
     assert torch.equal(
         model.flow_losses(without, noise, time)["flow"].sum,
-        model.flow_losses(data | {"mode": torch.zeros(4, dtype=torch.int64)}, noise, time)["flow"].sum,
+        model.flow_losses(data | {"mode": torch.zeros(4, dtype=torch.int64)}, noise, time)[
+            "flow"
+        ].sum,
     )
 
 
@@ -117,7 +133,8 @@ def test_what_is_given_comes_without_noise_and_without_a_time(mode: str, own: sl
     assert not torch.equal(model.flow_losses(data, noise + 0.1, time)[term].sum, before)
     key = "action" if mode == FORWARD else "observation.state"
     moved = data | {key: data[key] + 0.5}
-    assert not torch.equal(model.flow_losses(moved, noise, time)[term].sum, before)  # and it matters
+    # and it matters
+    assert not torch.equal(model.flow_losses(moved, noise, time)[term].sum, before)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), 1e6])
@@ -163,8 +180,18 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     wrong: list[tuple[dict[str, Any], Tensor, Tensor, tuple[object, ...]]] = [
         (data, noise[..., :3], time, ("noise", tuple(noise[..., :3].shape))),
         (data, noise, time[..., 0], ("time", tuple(time[..., 0].shape))),
-        (data | {state: data[state][:, 0]}, noise, time, (state, tuple(data[state][:, 0].shape), "(any, 5, 2)")),
-        ({k: v for k, v in data.items() if k != f"{state}_is_pad"}, noise, time, (f"'{state}_is_pad'",)),
+        (
+            data | {state: data[state][:, 0]},
+            noise,
+            time,
+            (state, tuple(data[state][:, 0].shape), "(any, 5, 2)"),
+        ),
+        (
+            {k: v for k, v in data.items() if k != f"{state}_is_pad"},
+            noise,
+            time,
+            (f"'{state}_is_pad'",),
+        ),
     ]
     for broken, n, t, values in wrong:
         with refused(*values, kind=ValueError):
@@ -182,17 +209,22 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_not_matter() -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
-    now = {key: data[key] for key in model.input_keys} | {"observation.state": data["observation.state"][:, 0]}
+    now = {key: data[key] for key in model.input_keys} | {
+        "observation.state": data["observation.state"][:, 0]
+    }
     acted = model.act(now, {"noise": noise[:, 0]})
     assert acted.shape == (2, 4, 3)
-    assert torch.equal(acted, model.act(data, {"noise": noise[:, 0]}))  # it does not look at the future
+    # it does not look at the future
+    assert torch.equal(acted, model.act(data, {"noise": noise[:, 0]}))
     told = now | {"action": data["action"]}
     foreseen = model.imagine(told, {"noise": noise[:, 0]}).states
     assert foreseen.shape == (2, 4, 2)
     other = noise[:, 0].clone()
     other[..., :3] += 1
     assert torch.equal(foreseen, model.imagine(told, {"noise": other}).states)
-    assert not torch.equal(foreseen, model.imagine(now | {"action": data["action"] + 1}, {"noise": noise[:, 0]}).states)
+    assert not torch.equal(
+        foreseen, model.imagine(now | {"action": data["action"] + 1}, {"noise": noise[:, 0]}).states
+    )
     assert model.imagine(now, {"noise": noise[:, 0]}, mode=POLICY).states.shape == (2, 4, 2)
 
 
@@ -201,14 +233,18 @@ def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> Non
     model, (data, noise, _) = policy(), lessons([0, 0])
     points: list[Tensor] = []
     times: list[Tensor] = []
-    model.in_proj.register_forward_pre_hook(lambda _, inputs: points.append(inputs[0].view(2, 4, 5)))
+    model.in_proj.register_forward_pre_hook(
+        lambda _, inputs: points.append(inputs[0].view(2, 4, 5))
+    )
     model.time.register_forward_pre_hook(lambda _, inputs: times.append(inputs[0].view(2, 2, 64)))
     (model.imagine if mode == FORWARD else model.act)(data, {"noise": noise[:, 0]}, 3, mode)
     given = 0 if mode == FORWARD else 1
     assert len(points) == len(times) == 3
     for k, (x, time) in enumerate(zip(points, times)):
         assert torch.equal(time[:, given], sinusoids(torch.zeros(2), 64))
-        torch.testing.assert_close(time[:, 1 - given], sinusoids(torch.full((2,), 1 - k / 3), 64), rtol=0, atol=1e-3)
+        torch.testing.assert_close(
+            time[:, 1 - given], sinusoids(torch.full((2,), 1 - k / 3), 64), rtol=0, atol=1e-3
+        )
         assert torch.equal(x.split([3, 2], dim=2)[given], points[0].split([3, 2], dim=2)[given])
     pads = data["action_is_pad"] if mode == FORWARD else data["observation.state_is_pad"][:, 1:]
     assert (points[0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
@@ -217,8 +253,11 @@ def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> Non
 def test_given_actions_of_a_robot_with_fewer_dimensions_bring_no_nan_along() -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
     data["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 2)
-    spoilt = data | {"action": torch.where(data["action_dim_is_pad"][:, None], float("nan"), data["action"])}
+    spoilt = data | {
+        "action": torch.where(data["action_dim_is_pad"][:, None], float("nan"), data["action"])
+    }
     assert torch.equal(
-        model.imagine(data, {"noise": noise[:, 0]}).states, model.imagine(spoilt, {"noise": noise[:, 0]}).states
+        model.imagine(data, {"noise": noise[:, 0]}).states,
+        model.imagine(spoilt, {"noise": noise[:, 0]}).states,
     )
     assert torch.isfinite(model.imagine(spoilt, {"noise": noise[:, 0]}).states).all()

@@ -12,7 +12,9 @@ from understudy_base.testing.refusals import refused
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_chunk_in_execution_guides_the_next(rows: int) -> None:
-    """Strongly up to `delay`, weakly behind it; with no action to be guided by, it is a chunk of its own."""
+    """Strongly up to `delay`, weakly behind it; with no action to be guided by, it is a chunk of
+    its own.
+    """
     net = policy(chunk=4).eval()
     data = {key: value[:rows] for key, value in batch(4).items()}
     draws = generate_draws(net.random_spec("act"), rows, torch.Generator().manual_seed(0))
@@ -38,7 +40,9 @@ def test_a_robot_continues_its_chunk() -> None:
     images = {key: np.zeros((16, 16, 3), np.uint8) for key in robot.config.cameras}
     seen = {**images, "observation.state": np.zeros(2, np.float32), "task": "push"}
     first = robot.act(seen, generator=torch.Generator().manual_seed(0))
-    next_one = robot.act(seen, generator=torch.Generator().manual_seed(1), previous=first[2:], delay=1, horizon=2)
+    next_one = robot.act(
+        seen, generator=torch.Generator().manual_seed(1), previous=first[2:], delay=1, horizon=2
+    )
     alone = robot.act(seen, generator=torch.Generator().manual_seed(1))
     assert np.abs(next_one[0] - first[2]).sum() < 0.5 * np.abs(alone[0] - first[2]).sum()
 
@@ -55,4 +59,6 @@ def test_numbers_that_cannot_guide_are_refused() -> None:
             net.continue_chunk(data, draws, rest, delay, horizon=horizon)
     future = policy(chunk=4, future=True).eval()
     with refused("future", kind=ValueError):
-        future.continue_chunk(data, generate_draws(future.random_spec("act"), 1), rest, 1, horizon=2)
+        future.continue_chunk(
+            data, generate_draws(future.random_spec("act"), 1), rest, 1, horizon=2
+        )

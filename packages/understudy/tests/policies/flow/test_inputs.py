@@ -5,24 +5,37 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.policies.common.encoders import PAD, START, ImageEncoder, TextEncoder, byte_tokens, keypoints
+from understudy.policies.common.encoders import (
+    PAD,
+    START,
+    ImageEncoder,
+    TextEncoder,
+    byte_tokens,
+    keypoints,
+)
 from understudy.policies.common.normalizer import Affine
 
 FINITE = st.floats(-1e4, 1e4, width=32)
 
 
-@given(st.lists(st.tuples(FINITE, st.floats(2**-10, 1e4, width=32), FINITE), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(FINITE, st.floats(2**-10, 1e4, width=32), FINITE), min_size=1, max_size=4)
+)
 def test_unnormalize_undoes_normalize(dims: list[tuple[float, float, float]]) -> None:
     offset, spread, x = (torch.tensor(column) for column in zip(*dims))
     affine = Affine(offset, spread)
     back = affine.unnormalize(affine.normalize(x))
-    # Each of the four operations rounds once, relative to the larger of x and the offset; or underflows.
+    # Each of the four operations rounds once, relative to the larger of x and the offset; or
+    # underflows.
     assert ((back - x).abs() <= 4 * 2**-23 * torch.maximum(x.abs(), offset.abs()) + 1e-38).all()
 
 
 def test_a_constant_dimension_is_zero_and_comes_back_exactly() -> None:
     affine = Affine([0.1, 3.0], [0.0, 2.0])
-    assert affine.normalize(torch.tensor([[0.1, 5.0], [123.0, 3.0]])).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert affine.normalize(torch.tensor([[0.1, 5.0], [123.0, 3.0]])).tolist() == [
+        [0.0, 1.0],
+        [0.0, 0.0],
+    ]
     assert torch.equal(affine.unnormalize(torch.randn(5, 2))[:, 0], torch.full((5,), 0.1))
 
 
@@ -54,7 +67,9 @@ def test_a_text_is_encoded_the_same_in_any_company() -> None:
 
 
 def test_sentences_that_differ_in_a_word_start_out_unrelated() -> None:
-    """A prototype memorised because of this: three instructions with nearly parallel vectors, heard too late."""
+    """A prototype memorised because of this: three instructions with nearly parallel vectors, heard
+    too late.
+    """
     texts = [f"pick up the {color} block" for color in ("red", "green", "blue")]
     for seed in range(5):
         torch.manual_seed(seed)
@@ -83,17 +98,26 @@ def test_the_order_of_the_letters_matters() -> None:
 
 
 def test_a_color_is_found_to_the_pixel() -> None:
-    """A filter that asks for red puts its keypoint on the middle of a red block, wherever that is."""
+    """A filter that asks for red puts its keypoint on the middle of a red block, wherever that
+    is.
+    """
     torch.manual_seed(0)
     encoder = ImageEncoder(1, (64, 64), channels=8, blocks=1, points=2, condition=6)
     torch.nn.init.zeros_(encoder.colours.weight)
     encoder.colours.bias.data = torch.tensor([3.0, -3.0, -3.0])
     for top, left in ((5, 40), (6, 41), (30, 9)):
-        picture = torch.tensor([220, 210, 180], dtype=torch.uint8).view(1, 3, 1, 1).repeat(1, 1, 64, 64)
-        picture[:, :, 50:56, 50:56] = torch.tensor([30, 60, 230], dtype=torch.uint8).view(1, 3, 1, 1)
-        picture[:, :, top : top + 6, left : left + 6] = torch.tensor([220, 30, 30], dtype=torch.uint8).view(1, 3, 1, 1)
+        picture = (
+            torch.tensor([220, 210, 180], dtype=torch.uint8).view(1, 3, 1, 1).repeat(1, 1, 64, 64)
+        )
+        picture[:, :, 50:56, 50:56] = torch.tensor([30, 60, 230], dtype=torch.uint8).view(
+            1, 3, 1, 1
+        )
+        picture[:, :, top : top + 6, left : left + 6] = torch.tensor(
+            [220, 30, 30], dtype=torch.uint8
+        ).view(1, 3, 1, 1)
         y, x = encoder([picture], torch.zeros(1, 6))[0, 2:].tolist()
-        middle = ((y + 1) / 2 * 62 + 1, (x + 1) / 2 * 62 + 1)  # the map's cells are 2 pixels wide, centres at 1..63
+        # the map's cells are 2 pixels wide, centres at 1..63
+        middle = ((y + 1) / 2 * 62 + 1, (x + 1) / 2 * 62 + 1)
         assert middle == pytest.approx((top + 3, left + 3), abs=1)
 
 

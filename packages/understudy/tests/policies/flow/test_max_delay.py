@@ -1,4 +1,6 @@
-"""A flow policy that is given the first actions of a chunk: its training, its chunks, and the numbers it refuses."""
+"""A flow policy that is given the first actions of a chunk: its training, its chunks, and the
+numbers it refuses.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,11 @@ def test_given_actions_have_no_noise_and_train_nothing() -> None:
     delay = torch.tensor([0, 1, 3, 2])  # of 4, 3, 2 and 1 unpadded actions
     drawn = as_draws(*draws(4)) | {"flow delay": delay}
     found = net.losses(data, drawn)["flow"]
-    assert found.count.tolist() == net.counts(data, drawn)["flow"].tolist() == [2 * 4 * 3, 2 * 2 * 3, 0, 0]
+    assert (
+        found.count.tolist()
+        == net.counts(data, drawn)["flow"].tolist()
+        == [2 * 4 * 3, 2 * 2 * 3, 0, 0]
+    )
     assert (found.sum[:2] > 0).all()
     assert not found.sum[2:].any()
 
@@ -84,7 +90,9 @@ def test_a_trained_policy_continues_what_it_is_given() -> None:
     }
     optimizer = torch.optim.Adam(net.parameters(), lr=6e-3)
     for step in range(100):
-        loss = net.losses(data, make_draws(net.random_spec("train"), 0, torch.arange(32) + 32 * step))["flow"]
+        loss = net.losses(
+            data, make_draws(net.random_spec("train"), 0, torch.arange(32) + 32 * step)
+        )["flow"]
         optimizer.zero_grad()
         (loss.sum.sum() / loss.count.sum()).backward()
         optimizer.step()

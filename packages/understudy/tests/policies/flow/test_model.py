@@ -1,4 +1,6 @@
-"""FlowPolicy: a function of its inputs and nothing else, in the robot's units, refusing inputs that do not fit."""
+"""FlowPolicy: a function of its inputs and nothing else, in the robot's units, refusing inputs that
+do not fit.
+"""
 
 import re
 from typing import Any
@@ -47,11 +49,16 @@ def test_every_input_matters(key: str) -> None:
 
 @pytest.mark.parametrize("cameras", [(), CAMERAS[:1], CAMERAS])
 @pytest.mark.parametrize("state_dim", [0, 2])
-def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], state_dim: int) -> None:
+def test_any_number_of_cameras_with_or_without_state(
+    cameras: tuple[str, ...], state_dim: int
+) -> None:
     data, (noise, time) = batch(3), draws(3)
     model = policy(cameras=cameras, state_dim=state_dim)
-    assert set(model.input_keys) == {*cameras, "task"} | ({"observation.state"} if state_dim else set())
-    only = {key: data[key] for key in (*model.input_keys, "action", "action_is_pad")}  # asks for nothing else
+    assert set(model.input_keys) == {*cameras, "task"} | (
+        {"observation.state"} if state_dim else set()
+    )
+    # asks for nothing else
+    only = {key: data[key] for key in (*model.input_keys, "action", "action_is_pad")}
     scalar(model.flow_losses(only, noise, time)).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     assert model.act(only, {"noise": noise[:, 0]}).shape == (3, 4, 3)
@@ -60,19 +67,25 @@ def test_any_number_of_cameras_with_or_without_state(cameras: tuple[str, ...], s
 def test_actions_come_in_the_robots_units() -> None:
     data, (noise, _) = batch(3), draws(3)
     model = policy()
-    plain = FlowPolicy(config(), NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}})
+    plain = FlowPolicy(
+        config(), NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0] * 3}}
+    )
     plain.load_state_dict(model.state_dict())
     normal = plain.act(data, {"noise": noise[:, 0]})
     robot = model.act(data, {"noise": noise[:, 0]})
-    torch.testing.assert_close(robot, normal * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25]))
-    assert (robot[..., 1] == -1.0).all()  # a dimension that never moved in training stays exactly where it was
+    torch.testing.assert_close(
+        robot, normal * torch.tensor([2.0, 0.0, 0.1]) + torch.tensor([0.5, -1.0, 0.25])
+    )
+    # a dimension that never moved in training stays exactly where it was
+    assert (robot[..., 1] == -1.0).all()
 
 
 def test_the_units_of_the_state_do_not_matter() -> None:
     data, (noise, _) = batch(3), draws(3)
     meters = policy()
     millimeters = FlowPolicy(
-        config(), NORMALIZATION | {"observation.state": {"offset": [1e3, 2e3], "spread": [3e3, 5e2]}}
+        config(),
+        NORMALIZATION | {"observation.state": {"offset": [1e3, 2e3], "spread": [3e3, 5e2]}},
     )
     millimeters.load_state_dict(meters.state_dict())
     scaled = data | {"observation.state": data["observation.state"] * 1000}
@@ -140,11 +153,15 @@ def test_pictures_of_another_size_are_area_averaged() -> None:
     for key in CAMERAS:
         large[key] = data[key].repeat_interleave(3, dim=2).repeat_interleave(2, dim=3)
     model = policy()
-    torch.testing.assert_close(model.act(large, {"noise": noise}), model.act(data, {"noise": noise}))
+    torch.testing.assert_close(
+        model.act(large, {"noise": noise}), model.act(data, {"noise": noise})
+    )
 
 
 def test_the_default_policy_is_compact() -> None:
-    model = FlowPolicy(FlowPolicyConfig(action_dim=3, state_dim=2, cameras=CAMERAS[:1]), NORMALIZATION)
+    model = FlowPolicy(
+        FlowPolicyConfig(action_dim=3, state_dim=2, cameras=CAMERAS[:1]), NORMALIZATION
+    )
     assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 2e6
 
 
@@ -155,12 +172,27 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     wrong: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor, tuple[str, ...]]] = [
         (without, noise, time, ("observation.state",)),
         (data | {"action": data["action"][:, :3]}, noise, time, ("action", "(2, 3, 3)")),
-        (data | {"action_is_pad": data["action_is_pad"][:, :3]}, noise, time, ("action_is_pad", "(2, 3)")),
+        (
+            data | {"action_is_pad": data["action_is_pad"][:, :3]},
+            noise,
+            time,
+            ("action_is_pad", "(2, 3)"),
+        ),
         (data, noise[:, 0], time, ("noise", tuple(noise[:, 0].shape))),
         (data, noise, time[:, :1], ("time", tuple(time[:, :1].shape))),
-        (data | {CAMERAS[0]: data[CAMERAS[0]].float()}, noise, time, (CAMERAS[0], "torch.float32", "uint8")),
+        (
+            data | {CAMERAS[0]: data[CAMERAS[0]].float()},
+            noise,
+            time,
+            (CAMERAS[0], "torch.float32", "uint8"),
+        ),
         (data | {CAMERAS[0]: data[CAMERAS[0]][:, None]}, noise, time, (CAMERAS[0],)),
-        (data | {"observation.state": torch.zeros(2, 5)}, noise, time, ("observation.state", "(2, 5)", "(2, 2)")),
+        (
+            data | {"observation.state": torch.zeros(2, 5)},
+            noise,
+            time,
+            ("observation.state", "(2, 5)", "(2, 2)"),
+        ),
     ]
     for broken, n, t, values in wrong:
         with refused(*values, kind=ValueError):
@@ -184,11 +216,19 @@ def test_impossible_configs_are_refused(field: str, value: Any) -> None:
         ({"action": NORMALIZATION["action"]}, ["observation.state"]),
         (NORMALIZATION | {"action": {"offset": [0.0], "spread": [1.0]}}, ["action", 1, 3]),
         (NORMALIZATION | {"action": {"offset": [0.0] * 3}}, ["action", "spread"]),
-        (NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, float("nan"), 1.0]}}, ["spread", "nan"]),
-        (NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, -1.0, 1.0]}}, ["spread", -1.0]),
+        (
+            NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, float("nan"), 1.0]}},
+            ["spread", "nan"],
+        ),
+        (
+            NORMALIZATION | {"action": {"offset": [0.0] * 3, "spread": [1.0, -1.0, 1.0]}},
+            ["spread", -1.0],
+        ),
     ],
 )
-def test_a_wrong_normalization_is_refused(normalization: dict[str, Any], values: list[object]) -> None:
+def test_a_wrong_normalization_is_refused(
+    normalization: dict[str, Any], values: list[object]
+) -> None:
     with refused(*values, kind=ValueError):
         FlowPolicy(config(), normalization)
 
@@ -196,7 +236,8 @@ def test_a_wrong_normalization_is_refused(normalization: dict[str, Any], values:
 def test_flow_policy_keeps_the_parameter_names_of_checkpoints() -> None:
     names = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in policy().named_parameters()}
     layers = (
-        "text.far text.near text.out fuse fuse2 time in_proj out_proj layers.*.modulate layers.*.grow layers.*.shrink "
+        "text.far text.near text.out fuse fuse2 time in_proj out_proj layers.*.modulate "
+        "layers.*.grow layers.*.shrink "
     )
     layers += "vision.stem vision.blocks.*.conv vision.blocks.*.film vision.filters vision.colours"
     of_layers = {f"{layer}.{kind}" for layer in layers.split() for kind in ("weight", "bias")}

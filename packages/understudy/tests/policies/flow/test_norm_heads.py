@@ -1,4 +1,6 @@
-"""Robots that differ in one batch: each sample by its own head, and the dimensions that a robot lacks do not matter."""
+"""Robots that differ in one batch: each sample by its own head, and the dimensions that a robot
+lacks do not matter.
+"""
 
 import copy
 from typing import Any
@@ -17,7 +19,10 @@ from understudy_base.testing.refusals import refused
 
 TWO: dict[str, Any] = {
     "heads": ["arm::joint", "hand::joint"],
-    "action": {"offset": [[0.5, -1.0, 0.25], [5.0, 0.0, 0.0]], "spread": [[2.0, 0.0, 0.1], [3.0, 0.0, 0.0]]},
+    "action": {
+        "offset": [[0.5, -1.0, 0.25], [5.0, 0.0, 0.0]],
+        "spread": [[2.0, 0.0, 0.1], [3.0, 0.0, 0.0]],
+    },
     "observation.state": {"offset": [[1.0, 2.0], [7.0, 0.0]], "spread": [[3.0, 0.5], [0.5, 0.0]]},
     "dims": {"action": [3, 1], "observation.state": [2, 1]},
 }
@@ -25,7 +30,10 @@ TWO: dict[str, Any] = {
 
 
 LOOSE = TWO | {
-    "action": {"offset": [[0.5, -1.0, 0.25], [5.0, 1.0, 2.0]], "spread": [[2.0, 0.0, 0.1], [3.0, 1.0, 1.0]]},
+    "action": {
+        "offset": [[0.5, -1.0, 0.25], [5.0, 1.0, 2.0]],
+        "spread": [[2.0, 0.0, 0.1], [3.0, 1.0, 1.0]],
+    },
     "observation.state": {"offset": [[1.0, 2.0], [7.0, 3.0]], "spread": [[3.0, 0.5], [0.5, 2.0]]},
 }
 """With numbers for dimensions that the hand does not have: they are not to be believed."""
@@ -112,7 +120,9 @@ def test_a_single_head_changes_no_bit_of_the_policy() -> None:
     for told in (data, data | {"head": torch.zeros(3, dtype=torch.int64)}):
         losses = [model.flow_losses(told, noise, time)["flow"] for model in (old, new)]
         assert torch.equal(losses[0].sum, losses[1].sum)
-        assert torch.equal(old.act(told, {"noise": noise[:, 0]}), new.act(told, {"noise": noise[:, 0]}))
+        assert torch.equal(
+            old.act(told, {"noise": noise[:, 0]}), new.act(told, {"noise": noise[:, 0]})
+        )
 
 
 def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
@@ -124,7 +134,8 @@ def test_a_sample_among_other_robots_is_as_among_its_own() -> None:
         alone = model.flow_losses(one, noise[b : b + 1], time[b : b + 1])["flow"]
         torch.testing.assert_close(alone.sum, whole.sum[b : b + 1], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model.act(one, {"noise": noise[b : b + 1, 0]}), acted[b : b + 1])
-    assert whole.count.tolist() == [2 * 3 * 4, 2 * 1 * 3, 2 * 3 * 2, 2 * 1 * 1]  # draws, dimensions, slots
+    # draws, dimensions, slots
+    assert whole.count.tolist() == [2 * 3 * 4, 2 * 1 * 3, 2 * 3 * 2, 2 * 1 * 1]
     assert int(model.counts(data, {"flow time": time})["flow"].sum()) == int(whole.count.sum())
 
 
@@ -133,11 +144,16 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
     bare = {key: value for key, value in data.items() if not key.endswith("dim_is_pad")}
     assert torch.equal(
-        model.flow_losses(bare, noise, time)["flow"].sum, model.flow_losses(data, noise, time)["flow"].sum
+        model.flow_losses(bare, noise, time)["flow"].sum,
+        model.flow_losses(data, noise, time)["flow"].sum,
     )
-    assert torch.equal(model.act(bare, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]}))
+    assert torch.equal(
+        model.act(bare, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]})
+    )
     told = single().flow_losses(
-        batch(4) | {"action_dim_is_pad": data["action_dim_is_pad"], "action": data["action"]}, noise, time
+        batch(4) | {"action_dim_is_pad": data["action_dim_is_pad"], "action": data["action"]},
+        noise,
+        time,
     )
     assert torch.equal(told["flow"].count, model.flow_losses(data, noise, time)["flow"].count)
 
@@ -145,7 +161,9 @@ def test_the_mask_follows_from_the_head_where_the_batch_has_none() -> None:
 @pytest.mark.parametrize("where", ["steps", "action dims", "state dims", "noise of dims"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("masked_by", ["head", "head alone", "batch"])
-def test_what_stands_in_a_masked_place_reaches_nothing(where: str, poison: float, masked_by: str) -> None:
+def test_what_stands_in_a_masked_place_reaches_nothing(
+    where: str, poison: float, masked_by: str
+) -> None:
     data, (noise, time) = mixed(), draws(4)
     dims = data["action_dim_is_pad"]
     state_dims = data["observation.state_dim_is_pad"]
@@ -192,13 +210,23 @@ def test_negative_control_a_mask_by_product_lets_nan_poison_all() -> None:
     assert torch.isnan(torch.autograd.grad(product, predicted)[0]).any()
     chosen = masked_squared_error(predicted, target, steps, dims)
     assert (chosen.sum.item(), chosen.count.item()) == (2.0, 2)
-    assert torch.autograd.grad(chosen.sum.sum(), predicted)[0].flatten().tolist() == [-2.0, 0.0, -2.0, 0.0]
+    assert torch.autograd.grad(chosen.sum.sum(), predicted)[0].flatten().tolist() == [
+        -2.0,
+        0.0,
+        -2.0,
+        0.0,
+    ]
 
 
 def test_a_nan_in_a_real_dimension_is_seen_by_its_own_sample_alone() -> None:
     model, data, (noise, time) = two(), mixed(), draws(4)
     data["action"][1, 0, 0] = float("nan")
-    assert torch.isfinite(model.flow_losses(data, noise, time)["flow"].sum).tolist() == [True, False, True, True]
+    assert torch.isfinite(model.flow_losses(data, noise, time)["flow"].sum).tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 # -- cameras
@@ -211,12 +239,18 @@ def test_the_picture_of_a_missing_camera_does_not_matter_and_that_it_is_missing_
     loss = model.flow_losses(data, noise, time)["flow"]
     acted = model.act(data, {"noise": noise[:, 0]})
     before = gradients(model, loss)
-    other = data | {CAMERAS[1]: torch.where(lacks[:, None, None, None], 255 - data[CAMERAS[1]], data[CAMERAS[1]])}
+    other = data | {
+        CAMERAS[1]: torch.where(
+            lacks[:, None, None, None], 255 - data[CAMERAS[1]], data[CAMERAS[1]]
+        )
+    }
     again = model.flow_losses(other, noise, time)["flow"]
     assert torch.equal(loss.sum, again.sum)
     assert same(before, gradients(model, again))
     assert torch.equal(acted, model.act(other, {"noise": noise[:, 0]}))
-    present = model.act({k: v for k, v in data.items() if not k.endswith("missing")}, {"noise": noise[:, 0]})
+    present = model.act(
+        {k: v for k, v in data.items() if not k.endswith("missing")}, {"noise": noise[:, 0]}
+    )
     changed = (present != acted).flatten(1).any(dim=1)
     assert changed.tolist() == lacks.tolist()
     with refused(f"{CAMERAS[1]}_is_missing", "(3,)", kind=ValueError):
@@ -239,21 +273,29 @@ def test_a_camera_that_nobody_has_gets_a_gradient_of_zero() -> None:
 @given(st.integers(0, 2**20))
 def test_details_add_up_in_any_groups_and_change_nothing(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    predicted, target = (torch.randn(5, 3, 4, 6, generator=generator, requires_grad=True) for _ in range(2))
+    predicted, target = (
+        torch.randn(5, 3, 4, 6, generator=generator, requires_grad=True) for _ in range(2)
+    )
     steps = torch.rand(5, 4, generator=generator) < 0.3
     dims = torch.rand(5, 6, generator=generator) < 0.3
-    plain, told = (masked_squared_error(predicted, target, steps, dims, detail=d) for d in (False, True))
+    plain, told = (
+        masked_squared_error(predicted, target, steps, dims, detail=d) for d in (False, True)
+    )
     assert plain.detail is None
     assert told.detail is not None
     assert torch.equal(plain.sum, told.sum)
     assert torch.equal(scalar({"a": plain}), scalar({"a": told}))
-    (one,), (other,) = (torch.autograd.grad(scalar({"a": loss}), predicted) for loss in (plain, told))
+    (one,), (other,) = (
+        torch.autograd.grad(scalar({"a": loss}), predicted) for loss in (plain, told)
+    )
     assert torch.equal(one, other)
     assert (told.detail.sum.shape, told.detail.count.shape) == ((5, 3, 6), (5, 6))
     assert torch.equal(told.detail.count.sum(dim=1) * 3, told.count)
     group = torch.randint(0, 3, (5, 3, 6), generator=generator)  # any partition
     sums = [told.detail.sum[group == g].double().sum() for g in range(3)]
-    torch.testing.assert_close(torch.stack(sums).sum(), told.sum.double().sum(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(sums).sum(), told.sum.double().sum(), rtol=1e-5, atol=1e-5
+    )
     counts = [told.detail.count[:, None].expand(-1, 3, -1)[group == g].sum() for g in range(3)]
     assert int(torch.stack(counts).sum()) == int(told.count.sum())
     assert (told.detail.sum[dims[:, None].expand(-1, 3, -1)] == 0).all()
@@ -277,8 +319,13 @@ def test_two_heads_survive_the_disk(tmp_path: Any) -> None:
     model, data, (noise, _) = two(), mixed(), draws(4)
     model.save(tmp_path / "policy")
     back = FlowPolicy.load(tmp_path / "policy")
-    assert (back.norm_heads, back.normalizer.arrays()) == (model.norm_heads, model.normalizer.arrays())
-    assert torch.equal(back.act(data, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]}))
+    assert (back.norm_heads, back.normalizer.arrays()) == (
+        model.norm_heads,
+        model.normalizer.arrays(),
+    )
+    assert torch.equal(
+        back.act(data, {"noise": noise[:, 0]}), model.act(data, {"noise": noise[:, 0]})
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +338,10 @@ def test_two_heads_survive_the_disk(tmp_path: Any) -> None:
         ({"dims": {"action": [0, 1]}}, ["dims", [0, 1]]),
         ({"dims": {"action": [3]}}, ["dims", [3]]),
         ({"delta": [[False] * 3]}, ["delta", (1, 3)]),
-        ({"action": {"offset": [[0.0] * 3, [0.0]], "spread": [[1.0] * 3] * 2}}, ["offset", "spread"]),
+        (
+            {"action": {"offset": [[0.0] * 3, [0.0]], "spread": [[1.0] * 3] * 2}},
+            ["offset", "spread"],
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(changes: dict[str, Any], values: list[object]) -> None:

@@ -1,4 +1,6 @@
-"""Copies of own code in runs and exported folders: complete, of the digest of the original, named by hand once."""
+"""Copies of own code in runs and exported folders: complete, of the digest of the original, named
+by hand once.
+"""
 
 import os
 import re
@@ -29,7 +31,9 @@ FILES = {
 }
 """Local modules by path: a package with relative imports, and packages without `__init__.py`."""
 COPIED = set(FILES) - {"bare/unused.py"} | {"bare/__init__.py", "bare/low/__init__.py"}
-IMPORTS = "import beside\nfrom bare.low.leaf import OTHER\nassert (beside.FACTOR, OTHER) == (2, 3)\n"
+IMPORTS = (
+    "import beside\nfrom bare.low.leaf import OTHER\nassert (beside.FACTOR, OTHER) == (2, 3)\n"
+)
 LOAD = (
     "import sys, understudy\npolicy = understudy.load_policy(sys.argv[1], code=sys.argv[2])\n"
     "print(policy.config.hidden, sys.modules['beside'].__file__)"
@@ -38,7 +42,9 @@ LOAD = (
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the policy of the documentation and modules beside it; they are forgotten behind the test."""
+    """A folder with the policy of the documentation and modules beside it; they are forgotten
+    behind the test.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv(trusted.NAMED, "")
     block = re.search(r'```python title="my_policy.py"\n(.*?)```', PAGE, re.DOTALL)
@@ -61,7 +67,9 @@ def fresh(folder: Path, code: str, cwd: Path) -> subprocess.CompletedProcess[str
     """Load a policy in a process that has named no code yet, in another working directory."""
     line = [sys.executable, "-c", LOAD, str(folder), code]
     environment = {**os.environ, trusted.NAMED: ""}
-    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        line, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_exported_code_is_complete_and_named_once(place: Path, tmp_path: Path) -> None:
@@ -69,13 +77,33 @@ def test_exported_code_is_complete_and_named_once(place: Path, tmp_path: Path) -
     run = tmp_path / "run"
     out = tmp_path / "out"
     tiny_dataset(tmp_path / "data")
-    words = ["--policy.type", f"{file}:MINE", "--policy.hidden", "8", "--data.root", str(tmp_path / "data")]
-    words += ["--steps", "1", "--batch-size", "2", "--val.every", "0", "--log.no-report", "--output-dir", str(run)]
+    words = [
+        "--policy.type",
+        f"{file}:MINE",
+        "--policy.hidden",
+        "8",
+        "--data.root",
+        str(tmp_path / "data"),
+    ]
+    words += [
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--val.every",
+        "0",
+        "--log.no-report",
+        "--output-dir",
+        str(run),
+    ]
     assert main(["train", *words]) == 0
     assert main(["export", str(run), "--output-dir", str(out)]) == 0
     original = read_sources(file)
     for folder in (run, run / "policy", out):
-        files = {path.relative_to(folder / MODULES).as_posix() for path in (folder / MODULES).rglob("*.py")}
+        files = {
+            path.relative_to(folder / MODULES).as_posix()
+            for path in (folder / MODULES).rglob("*.py")
+        }
         assert files == COPIED
         assert read_sources(folder / CODE).digest == original.digest
     elsewhere = tmp_path / "elsewhere"

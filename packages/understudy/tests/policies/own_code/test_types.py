@@ -1,4 +1,6 @@
-"""A policy in a file, `FILE.py:NAME`: the file of docs/policies.md, unchanged, through every command."""
+"""A policy in a file, `FILE.py:NAME`: the file of docs/policies.md, unchanged, through every
+command.
+"""
 
 import hashlib
 import json
@@ -27,7 +29,17 @@ from understudy_kit.cli.main import main, read_settings
 from understudy_kit.config.schema import load, validate_new
 
 PAGE = (Path(__file__).parents[5] / "docs" / "policies.md").read_text()
-FLAGS = ["--steps", "4", "--batch-size", "4", "--val.every", "2", "--checkpoint.every", "2", "--log.no-report"]
+FLAGS = [
+    "--steps",
+    "4",
+    "--batch-size",
+    "4",
+    "--val.every",
+    "2",
+    "--checkpoint.every",
+    "2",
+    "--log.no-report",
+]
 
 
 @pytest.fixture
@@ -43,7 +55,9 @@ def place(tmp_path: Path) -> Path:
 def command(name: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own: nothing is imported there yet."""
     line = [sys.executable, "-m", "understudy", name, *map(str, words)]
-    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ})
+    return subprocess.run(
+        line, cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +91,18 @@ def trained(place: Path, *words: str) -> Path:
 def test_settings_pin_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     config = read_settings(
-        "train", ["--policy.type", "my_policy.py:MINE", "--policy.hidden", "8", "--data.root", "data"]
+        "train",
+        ["--policy.type", "my_policy.py:MINE", "--policy.hidden", "8", "--data.root", "data"],
     )
     kind = config.policy.type
     assert (kind.startswith(f"{place / 'my_policy.py'}:MINE#"), config.policy.hidden) == (True, 8)
-    (place / "c.json").write_text(json.dumps({"policy": {"type": "my_policy.py:MINE", "hidden": 8}}))
+    (place / "c.json").write_text(
+        json.dumps({"policy": {"type": "my_policy.py:MINE", "hidden": 8}})
+    )
     assert load(TrainConfig, place / "c.json").policy == config.policy
-    assert validate_new(TrainConfig, {"policy": {"type": kind, "hidden": 8}}).policy == config.policy
+    assert (
+        validate_new(TrainConfig, {"policy": {"type": kind, "hidden": 8}}).policy == config.policy
+    )
     for words in (["nowhere.py:MINE"], ["my_policy.py:OTHER"], ["my_policy.py:nn"]):
         with pytest.raises(ConfigError) as error:
             read_settings("train", ["--policy.type", *words, "--data.root", "data"])
@@ -110,7 +129,11 @@ def test_settings_of_code_that_is_gone_are_not_called_unknown(place: Path) -> No
 def test_file_trains_resumes_and_acts(place: Path, tmp_path: Path) -> None:
     run = trained(place)
     assert len(series(run)) == 4
-    assert (run / CODE).read_bytes() == (run / "policy" / CODE).read_bytes() == (place / "my_policy.py").read_bytes()
+    assert (
+        (run / CODE).read_bytes()
+        == (run / "policy" / CODE).read_bytes()
+        == (place / "my_policy.py").read_bytes()
+    )
     forget()
     assert main(["resume", str(run), "--steps", "6"]) == 0
     assert main(["export", str(run), "--output-dir", str(tmp_path / "export")]) == 0
@@ -153,7 +176,9 @@ def stranger(place: Path, run: Path, kind: str) -> Path:
     (copy / "policy" / "config.json").write_text(json.dumps({**stored, "type": kind}))
     (copy / "policy" / "understudy.sha256").unlink()
     text = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(re.sub(r"type: .*my_policy.py:MINE#[0-9a-f]{64}", f"type: {kind}", text))
+    (copy / "config.yaml").write_text(
+        re.sub(r"type: .*my_policy.py:MINE#[0-9a-f]{64}", f"type: {kind}", text)
+    )
     order = json.loads((copy / "order.json").read_text())
     order["policy"]["type"] = kind
     order.pop(SEAL)
@@ -171,8 +196,16 @@ def test_no_reader_of_a_folder_imports_code_that_was_not_named(
     evil.write_text(f"open({str(place / 'ran')!r}, 'w')\n")
     (place / "link.py").symlink_to(evil)
     digest = hashlib.sha256(evil.read_bytes()).hexdigest()
-    forms = (evil, f"/proc/self/root{evil}", "/proc/self/cwd/evil/x.py", "evil/x.py", place / "link.py")
-    for number, kind in enumerate(f"{path}:MINE{mark}" for path in forms for mark in (f"#{digest}", "", "#")):
+    forms = (
+        evil,
+        f"/proc/self/root{evil}",
+        "/proc/self/cwd/evil/x.py",
+        "evil/x.py",
+        place / "link.py",
+    )
+    for number, kind in enumerate(
+        f"{path}:MINE{mark}" for path in forms for mark in (f"#{digest}", "", "#")
+    ):
         copy = stranger(place / f"repo{number}", run, kind)
         forget()
         with pytest.raises(ValueError) as error:
@@ -183,7 +216,18 @@ def test_no_reader_of_a_folder_imports_code_that_was_not_named(
         assert not (place / "ran").exists(), kind
         if number not in (0, 6):
             continue
-        for name in ("report", "validate", "resume", "export", "rollout", "serve", "contract", "push", "view", "why"):
+        for name in (
+            "report",
+            "validate",
+            "resume",
+            "export",
+            "rollout",
+            "serve",
+            "contract",
+            "push",
+            "view",
+            "why",
+        ):
             with suppress(SystemExit):
                 main([name, str(copy), *(["me/x"] if name == "push" else [])])
             assert not (place / "ran").exists(), name
@@ -209,8 +253,13 @@ def test_refusal_names_the_file_its_digest_and_the_flag(place: Path) -> None:
     assert main(["validate", str(run)]) == 0  # named by hand once
 
 
-def test_a_settings_file_is_not_the_users_word(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"policy": {"type": str(place / "my_policy.py") + ":MINE", "hidden": 8}, "data": {"root": "data"}}
+def test_a_settings_file_is_not_the_users_word(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "policy": {"type": str(place / "my_policy.py") + ":MINE", "hidden": 8},
+        "data": {"root": "data"},
+    }
     (place / "c.json").write_text(json.dumps(settings))
     assert main(["train", str(place / "c.json"), "--print-config"]) == 2
     shown = capsys.readouterr().err
@@ -224,8 +273,15 @@ def test_a_settings_file_is_not_the_users_word(place: Path, capsys: pytest.Captu
 
 
 def test_a_mapping_in_python_is_the_users_word(place: Path) -> None:
-    settings: dict[str, Any] = {"policy": {"type": str(place / "my_policy.py") + ":MINE", "hidden": 8}}
-    settings |= {"data": {"root": str(place / "data")}, "output_dir": str(place / "run"), "steps": 1, "batch_size": 2}
+    settings: dict[str, Any] = {
+        "policy": {"type": str(place / "my_policy.py") + ":MINE", "hidden": 8}
+    }
+    settings |= {
+        "data": {"root": str(place / "data")},
+        "output_dir": str(place / "run"),
+        "steps": 1,
+        "batch_size": 2,
+    }
     run = understudy.train({**settings, "val": {"every": 0}, "log": {"report": False}})
     forget()
     assert load_policy(run).config.hidden == 8
@@ -256,7 +312,9 @@ def test_resume_takes_the_type_as_the_users_word(place: Path) -> None:
 def test_expert_of_a_settings_file_is_not_imported(place: Path) -> None:
     evil = place / "expert.py"
     evil.write_text(f"open({str(place / 'ran')!r}, 'w')\n\ndef act(env, seen): ...\n")
-    (place / "r.json").write_text(json.dumps({"expert": f"{evil}:act", "output_dir": str(place / "o"), "episodes": 1}))
+    (place / "r.json").write_text(
+        json.dumps({"expert": f"{evil}:act", "output_dir": str(place / "o"), "episodes": 1})
+    )
     assert main(["record", str(place / "r.json")]) == 2
     assert not (place / "ran").exists()
     assert not (place / "o").exists()
@@ -276,7 +334,9 @@ def test_processes_of_a_user_without_a_home_go_on(
     (place / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "file"))  # a list that cannot be written
     run = trained(place)
-    (warning,) = {record.getMessage() for record in caplog.records if "--policy-code" in record.getMessage()}
+    (warning,) = {
+        record.getMessage() for record in caplog.records if "--policy-code" in record.getMessage()
+    }
     assert str(place / "my_policy.py") in warning
     assert command("validate", run, cwd=place).returncode == 0  # a child of this process
     forget()
@@ -302,7 +362,15 @@ def test_given_code_is_forgotten_after_the_block(place: Path) -> None:
 
 @pytest.mark.long
 def test_processes_of_their_own_find_the_file(place: Path) -> None:
-    flags = ["--policy.type", "my_policy.py:MINE", "--data.root", "data", *FLAGS, "--output-dir", "run"]
+    flags = [
+        "--policy.type",
+        "my_policy.py:MINE",
+        "--data.root",
+        "data",
+        *FLAGS,
+        "--output-dir",
+        "run",
+    ]
     done = command("train", *flags, "--launch", "2", cwd=place)
     assert done.returncode == 0, done.stderr
     assert command("plan", *flags[:4], cwd=place).returncode == 0

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from understudy.distributed.activation_checkpoint import CheckpointMode, apply_activation_checkpointing
+from understudy.distributed.activation_checkpoint import (
+    CheckpointMode,
+    apply_activation_checkpointing,
+)
 from understudy.distributed.compile import compile_blocks
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
@@ -23,7 +26,9 @@ def loss_and_gradients(made: Pi05Policy) -> tuple[Tensor, dict[str, Tensor]]:
     draws = make_draws(made.random_spec("train"), 3, torch.arange(4))
     loss = scalar(made.losses(given, draws))
     loss.backward()
-    return loss.detach(), {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
+    return loss.detach(), {
+        name: p.grad for name, p in made.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.long
@@ -31,7 +36,9 @@ def loss_and_gradients(made: Pi05Policy) -> tuple[Tensor, dict[str, Tensor]]:
 def test_compiled_blocks_agree_with_uncompiled_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputed: CheckpointMode, insulation: bool
 ) -> None:
-    """Graphs of forward and backward are captured, and run by torch's own kernels: no compiler is needed."""
+    """Graphs of forward and backward are captured, and run by torch's own kernels: no compiler is
+    needed.
+    """
     write_model(tmp_path)
     given = {"response_tokens": 24, "insulation": insulation}
     loss, gradients = loss_and_gradients(policy(tmp_path, **given))

@@ -1,4 +1,5 @@
-"""The losses of pi0.5 and pi0 read no value of a tensor on the device, so that the host never waits for a GPU.
+"""The losses of pi0.5 and pi0 read no value of a tensor on the device, so that the host never waits
+for a GPU.
 
 On the meta device there are no values: reading one raises.
 """
@@ -22,7 +23,10 @@ from understudy.testing.sentences import write_model
 
 
 def moved(values: dict[str, Any], device: str) -> dict[str, Any]:
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+    return {
+        key: value.to(device) if isinstance(value, torch.Tensor) else value
+        for key, value in values.items()
+    }
 
 
 @pytest.mark.long
@@ -31,7 +35,10 @@ def moved(values: dict[str, Any], device: str) -> dict[str, Any]:
 def test_losses_read_no_value_of_the_device(tmp_path: Path, adaptive: bool, tokens: bool) -> None:
     more: dict[str, Any] = {}
     if tokens:
-        chunks = [np.sin(np.linspace(0, 1, 4)[:, None] * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)]
+        chunks = [
+            np.sin(np.linspace(0, 1, 4)[:, None] * rate + np.arange(3))
+            for rate in np.linspace(0, 3, 200)
+        ]
         FastTokenizer.fit(chunks, vocab_size=60).save(tmp_path / "fast")
         more = {"response_tokens": 24, "fast": str(tmp_path / "fast"), "action_tokens": 40}
     made = policy(write_model(tmp_path), adaptive, max_delay=2, **more)
@@ -51,7 +58,10 @@ def test_losses_read_no_value_of_the_device(tmp_path: Path, adaptive: bool, toke
 def test_losses_do_not_wait_for_a_gpu(tmp_path: Path) -> None:
     made = policy(write_model(tmp_path)).to("cuda")
     ready = made.preprocess(batch())
-    given, draws = (moved(values, "cuda") for values in (ready, make_draws(made.random_spec("train"), 0, range(4))))
+    given, draws = (
+        moved(values, "cuda")
+        for values in (ready, make_draws(made.random_spec("train"), 0, range(4)))
+    )
     scalar(made.losses(given, draws)).backward()  # the first call initializes libraries
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

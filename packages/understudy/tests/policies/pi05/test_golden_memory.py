@@ -1,4 +1,6 @@
-"""Memory encoder and noiseless leading actions against golden files of the naive formulation (`golden_memory.py`)."""
+"""Memory encoder and noiseless leading actions against golden files of the naive formulation
+(`golden_memory.py`).
+"""
 
 import json
 import shutil
@@ -37,7 +39,9 @@ def test_network_is_that_of_the_formulas(family: str, capsys: pytest.CaptureFixt
 
 @FAMILIES
 def test_other_inputs_are_far_off(family: str) -> None:
-    """Other delays, a mask without effect, frames in another sequence: none of the inputs is idle."""
+    """Other delays, a mask without effect, frames in another sequence: none of the inputs is
+    idle.
+    """
     golden = parity.load(GOLDEN / family)
     golden.inputs["delay"] = golden.inputs["delay"].flip(0)
     golden.inputs["video_mask"] = torch.ones_like(golden.inputs["video_mask"])
@@ -80,7 +84,9 @@ def test_committed_files_are_those_of_the_script(tmp_path: Path) -> None:
         golden_memory.write(made)
         assert (made / "sizes.json").read_text() == (GOLDEN / family / "sizes.json").read_text()
         for name in ("weights", "inputs", "reference"):
-            fresh, stored = (load_file(folder / f"{name}.safetensors") for folder in (made, GOLDEN / family))
+            fresh, stored = (
+                load_file(folder / f"{name}.safetensors") for folder in (made, GOLDEN / family)
+            )
             assert fresh.keys() == stored.keys()
             for key, value in stored.items():
                 assert torch.allclose(fresh[key], value, rtol=1e-6, atol=1e-6), key

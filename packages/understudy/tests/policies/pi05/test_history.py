@@ -49,28 +49,38 @@ def made(tokenizer: Path, **changes: Any) -> Pi05Policy:
 
 
 def with_past(given: dict[str, Any], states: bool = False, seed: int = 9) -> dict[str, Any]:
-    """The batch with two past frames and states; sample 0 has none of them, sample 2 only the later."""
+    """The batch with two past frames and states; sample 0 has none of them, sample 2 only the
+    later.
+    """
     draw = torch.Generator().manual_seed(seed)
     count = len(given["task"])
     is_pad = torch.zeros(count, 3, dtype=torch.bool)
     is_pad[0, :2] = is_pad[2, 0] = True
     found = dict(given)
     for camera in CAMERAS:
-        past = torch.randint(0, 256, (count, 2, *given[camera].shape[1:]), dtype=torch.uint8, generator=draw)
+        past = torch.randint(
+            0, 256, (count, 2, *given[camera].shape[1:]), dtype=torch.uint8, generator=draw
+        )
         found[camera] = torch.cat([past, given[camera][:, None]], dim=1)
         found[f"{camera}_is_pad"] = (
-            is_pad | given.get(f"{camera}_is_missing", torch.zeros(count, dtype=torch.bool))[:, None]
+            is_pad
+            | given.get(f"{camera}_is_missing", torch.zeros(count, dtype=torch.bool))[:, None]
         )
     if states:
         past = torch.rand(count, 2, 2, generator=draw) * 2 - 1
-        found[STATE], found[f"{STATE}_is_pad"] = torch.cat([past, given[STATE][:, None]], dim=1), is_pad
+        found[STATE], found[f"{STATE}_is_pad"] = (
+            torch.cat([past, given[STATE][:, None]], dim=1),
+            is_pad,
+        )
     return found
 
 
 def sums(net: Pi05Policy, given: dict[str, Any]) -> Tensor:
     """The flow loss of each sample."""
     ready = net.preprocess(given)
-    draws = generate_draws(net.random_spec("train"), len(given["task"]), torch.Generator().manual_seed(3))
+    draws = generate_draws(
+        net.random_spec("train"), len(given["task"]), torch.Generator().manual_seed(3)
+    )
     with torch.no_grad():
         return net.losses(ready, draws)["flow"].sum
 
@@ -88,7 +98,8 @@ def test_past_frames_reach_the_loss_of_samples_that_have_them(tokenizer: Path) -
     assert changed(sums(net, other), found) == [False, True, False, True]
     assert torch.equal(sums(net, other)[[0, 2]], found[[0, 2]])
     blind = {**other, f"{WRIST}_is_pad": ~torch.tensor([False, False, True]).expand(4, 3)}
-    assert changed(sums(net, blind), sums(net, other)) == [False, False, True, True]  # sample 1 lacks the wrist camera
+    # sample 1 lacks the wrist camera
+    assert changed(sums(net, blind), sums(net, other)) == [False, False, True, True]
     # The frames are those of the ages, and a policy without a history takes none.
     aged = (sums(made(tokenizer, seed=2, history=ages), given) for ages in (AGES, (0.2, 5.0)))
     assert changed(*aged) == [False, True, False, True]
@@ -131,7 +142,9 @@ def test_states_over_time_are_tokens(tokenizer: Path) -> None:
     assert torch.equal(net.preprocess(ready)[STATE], ready[STATE])  # twice is once
     stateless = made(tokenizer, prompt="plain")
     plain = stateless.tokens(stateless.preprocess(with_past(batch())))
-    assert net.tokens(ready) == [past + count for past, count in zip((1, 3, 2, 3), plain, strict=True)]
+    assert net.tokens(ready) == [
+        past + count for past, count in zip((1, 3, 2, 3), plain, strict=True)
+    ]
     found = sums(net, given)
     other = {**given, STATE: given[STATE].clone()}
     other[STATE][:, 0] += 0.5
@@ -143,7 +156,9 @@ def test_states_over_time_are_tokens(tokenizer: Path) -> None:
     assert all(changed(sums(net, other), found))
 
 
-def test_projection_of_states_is_fresh_where_a_released_file_lacks_it(tokenizer: Path, tmp_path: Path) -> None:
+def test_projection_of_states_is_fresh_where_a_released_file_lacks_it(
+    tokenizer: Path, tmp_path: Path
+) -> None:
     plain = {released_key(name): value for name, value in policy(tokenizer).state_dict().items()}
     path = tmp_path / "released.safetensors"
     save_file({key: value.clone() for key, value in plain.items()}, path)
@@ -159,8 +174,11 @@ def test_projection_of_states_is_fresh_where_a_released_file_lacks_it(tokenizer:
         "proprio_history_proj.bias": torch.ones(shape[0]),
     }
     save_file({key: value.clone() for key, value in kept.items()}, path)
-    assert torch.equal(net.first_weights(seed=5)("proprio_history_proj.weight", 0, 2), torch.ones(2, shape[1]))
-    with pytest.raises(ValueError, match="proprio_history_proj"):  # a policy of its own must be whole
+    assert torch.equal(
+        net.first_weights(seed=5)("proprio_history_proj.weight", 0, 2), torch.ones(2, shape[1])
+    )
+    # a policy of its own must be whole
+    with pytest.raises(ValueError, match="proprio_history_proj"):
         net.load_weights(plain)
     with pytest.raises(WeightsError, match="state_history"):
         policy(tokenizer).load_weights(kept)
@@ -174,15 +192,20 @@ def test_projection_of_states_is_fresh_where_a_released_file_lacks_it(tokenizer:
         ({"history": (float("inf"),)}, "history"),
         ({"history": (1.0, 1.0)}, "history"),
         ({"state_history": True}, "state_history"),
-        ({"history": (1.0,), "state_history": True, "state_dim": 0, "prompt": "plain"}, "state_history"),
+        (
+            {"history": (1.0,), "state_history": True, "state_dim": 0, "prompt": "plain"},
+            "state_history",
+        ),
     ],
 )
-def test_settings_that_make_no_history_are_errors(tokenizer: Path, changes: dict[str, Any], named: str) -> None:
+def test_settings_that_make_no_history_are_errors(
+    tokenizer: Path, changes: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{named}: "):
         policy(tokenizer, **changes)
 
 
-# -- robots ---------------------------------------------------------------------------------------------------------
+# -- robots ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +221,12 @@ def robot_of(net: Pi05Policy, cameras: tuple[str, ...] = CAMERAS) -> RobotPolicy
 
 
 @pytest.mark.parametrize("by_time", [False, True], ids=["steps", "times"])
-def test_robot_sees_the_past_of_training_to_the_bit(tokenizer: Path, episodes: Path, by_time: bool) -> None:
-    """Every step of recorded episodes, through the loader's windows and through `observe` and `act`."""
+def test_robot_sees_the_past_of_training_to_the_bit(
+    tokenizer: Path, episodes: Path, by_time: bool
+) -> None:
+    """Every step of recorded episodes, through the loader's windows and through `observe` and
+    `act`.
+    """
     net = made(tokenizer, history=(0.2, 0.5), state_history=True).eval()
     times = list(net.config.image_times)
     recorded = EpisodeDataset(episodes, delta_timestamps=dict.fromkeys((*CAMERAS, STATE), times))
@@ -214,11 +241,14 @@ def test_robot_sees_the_past_of_training_to_the_bit(tokenizer: Path, episodes: P
             if frame % 3 == 1:
                 robot.observe(observation, **clock)
                 continue
-            found = robot.act(observation, steps=2, generator=torch.Generator().manual_seed(frame), **clock)
+            found = robot.act(
+                observation, steps=2, generator=torch.Generator().manual_seed(frame), **clock
+            )
             given = recorded.batch(np.array([episode]), np.array([frame]))
             draws = generate_draws(net.random_spec("act"), 1, torch.Generator().manual_seed(frame))
             ready = net.preprocess(
-                {key: given[key] for key in given if key.startswith("observation")} | {"task": given["task"]}
+                {key: given[key] for key in given if key.startswith("observation")}
+                | {"task": given["task"]}
             )
             assert np.array_equal(found, net.act(ready, draws, steps=2)[0].numpy())
     # Control: an episode that is not reset sees frames of the last one.
@@ -240,7 +270,8 @@ def test_rows_of_a_batch_have_their_own_past(tokenizer: Path) -> None:
     noise = torch.Generator
     together.reset()
     found = [
-        together.act({key: step[key] for key in keys}, steps=2, generator=noise().manual_seed(1)) for step in steps
+        together.act({key: step[key] for key in keys}, steps=2, generator=noise().manual_seed(1))
+        for step in steps
     ]
     alone.reset()
     for step in steps[:2]:
@@ -260,12 +291,14 @@ def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
     robot = robot_of(net)
     plain = robot_of(net)
     steps = [
-        {key: given[key][0] for key in (*CAMERAS, STATE, "task")} for given in (batch(1, seed=i) for i in range(4))
+        {key: given[key][0] for key in (*CAMERAS, STATE, "task")}
+        for given in (batch(1, seed=i) for i in range(4))
     ]
     wrong: list[tuple[dict[str, Any], tuple[object, ...]]] = [
         ({"previous": np.zeros((2, 9))}, ("previous", "(2, 9)")),  # another width
         ({"previous": np.full((2, 3), np.nan)}, ("previous",)),
-        ({"previous": np.zeros((2, 3)), "delay": 3, "horizon": 3}, ("delay", 3, "horizon")),  # refused by the network
+        # refused by the network
+        ({"previous": np.zeros((2, 3)), "delay": 3, "horizon": 3}, ("delay", 3, "horizon")),
         ({"previous": np.zeros((2, 3)), "delay": 1}, ("delay", 1)),
         ({"time": 1.0}, ("time", 1.0)),
     ]
@@ -281,7 +314,10 @@ def test_a_refused_call_adds_no_observation(tokenizer: Path) -> None:
         with pytest.raises(ValueError, match=WRIST):
             call(other)
     for step in steps[2:]:
-        one, two = (each.act(step, steps=2, generator=torch.Generator().manual_seed(0)) for each in (robot, plain))
+        one, two = (
+            each.act(step, steps=2, generator=torch.Generator().manual_seed(0))
+            for each in (robot, plain)
+        )
         assert np.array_equal(one, two)
 
 
@@ -326,7 +362,7 @@ def test_robot_must_reset_before_the_first_episode(tokenizer: Path) -> None:
     assert np.array_equal(plain.act(observation, generator=torch.Generator().manual_seed(0)), one)
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +377,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(files: Path, out: Path, **changes: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"size": "tiny", "tokenizer": str(files / "tok"), "prompt_tokens": 64}
+    settings: dict[str, Any] = {
+        "size": "tiny",
+        "tokenizer": str(files / "tok"),
+        "prompt_tokens": 64,
+    }
     settings |= {"history": (0.2, 0.4), "state_history": True} | changes.pop("policy", {})
     return tiny_config(files / "ten", out, policy=Pi05Settings(**settings), **changes)
 
@@ -379,9 +419,15 @@ def test_plan_counts_the_past(files: Path, tmp_path: Path) -> None:
     """The activations of the vision encoder grow with the frames; weights and state do not."""
     found = []
     for ages in ((), (0.1, 0.2, 0.3)):
-        made = config(files, tmp_path, policy={"history": ages, "state_history": False}, batch_size=1).resolved()
+        made = config(
+            files, tmp_path, policy={"history": ages, "state_history": False}, batch_size=1
+        ).resolved()
         data = open_data(made)
-        found.append(trace_step(made, data, choose_normalization(made, data), one_sample(made, data), 1, "cpu", 1))
+        found.append(
+            trace_step(
+                made, data, choose_normalization(made, data), one_sample(made, data), 1, "cpu", 1
+            )
+        )
     plain, past = found
     assert (plain.parameters, plain.tokens) == (past.parameters, past.tokens)
     assert plain.memory["optimizer state"] == past.memory["optimizer state"]
@@ -397,7 +443,9 @@ class Foresight(Pi05Settings):
 
 
 def test_a_key_has_no_window_of_past_and_future(files: Path, tmp_path: Path) -> None:
-    """Each would overwrite the other, and other frames than the settings name would be trained on."""
+    """Each would overwrite the other, and other frames than the settings name would be trained
+    on.
+    """
     for mode in ("joint", {"policy": 1.0, "forward_dynamics": 1.0}):
         (states,) = config(files, tmp_path, mode=mode).problems()
         assert states.startswith("mode: ")
@@ -410,9 +458,13 @@ def test_a_key_has_no_window_of_past_and_future(files: Path, tmp_path: Path) -> 
 
 
 def test_shifted_videos_shift_as_a_whole() -> None:
-    images = torch.randint(0, 256, (3, 3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (3, 3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     batch = {"position": torch.arange(3), "top": images}
     plain = shift_cameras(batch, ("top",), AugmentConfig(shift=3), seed=1)["top"]
-    video = shift_cameras({**batch, "top": images[:, None].repeat(1, 2, 1, 1, 1)}, ("top",), AugmentConfig(shift=3), 1)
+    video = shift_cameras(
+        {**batch, "top": images[:, None].repeat(1, 2, 1, 1, 1)}, ("top",), AugmentConfig(shift=3), 1
+    )
     assert not torch.equal(plain, images)
     assert torch.equal(video["top"], plain[:, None].repeat(1, 2, 1, 1, 1))

@@ -1,4 +1,6 @@
-"""Past frames in the vision encoder: the naive formulation, masks, causality and times, with controls."""
+"""Past frames in the vision encoder: the naive formulation, masks, causality and times, with
+controls.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -16,7 +18,10 @@ from understudy.testing.naive_pi05 import NaivePi0
 from understudy.testing.pi05 import SMALL
 from understudy_base.testing.refusals import refused
 
-SIZES = replace(SMALL, vision=VisionSizes(width=12, depth=5, mlp=20, heads=3, patch=3, image=6, temporal_every=2))
+SIZES = replace(
+    SMALL,
+    vision=VisionSizes(width=12, depth=5, mlp=20, heads=3, patch=3, image=6, temporal_every=2),
+)
 SIDE = SIZES.vision.image
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
@@ -37,7 +42,9 @@ def videos(count: int, frames: int, seed: int = 1) -> Tensor:
     return torch.rand(count, frames, 3, SIDE, SIDE, generator=draw) * 2 - 1
 
 
-def features(net: Pi0Network, video: Tensor, valid: Tensor | None = None, times: tuple[float, ...] = ()) -> Tensor:
+def features(
+    net: Pi0Network, video: Tensor, valid: Tensor | None = None, times: tuple[float, ...] = ()
+) -> Tensor:
     """Features [M, n, width] of videos [M, T, ...] with one frame a second."""
     times = times or tuple(float(t) for t in range(1 - video.shape[1], 1))
     with torch.no_grad():
@@ -57,13 +64,16 @@ MASKS = [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 1, 1]]
 @pytest.mark.parametrize("frames", [1, 2, 3, 4])
 def test_encoder_equals_the_naive_loops(frames: int) -> None:
     net = network()
-    weights = {released_key(name): value.detach().double() for name, value in net.named_parameters()}
+    weights = {
+        released_key(name): value.detach().double() for name, value in net.named_parameters()
+    }
     slow = NaivePi0(weights, asdict(SIZES))
     valid = torch.tensor(MASKS).bool()[:, -frames:]
     video = videos(len(valid), frames)
     found = features(net, video, valid)
     wanted = [
-        slow.video_features(list(each.double()), row.tolist(), every=2) for each, row in zip(video, valid, strict=True)
+        slow.video_features(list(each.double()), row.tolist(), every=2)
+        for each, row in zip(video, valid, strict=True)
     ]
     assert distance(found, torch.stack(wanted)) < 1e-6
     if frames > 1:  # temporal layers elsewhere are another encoder
@@ -78,7 +88,9 @@ def test_temporal_layers_are_every_fourth_of_the_released_encoder() -> None:
 
 
 @DTYPES
-def test_one_frame_is_the_plain_encoder_to_the_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_frame_is_the_plain_encoder_to_the_bit(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = network(dtype)
     video = videos(3, 1)
     with torch.no_grad():
@@ -87,15 +99,21 @@ def test_one_frame_is_the_plain_encoder_to_the_bit(dtype: torch.dtype, monkeypat
     # A masked past counts as absent, whatever its number of frames.
     longer = torch.cat([videos(3, 3, seed=2), video], dim=1)
     masked = torch.tensor([[False, False, False, True]]).expand(3, 4)
-    assert distance(features(net, longer, masked), plain) < (1e-6 if dtype == torch.float32 else 2e-2)
+    assert distance(features(net, longer, masked), plain) < (
+        1e-6 if dtype == torch.float32 else 2e-2
+    )
     encoding = siglip.time_encoding  # control: e(0) is not 0
-    monkeypatch.setattr(siglip, "time_encoding", lambda times, width: encoding(times, width) + torch.arange(width))
+    monkeypatch.setattr(
+        siglip, "time_encoding", lambda times, width: encoding(times, width) + torch.arange(width)
+    )
     assert distance(features(net, longer, masked), plain) > 3e-2
 
 
 @DTYPES
 def test_a_masked_past_has_the_bits_of_images_alone(dtype: torch.dtype) -> None:
-    """Of as many images: in some shapes another number of them rounds matrix products differently."""
+    """Of as many images: in some shapes another number of them rounds matrix products
+    differently.
+    """
     # its last layer is the temporal one
     net = Pi0Network(TINY, dtype).vision
     draw = torch.Generator().manual_seed(1)
@@ -115,8 +133,14 @@ def test_masked_frames_cannot_matter(dtype: torch.dtype, monkeypatch: pytest.Mon
     video = videos(2, 4)
     valid = torch.tensor([[False, False, True, True], [False, True, True, True]])
     found = features(net, video, valid)
-    for content in (video * 100, torch.full_like(video, torch.nan), torch.full_like(video, -torch.inf)):
-        assert torch.equal(features(net, torch.where(valid[..., None, None, None], video, content), valid), found)
+    for content in (
+        video * 100,
+        torch.full_like(video, torch.nan),
+        torch.full_like(video, -torch.inf),
+    ):
+        assert torch.equal(
+            features(net, torch.where(valid[..., None, None, None], video, content), valid), found
+        )
     black = torch.where(valid[..., None, None, None], video, -1.0)
     assert distance(features(net, black), found) > 1e-2  # black pixels are no mask
 
@@ -178,8 +202,11 @@ def test_recomputed_gradients_are_equal_to_the_bit(mode: str) -> None:
         vision(video, torch.float32, times).square().sum().backward()
         return [parameter.grad for parameter in vision.parameters() if parameter.grad is not None]
 
+    def recompute(vision: VisionEncoder) -> None:
+        apply_activation_checkpointing(list(vision.layers), mode)  # type: ignore[arg-type]
+
     plain = gradients(lambda vision: None)
-    again = gradients(lambda vision: apply_activation_checkpointing(list(vision.layers), mode))  # type: ignore[arg-type]
+    again = gradients(recompute)
     assert len(plain) == len(list(network().vision.parameters()))
     assert all(map(torch.equal, plain, again))
 
@@ -189,10 +216,16 @@ def test_recomputed_gradients_are_equal_to_the_bit(mode: str) -> None:
     [
         (torch.zeros(2, 1, 3, 3, SIDE, SIDE), Frames((-1.0, 0.0)), (2, 1, 3, 3, SIDE, SIDE)),
         (torch.zeros(2, 1, 3, SIDE, SIDE), Frames((-1.0, 0.0)), (2, 1, 3, SIDE, SIDE)),
-        (torch.zeros(2, 1, 2, 3, SIDE, SIDE), Frames((-1.0, 0.0), torch.ones(2, 2, dtype=torch.bool)), (2, 2)),
+        (
+            torch.zeros(2, 1, 2, 3, SIDE, SIDE),
+            Frames((-1.0, 0.0), torch.ones(2, 2, dtype=torch.bool)),
+            (2, 2),
+        ),
         (torch.zeros(2, 1, 2, 3, SIDE, SIDE), None, (2, 1, 2, 3, SIDE, SIDE)),
     ],
 )
-def test_other_shapes_are_errors(images: Tensor, frames: Frames | None, shape: tuple[int, ...]) -> None:
+def test_other_shapes_are_errors(
+    images: Tensor, frames: Frames | None, shape: tuple[int, ...]
+) -> None:
     with refused(shape, kind=ValueError):
         network().image_features(images, frames)

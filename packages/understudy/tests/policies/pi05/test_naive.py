@@ -1,4 +1,6 @@
-"""The naive second formulation against golden files of the reference port: both have the same formulas."""
+"""The naive second formulation against golden files of the reference port: both have the same
+formulas.
+"""
 
 import json
 from pathlib import Path
@@ -41,12 +43,17 @@ def test_loss_features_and_gradients_are_those_of_the_port(family: str) -> None:
     loss = torch.stack([network.flow_loss(sample) for sample in data])
     assert distance(loss, reference["loss"]) < 1e-6
     loss.mean().backward()
-    reached = {key.removeprefix("grad/"): value for key, value in reference.items() if key.startswith("grad/")}
+    reached = {
+        key.removeprefix("grad/"): value
+        for key, value in reference.items()
+        if key.startswith("grad/")
+    }
     assert len(reached) > 100
     for key, gradient in reached.items():
         found = network.weights[key].grad
         found = torch.zeros_like(gradient) if found is None else found
-        if key.endswith("self_attn.k_proj.bias"):  # zero in exact arithmetic: a softmax does not see it
+        # zero in exact arithmetic: a softmax does not see it
+        if key.endswith("self_attn.k_proj.bias"):
             assert float(found.norm()) < 1e-12
             assert float(gradient.norm()) < 1e-6
         else:
@@ -57,7 +64,10 @@ def test_loss_features_and_gradients_are_those_of_the_port(family: str) -> None:
         there = inputs["image_masks"][i]
         features = torch.stack([network.image_features(image) for image in sample.images])
         assert distance(features, reference["image_features"][i][there]) < 2e-6
-        assert distance(network.prefix(sample), reference["prefix"][i][reference["prefix_valid"][i]]) < 2e-6
+        assert (
+            distance(network.prefix(sample), reference["prefix"][i][reference["prefix_valid"][i]])
+            < 2e-6
+        )
 
 
 @pytest.mark.long
@@ -69,8 +79,19 @@ def test_actions_after_ten_steps_are_those_of_the_port(family: str) -> None:
 
 
 def test_table_of_the_mask() -> None:
-    tokens = [("prefix", 0), ("response", 0), ("response", 1), ("fast", 0), ("fast", 1), ("state", 0), ("action", 0)]
-    table = ["".join("x" if sees(query, key) else "." for key in tokens) for query in [*tokens, ("action", 1)]]
+    tokens = [
+        ("prefix", 0),
+        ("response", 0),
+        ("response", 1),
+        ("fast", 0),
+        ("fast", 1),
+        ("state", 0),
+        ("action", 0),
+    ]
+    table = [
+        "".join("x" if sees(query, key) else "." for key in tokens)
+        for query in [*tokens, ("action", 1)]
+    ]
     assert table == [
         "x......",
         "xx.....",

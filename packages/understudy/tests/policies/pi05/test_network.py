@@ -1,4 +1,6 @@
-"""The pi0.5 and pi0 network: masks by brute force, padding, caches, insulation, precision, with controls."""
+"""The pi0.5 and pi0 network: masks by brute force, padding, caches, insulation, precision, with
+controls.
+"""
 
 import copy
 from dataclasses import replace
@@ -24,7 +26,9 @@ def tail(count: int = 3, response: int = 4, fast: int = 6, seed: int = 5) -> Tai
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, SMALL.vocab, (count, response + fast), generator=generator)
     lengths = torch.tensor([[response, fast], [0, fast - 2], [response - 1, 1]])[:count]
-    masks = torch.cat([torch.arange(n) < lengths[:, i : i + 1] for i, n in enumerate((response, fast))], dim=1)
+    masks = torch.cat(
+        [torch.arange(n) < lengths[:, i : i + 1] for i, n in enumerate((response, fast))], dim=1
+    )
     return Tail(tokens, masks, response)
 
 
@@ -45,10 +49,12 @@ def close(one: Tensor, two: Tensor, bound: float = 1e-6) -> bool:
     return bool((one - two).abs().max() <= bound * two.abs().max())
 
 
-# -- parameters -------------------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("adaptive", "count"), [(True, 3_353_433_872), (False, 3_238_048_528)], ids=["pi05", "pi0"])
+@pytest.mark.parametrize(
+    ("adaptive", "count"), [(True, 3_353_433_872), (False, 3_238_048_528)], ids=["pi05", "pi0"]
+)
 def test_network_has_the_released_number_of_parameters(adaptive: bool, count: int) -> None:
     with torch.device("meta"):
         net = Pi0Network(replace(BASE, adaptive=adaptive))
@@ -62,10 +68,17 @@ def test_flow_loss_reaches_all_but_the_unread_end_of_the_tower(adaptive: bool) -
     given = inputs()
     found = gradients(net, net.flow_loss(**given).mean())
     last = f"layers.{SMALL.vlm.depth - 1}.vlm."
-    leaves = ("self_attn.q_proj", "self_attn.o_proj", "post_attention_layernorm", *(f"mlp.{n}_proj" for n in NAMES))
+    leaves = (
+        "self_attn.q_proj",
+        "self_attn.o_proj",
+        "post_attention_layernorm",
+        *(f"mlp.{n}_proj" for n in NAMES),
+    )
     unread = {f"{last}{leaf}.weight" for leaf in leaves} | {"vlm_norm.weight"}
     assert {name for name, grad in found.items() if grad is None} == unread
-    assert all(grad.any() for name, grad in found.items() if grad is not None and "k_proj.bias" not in name)
+    assert all(
+        grad.any() for name, grad in found.items() if grad is not None and "k_proj.bias" not in name
+    )
 
 
 NAMES = ("gate", "up", "down")
@@ -85,28 +98,36 @@ def test_the_flow_loss_computes_no_unread_end_of_the_tower(adaptive: bool) -> No
     assert calls == [0, 1, 2]  # control: the text loss reads the last one
 
 
-# -- masks ------------------------------------------------------------------------------------------------------------
+# -- masks -----------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_without_padding_no_call_has_a_mask(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_padding_no_call_has_a_mask(
+    adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = small(adaptive)
     given = inputs()
-    given |= {"image_masks": torch.ones(3, 2, dtype=torch.bool), "token_masks": torch.ones(3, 7, dtype=torch.bool)}
+    given |= {
+        "image_masks": torch.ones(3, 2, dtype=torch.bool),
+        "token_masks": torch.ones(3, 7, dtype=torch.bool),
+    }
     masked = net.flow_loss(**given)
     calls: list[Any] = []
     plain = attention.F.scaled_dot_product_attention
     monkeypatch.setattr(
-        attention.F, "scaled_dot_product_attention", lambda *a, **k: (calls.append(k["attn_mask"]), plain(*a, **k))[1]
+        attention.F,
+        "scaled_dot_product_attention",
+        lambda *a, **k: (calls.append(k["attn_mask"]), plain(*a, **k))[1],
     )
     assert close(net.flow_loss(**given | {"image_masks": None, "token_masks": None}), masked)
-    assert sum(mask is not None for mask in calls) == (0 if adaptive else SMALL.vlm.depth)  # pi0: the state token
+    # pi0: the state token
+    assert sum(mask is not None for mask in calls) == (0 if adaptive else SMALL.vlm.depth)
     calls.clear()
     net.flow_loss(**given)
     assert any(mask is not None for mask in calls)
 
 
-# -- invariances ------------------------------------------------------------------------------------------------------
+# -- invariances -----------------------------------------------------------------------------------
 
 
 def test_missing_cameras_are_not_encoded() -> None:
@@ -123,16 +144,20 @@ def test_a_batch_without_images_uses_every_weight() -> None:
     """All ranks of a sharded run must use the same weights in each step."""
     net = small()
     given = inputs()
-    found = gradients(net, net.flow_loss(**given | {"image_masks": torch.zeros(3, 2, dtype=torch.bool)}).mean())
+    found = gradients(
+        net, net.flow_loss(**given | {"image_masks": torch.zeros(3, 2, dtype=torch.bool)}).mean()
+    )
     own = [grad for name, grad in found.items() if name.startswith(("vision", "projector"))]
     assert all(grad is not None and not grad.any() for grad in own)
 
 
-# -- sampling ---------------------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_candidates_share_one_pass_of_the_tower(adaptive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_share_one_pass_of_the_tower(
+    adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = small(adaptive)
     given = inputs()
     noise = torch.randn(3, 4, SMALL.chunk, SMALL.dim, generator=torch.Generator().manual_seed(3))
@@ -146,22 +171,30 @@ def test_candidates_share_one_pass_of_the_tower(adaptive: bool, monkeypatch: pyt
     assert not close(found[:, 0], found[:, 1], 1e-2)
 
 
-# -- insulation -------------------------------------------------------------------------------------------------------
+# -- insulation ------------------------------------------------------------------------------------
 
 
-def flow_of(net: Pi0Network, given: dict[str, Any], insulate: bool, text: Tail | None = None) -> Tensor:
+def flow_of(
+    net: Pi0Network, given: dict[str, Any], insulate: bool, text: Tail | None = None
+) -> Tensor:
     found, _ = net.compute(
-        observe(net, given, text), given["noise"][:, None], given["time"][:, None], given["state"], insulate
+        observe(net, given, text),
+        given["noise"][:, None],
+        given["time"][:, None],
+        given["state"],
+        insulate,
     )
     assert found is not None
     return found
 
 
-# -- precision and blocks ---------------------------------------------------------------------------------------------
+# -- precision and blocks --------------------------------------------------------------------------
 
 
 def test_rotary_angles_survive_a_cast_of_the_network() -> None:
-    """Control: frequencies in a buffer, cast with the module, turn position 900 by more than half a radian."""
+    """Control: frequencies in a buffer, cast with the module, turn position 900 by more than half a
+    radian.
+    """
     positions = torch.tensor([[100, 500, 900]])
     dim = 256
     exponents = torch.arange(0, dim, 2).double() / dim
@@ -202,7 +235,11 @@ def test_activation_checkpointing_changes_no_bit(adaptive: bool, mode: Any) -> N
 
     def run() -> tuple[Tensor, dict[str, Tensor | None]]:
         flow, hidden = net.compute(
-            observe(net, given, text), given["noise"][:, None], given["time"][:, None], given["state"], hidden=True
+            observe(net, given, text),
+            given["noise"][:, None],
+            given["time"][:, None],
+            given["state"],
+            hidden=True,
         )
         assert flow is not None
         assert hidden is not None

@@ -1,4 +1,6 @@
-"""Normalization beside released weights, against the formulas of openpi and LeRobot written down a second time here."""
+"""Normalization beside released weights, against the formulas of openpi and LeRobot written down a
+second time here.
+"""
 
 import json
 from dataclasses import replace
@@ -30,15 +32,23 @@ from understudy_data.datasets.stats.summary import Mode, Statistics, offset_and_
 WIDTHS = {ACTION: 3, STATE: 2}
 FIGURES = {
     "state": {"mean": [0.5, -3.0], "std": [2.0, 0.25], "q01": [-1.5, 100.0], "q99": [2.5, 101.0]},
-    "actions": {"mean": [0.0, 1.0, 2.0], "std": [1.0, 2.0, 0.0], "q01": [-1.0, 0.1, 7.0], "q99": [1.0, 0.7, 7.0]},
+    "actions": {
+        "mean": [0.0, 1.0, 2.0],
+        "std": [1.0, 2.0, 0.0],
+        "q01": [-1.0, 0.1, 7.0],
+        "q99": [1.0, 0.7, 7.0],
+    },
 }
 
 
-def computed(delta: tuple[int, ...] = (), heads: tuple[str, ...] = ("arm",), widths: Any = None) -> dict[str, Any]:
+def computed(
+    delta: tuple[int, ...] = (), heads: tuple[str, ...] = ("arm",), widths: Any = None
+) -> dict[str, Any]:
     """The normalization of the run's data, to whose shape the stored one is fitted."""
     widths = widths or WIDTHS
     maps = {
-        key: {"offset": [[9.0] * dim] * len(heads), "spread": [[9.0] * dim] * len(heads)} for key, dim in widths.items()
+        key: {"offset": [[9.0] * dim] * len(heads), "spread": [[9.0] * dim] * len(heads)}
+        for key, dim in widths.items()
     }
     dims = {key: [dim] * len(heads) for key, dim in widths.items()}
     learnt = [[dim in delta for dim in range(widths[ACTION])]] * len(heads)
@@ -61,10 +71,21 @@ def write_lerobot(folder: Path, mode: str = "QUANTILES", **changes: Any) -> Path
         own |= {"min": own["q01"] - 1, "max": own["q99"] + 1, "q10": own["q01"], "q90": own["q99"]}
         stats |= {f"{key}.{figure}": values for figure, values in own.items()}
     features = {STATE: {"type": "STATE", "shape": [2]}, ACTION: {"type": "ACTION", "shape": [3]}}
-    config = {"eps": 1e-8, "features": features, "norm_map": {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode}}
-    relative = {"enabled": False, "exclude_joints": ["gripper"], "action_names": ["x", "y", "Gripper.pos"]}
+    config = {
+        "eps": 1e-8,
+        "features": features,
+        "norm_map": {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode},
+    }
+    relative = {
+        "enabled": False,
+        "exclude_joints": ["gripper"],
+        "action_names": ["x", "y", "Gripper.pos"],
+    }
     relative |= changes.get("relative", {})
-    files = {"policy_preprocessor": "normalizer_processor", "policy_postprocessor": "unnormalizer_processor"}
+    files = {
+        "policy_preprocessor": "normalizer_processor",
+        "policy_postprocessor": "unnormalizer_processor",
+    }
     for name, kind in files.items():
         state = f"{name}_step_2_{kind}.safetensors"
         steps = [
@@ -95,7 +116,7 @@ def batch(states: np.ndarray, actions: np.ndarray) -> dict[str, Any]:
     return {STATE: torch.from_numpy(states), ACTION: torch.from_numpy(actions)}
 
 
-# -- openpi -----------------------------------------------------------------------------------------------------------
+# -- openpi ----------------------------------------------------------------------------------------
 
 
 def test_openpi_quantiles_are_its_formula(tmp_path: Path) -> None:
@@ -124,7 +145,10 @@ def test_openpi_deviations_of_pi0_are_its_formula(tmp_path: Path) -> None:
 
 
 def test_openpi_padding_is_cut_and_anything_else_is_not(tmp_path: Path) -> None:
-    wide = {name: {figure: [*own, *[0.0] * 29] for figure, own in of.items()} for name, of in FIGURES.items()}
+    wide = {
+        name: {figure: [*own, *[0.0] * 29] for figure, own in of.items()}
+        for name, of in FIGURES.items()
+    }
     padded = normalizer(write_openpi(tmp_path / "padded", wide)).arrays()
     assert padded[ACTION] == normalizer(write_openpi(tmp_path / "exact")).arrays()[ACTION]
     wide["actions"]["q99"][5] = 0.5
@@ -134,7 +158,10 @@ def test_openpi_padding_is_cut_and_anything_else_is_not(tmp_path: Path) -> None:
 
 def test_openpi_asset_is_chosen_by_its_id(tmp_path: Path) -> None:
     write_openpi(tmp_path, asset="droid")
-    other = {name: {figure: [2 * each for each in own] for figure, own in of.items()} for name, of in FIGURES.items()}
+    other = {
+        name: {figure: [2 * each for each in own] for figure, own in of.items()}
+        for name, of in FIGURES.items()
+    }
     write_openpi(tmp_path, other, asset="team/libero")
     with pytest.raises(ConfigError, match=r"droid, team/libero"):
         find_normalization(tmp_path)
@@ -146,7 +173,7 @@ def test_openpi_asset_is_chosen_by_its_id(tmp_path: Path) -> None:
     assert find_normalization(tmp_path / "model.safetensors", "droid").maps == one
 
 
-# -- LeRobot ----------------------------------------------------------------------------------------------------------
+# -- LeRobot ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["QUANTILES", "QUANTILE10", "MIN_MAX", "MEAN_STD", "IDENTITY"])
@@ -182,7 +209,9 @@ def test_lerobot_processors_that_disagree_are_refused(tmp_path: Path) -> None:
     write_lerobot(tmp_path)
     file = tmp_path / "policy_postprocessor_step_2_unnormalizer_processor.safetensors"
     save_file({"action.q01": np.zeros(3, np.float32), "action.q99": np.ones(3, np.float32)}, file)
-    with refused("policy_preprocessor.json", "policy_postprocessor.json", "'action'", kind=ConfigError):
+    with refused(
+        "policy_preprocessor.json", "policy_postprocessor.json", "'action'", kind=ConfigError
+    ):
         find_normalization(tmp_path)
 
 
@@ -212,7 +241,7 @@ def test_lerobot_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> Non
         find_normalization(tmp_path / "weights")
 
 
-# -- bins at the ends -------------------------------------------------------------------------------------------------
+# -- bins at the ends ------------------------------------------------------------------------------
 
 
 @given(
@@ -220,9 +249,12 @@ def test_lerobot_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> Non
     size=st.one_of(st.just(0.0), st.floats(2.0**-20, 2.0**14, width=32)),
     openpi=st.booleans(),
 )
-@example(low=float(np.float32(0.0005)), size=0.0, openpi=False)  # half of 1e-8 is 85 steps of float32 here
+# half of 1e-8 is 85 steps of float32 here
+@example(low=float(np.float32(0.0005)), size=0.0, openpi=False)
 def test_the_smallest_state_is_in_bin_0(low: float, size: float, openpi: bool) -> None:
-    """A rounding below -1 would change the text from "0" to "-1"; constant dimensions become -1, too."""
+    """A rounding below -1 would change the text from "0" to "-1"; constant dimensions become -1,
+    too.
+    """
     high = float(np.float32(low + size))
     width = high - low
     eps = 1e-6 if openpi else (1e-8 if width == 0 else 0)
@@ -237,7 +269,9 @@ def test_the_smallest_state_is_in_bin_0(low: float, size: float, openpi: bool) -
 
 
 def test_plain_rounding_would_leave_bin_0() -> None:
-    """The control of the test above: middle and half of the range, rounded to float32, put some minima below -1."""
+    """The control of the test above: middle and half of the range, rounded to float32, put some
+    minima below -1.
+    """
     low = np.random.default_rng(0).uniform(-10, 10, 2000).astype(np.float32).astype(np.float64)
     high = low + np.random.default_rng(1).uniform(0.1, 3, 2000)
     offset = ((low + high) / 2).astype(np.float32)
@@ -248,8 +282,13 @@ def test_plain_rounding_would_leave_bin_0() -> None:
 def maps_of_data(low: np.ndarray, high: np.ndarray, mode: Mode) -> dict[str, Any]:
     """Normalization as `data/stats` computes it; dimension 0 is constant, two heads."""
     names = ("mean", "std", "min", "max", "q01", "q99")
-    figures = dict(zip(names, ((low + high) / 2, (high - low) / 4, low, high, low, high), strict=True))
-    maps = {name: row.tolist() for name, row in offset_and_spread(Statistics(100, **figures), mode).items()}
+    figures = dict(
+        zip(names, ((low + high) / 2, (high - low) / 4, low, high, low, high), strict=True)
+    )
+    maps = {
+        name: row.tolist()
+        for name, row in offset_and_spread(Statistics(100, **figures), mode).items()
+    }
     two = {name: [row, row] for name, row in maps.items()}
     return {"heads": ["a", "b"], STATE: two, ACTION: two}
 
@@ -267,7 +306,9 @@ def test_lowest_state_of_data_is_in_bin_0(mode: Mode, scale: float) -> None:
 
     def bins(maps: Any, values: np.ndarray, head: int) -> np.ndarray:
         normalizer = Affine(maps[STATE]["offset"], maps[STATE]["spread"])
-        return state_bins(normalizer.normalize(torch.tensor(values[None]), torch.tensor([head])).numpy())[0]
+        return state_bins(
+            normalizer.normalize(torch.tensor(values[None]), torch.tensor([head])).numpy()
+        )[0]
 
     for head in (0, 1):
         assert (bins(given, low, head)[1:] < 0).any()
@@ -283,7 +324,7 @@ def test_lowest_state_of_data_is_in_bin_0(mode: Mode, scale: float) -> None:
     assert NormalizationSettings(type="pi0").choose_normalization(given) is given
 
 
-# -- the choice -------------------------------------------------------------------------------------------------------
+# -- the choice ------------------------------------------------------------------------------------
 
 
 def test_the_choice_is_never_silent(tmp_path: Path) -> None:
@@ -294,11 +335,21 @@ def test_the_choice_is_never_silent(tmp_path: Path) -> None:
     beside = NormalizationSettings(weights=str(tmp_path))
     with refused("--policy.normalization", kind=ConfigError):
         beside.choose_normalization(given)
-    assert NormalizationSettings(weights=str(tmp_path), normalization="data").choose_normalization(given) == own
+    assert (
+        NormalizationSettings(weights=str(tmp_path), normalization="data").choose_normalization(
+            given
+        )
+        == own
+    )
     write_openpi(tmp_path)
     quantiles = beside.choose_normalization(given)[ACTION]
-    deviations = NormalizationSettings(weights=str(tmp_path), type="pi0").choose_normalization(given)[ACTION]
-    assert quantiles["offset"] == fit_normalization(find_normalization(tmp_path), given)[ACTION]["offset"]
+    deviations = NormalizationSettings(weights=str(tmp_path), type="pi0").choose_normalization(
+        given
+    )[ACTION]
+    assert (
+        quantiles["offset"]
+        == fit_normalization(find_normalization(tmp_path), given)[ACTION]["offset"]
+    )
     assert deviations["offset"] == [FIGURES["actions"]["mean"]]
 
 
@@ -354,10 +405,13 @@ def test_a_run_has_one_start() -> None:
     config = TrainConfig(policy=Pi05Settings(size="tiny", weights="one"))
     assert not any("init_from" in line for line in config.problems())
     assert any("init_from" in line for line in replace(config, init_from="two").problems())
-    assert not any("init_from" in line for line in replace(config, init_from="two", policy=Pi05Settings()).problems())
+    assert not any(
+        "init_from" in line
+        for line in replace(config, init_from="two", policy=Pi05Settings()).problems()
+    )
 
 
-# -- figures of padding, and of no numbers ----------------------------------------------------------------------------
+# -- figures of padding, and of no numbers ---------------------------------------------------------
 
 
 def wide(**last: float) -> dict[str, Any]:
@@ -367,7 +421,9 @@ def wide(**last: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("quantiles", [True, False])
-@pytest.mark.parametrize("last", [{"q99": 0.5}, {"std": 0.2}, {"mean": 1e-3}, {"q01": -0.5, "q99": 0.5, "std": 1.0}])
+@pytest.mark.parametrize(
+    "last", [{"q99": 0.5}, {"std": 0.2}, {"mean": 1e-3}, {"q01": -0.5, "q99": 0.5, "std": 1.0}]
+)
 def test_a_dimension_with_one_figure_of_its_own_is_no_padding(
     tmp_path: Path, last: dict[str, float], quantiles: bool
 ) -> None:
@@ -380,20 +436,35 @@ def test_a_dimension_with_one_figure_of_its_own_is_no_padding(
 @pytest.mark.parametrize(
     "last", [{}, {"std": 1.0}, {"std": 1.0, "q01": -1.0, "q99": 1.0}, {"q01": -1e-10, "q99": 1e-10}]
 )
-def test_a_dimension_whose_figures_are_all_neutral_is_padding(tmp_path: Path, last: dict[str, float]) -> None:
+def test_a_dimension_whose_figures_are_all_neutral_is_padding(
+    tmp_path: Path, last: dict[str, float]
+) -> None:
     write_openpi(tmp_path, wide(**last))
     fit_normalization(find_normalization(tmp_path), computed())
 
 
 @pytest.mark.parametrize("mode", ["MEAN_STD", "QUANTILES", "MIN_MAX", "IDENTITY"])
-def test_lerobot_recognises_padding_by_figures_that_its_mode_does_not_use(tmp_path: Path, mode: str) -> None:
+def test_lerobot_recognises_padding_by_figures_that_its_mode_does_not_use(
+    tmp_path: Path, mode: str
+) -> None:
     write_lerobot(tmp_path, mode)
-    rest = {"mean": 0.0, "std": 0.0, "q01": 0.0, "q99": 0.0, "q10": 0.0, "q90": 0.0, "min": 0.0, "max": 0.0}
+    rest = {
+        "mean": 0.0,
+        "std": 0.0,
+        "q01": 0.0,
+        "q99": 0.0,
+        "q10": 0.0,
+        "q90": 0.0,
+        "min": 0.0,
+        "max": 0.0,
+    }
     for own, is_real in ((rest, False), (rest | {"max": 2.0}, True)):
         for path in tmp_path.glob("*.safetensors"):
             stats = load_file(path)
             for name, value in own.items():
-                stats[f"{ACTION}.{name}"] = np.append(stats[f"{ACTION}.{name}"][:3], np.float32(value))
+                stats[f"{ACTION}.{name}"] = np.append(
+                    stats[f"{ACTION}.{name}"][:3], np.float32(value)
+                )
             save_file(stats, path)
         for path in tmp_path.glob("*.json"):
             path.write_text(path.read_text().replace('"shape": [3]', '"shape": [4]'))
@@ -406,8 +477,13 @@ def test_lerobot_recognises_padding_by_figures_that_its_mode_does_not_use(tmp_pa
 
 @pytest.mark.parametrize("value", [True, "1.5", None, float("nan"), float("inf")])
 @pytest.mark.parametrize("figure", ["q01", "q99"])
-def test_a_figure_that_is_no_number_is_refused_by_name(tmp_path: Path, figure: str, value: Any) -> None:
-    figures = {**FIGURES, "state": {**FIGURES["state"], figure: [FIGURES["state"][figure][0], value]}}
+def test_a_figure_that_is_no_number_is_refused_by_name(
+    tmp_path: Path, figure: str, value: Any
+) -> None:
+    figures = {
+        **FIGURES,
+        "state": {**FIGURES["state"], figure: [FIGURES["state"][figure][0], value]},
+    }
     write_openpi(tmp_path, figures)
     with pytest.raises(ConfigError) as caught:
         find_normalization(tmp_path)
@@ -416,8 +492,12 @@ def test_a_figure_that_is_no_number_is_refused_by_name(tmp_path: Path, figure: s
 
 
 def test_a_negative_deviation_and_a_short_figure_are_refused_by_name(tmp_path: Path) -> None:
-    for number, (figure, row) in enumerate((("std", [2.0, -0.25]), ("mean", [0.5]), ("std", [[2.0], [0.25, 1.0]]))):
-        folder = write_openpi(tmp_path / str(number), {**FIGURES, "state": {**FIGURES["state"], figure: row}})
+    for number, (figure, row) in enumerate(
+        (("std", [2.0, -0.25]), ("mean", [0.5]), ("std", [[2.0], [0.25, 1.0]]))
+    ):
+        folder = write_openpi(
+            tmp_path / str(number), {**FIGURES, "state": {**FIGURES["state"], figure: row}}
+        )
         with pytest.raises(ConfigError, match=figure):
             find_normalization(folder, quantiles=False)
 
@@ -430,7 +510,7 @@ def test_booleans_of_a_state_file_of_lerobot_are_refused(tmp_path: Path) -> None
         find_normalization(tmp_path)
 
 
-# -- LeRobot's masks --------------------------------------------------------------------------------------------------
+# -- LeRobot's masks -------------------------------------------------------------------------------
 
 
 def mask(folder: Path, masked: bool) -> None:
@@ -439,7 +519,9 @@ def mask(folder: Path, masked: bool) -> None:
         stats = load_file(path)
         save_file(stats | {f"{ACTION}.mask": np.array([1, 1, 0], np.float32)}, path)
     for path in folder.glob("*.json") if masked else ():
-        text = path.read_text().replace('"unnormalizer_processor"', '"molmoact2_masked_unnormalizer"')
+        text = path.read_text().replace(
+            '"unnormalizer_processor"', '"molmoact2_masked_unnormalizer"'
+        )
         path.write_text(text.replace('"normalizer_processor"', '"molmoact2_masked_normalizer"'))
 
 
@@ -458,7 +540,9 @@ def test_a_mask_of_lerobot_leaves_its_dimensions_as_they_are(tmp_path: Path, mod
 def test_lerobot_normalizes_the_observations_of_its_list_alone(tmp_path: Path) -> None:
     write_lerobot(tmp_path, "MEAN_STD")
     for path in tmp_path.glob("*.json"):
-        path.write_text(path.read_text().replace('"eps": ', '"normalize_observation_keys": ["other"], "eps": '))
+        path.write_text(
+            path.read_text().replace('"eps": ', '"normalize_observation_keys": ["other"], "eps": ')
+        )
     found = find_normalization(tmp_path).maps
     assert found[STATE] == {"offset": [0.0, 0.0], "spread": [1.0, 1.0]}
     assert found[ACTION]["spread"][0] == 1.0

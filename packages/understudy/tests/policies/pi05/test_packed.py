@@ -39,7 +39,10 @@ KINDS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("packed")
     write_model(found)
-    chunks = [np.sin(np.linspace(0, 1, 4)[:, None] * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)]
+    chunks = [
+        np.sin(np.linspace(0, 1, 4)[:, None] * rate + np.arange(3))
+        for rate in np.linspace(0, 3, 200)
+    ]
     FastTokenizer.fit(chunks, vocab_size=60).save(found / "fast")
     return found
 
@@ -50,31 +53,47 @@ def made(folder: Path, kind: str) -> Pi05Policy:
     return policy(folder, adaptive, **changes, **fast)
 
 
-def inputs(network: Pi05Policy, kind: str, rows: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Some samples of one batch in which cameras and lengths of texts differ, prepared, and their draws."""
+def inputs(
+    network: Pi05Policy, kind: str, rows: list[int] | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Some samples of one batch in which cameras and lengths of texts differ, prepared, and their
+    draws.
+    """
     found = batch(COUNT, response=kind == "tokens")
     whole = network.preprocess(with_past(network, found) if kind == "states" else found)
     chosen = list(range(COUNT)) if rows is None else rows
-    part = {k: v[chosen] if isinstance(v, Tensor) else [v[row] for row in chosen] for k, v in whole.items()}
-    return part, {name: v[chosen] for name, v in make_draws(network.random_spec("train"), 0, range(COUNT)).items()}
+    part = {
+        k: v[chosen] if isinstance(v, Tensor) else [v[row] for row in chosen]
+        for k, v in whole.items()
+    }
+    return part, {
+        name: v[chosen]
+        for name, v in make_draws(network.random_spec("train"), 0, range(COUNT)).items()
+    }
 
 
 def with_past(network: Pi05Policy, given: dict[str, Any]) -> dict[str, Any]:
-    """The batch with frames and states of two times more, of which the samples have none, one or both."""
+    """The batch with frames and states of two times more, of which the samples have none, one or
+    both.
+    """
     draw = torch.Generator().manual_seed(5)
     found = dict(given)
     is_pad = torch.arange(3) < torch.tensor([2, 0, 1, 2, 0, 1])[:, None]
     for key in (*network.config.cameras, STATE):
         found[key] = torch.stack([given[key].roll(number, dims=0) for number in (1, 2, 0)], dim=1)
         found[f"{key}_is_pad"] = is_pad
-    found[STATE] = torch.where(is_pad[..., None], torch.rand(found[STATE].shape, generator=draw), found[STATE])
+    found[STATE] = torch.where(
+        is_pad[..., None], torch.rand(found[STATE].shape, generator=draw), found[STATE]
+    )
     return found
 
 
 Result = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
-def result(network: Pi05Policy, given: dict[str, Any], draws: dict[str, Tensor], packs: bool) -> Result:
+def result(
+    network: Pi05Policy, given: dict[str, Any], draws: dict[str, Tensor], packs: bool
+) -> Result:
     """Losses per sample, by term, and the gradients of their mean."""
     network.packs = packs
     network.zero_grad()
@@ -114,11 +133,17 @@ def test_packed_is_the_padded_batch_and_each_sample_alone(folder: Path, kind: st
 
 
 @pytest.mark.parametrize(("adaptive", "expert"), [(True, 4), (False, 5)])
-def test_tokens_of_a_sample_have_every_noisy_chunk(folder: Path, adaptive: bool, expert: int) -> None:
-    """The action expert computes `noise_samples` chunks of 4 actions; pi0 puts the state in front of each."""
+def test_tokens_of_a_sample_have_every_noisy_chunk(
+    folder: Path, adaptive: bool, expert: int
+) -> None:
+    """The action expert computes `noise_samples` chunks of 4 actions; pi0 puts the state in front
+    of each.
+    """
     one, three = (policy(folder, adaptive, noise_samples=count) for count in (1, 3))
     given = one.preprocess(batch(COUNT))
-    assert [more - less for less, more in zip(one.tokens(given), three.tokens(given))] == [2 * expert] * COUNT
+    assert [more - less for less, more in zip(one.tokens(given), three.tokens(given))] == [
+        2 * expert
+    ] * COUNT
     assert three.processed_tokens(given) - one.processed_tokens(given) == 2 * expert * COUNT
 
 
@@ -149,14 +174,15 @@ def test_a_batch_without_padding_keeps_its_bits(folder: Path) -> None:
 def test_packed_losses_read_no_value_of_the_device(folder: Path, kind: str) -> None:
     network = made(folder, kind)
     given, draws = (
-        {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in each.items()} for each in inputs(network, kind)
+        {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in each.items()}
+        for each in inputs(network, kind)
     )
     network.to("meta").packs = True
     scalar(network.losses(given, draws)).backward()
     assert network.action_out_proj.weight.grad is not None
 
 
-# -- back-ends --------------------------------------------------------------------------------------------------------
+# -- back-ends -------------------------------------------------------------------------------------
 
 
 def loop(
@@ -170,7 +196,9 @@ def loop(
     window_size: Any,
     enable_gqa: Any,
 ) -> Tensor:
-    """The contract of `torch.nn.attention.varlen.varlen_attn`, one segment and one head at a time."""
+    """The contract of `torch.nn.attention.varlen.varlen_attn`, one segment and one head at a
+    time.
+    """
     assert enable_gqa
     assert (cu_q.dtype, cu_k.dtype) == (torch.int32, torch.int32)
     assert (max_q, max_k) == (int(cu_q.diff().max()), int(cu_k.diff().max()))
@@ -182,7 +210,9 @@ def loop(
             if window_size == (-1, 0):
                 row = torch.arange(high - low)[:, None]
                 column = torch.arange(last - first)
-                scores = scores.masked_fill(column > row + (last - first) - (high - low), -torch.inf)
+                scores = scores.masked_fill(
+                    column > row + (last - first) - (high - low), -torch.inf
+                )
             found[low:high, head] = scores.softmax(dim=1) @ v[first:last, own]
     return found
 
@@ -212,7 +242,9 @@ def test_segments_are_independent_calls(pairs: list[tuple[int, int]], causal: bo
     pairs = [(min(q, k), k) for q, k in pairs]
     asks, keys = (torch.tensor(each) for each in zip(*pairs))
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(40, heads, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(40, heads, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
     rows = [torch.randperm(40, generator=generator)[: int(each.sum())] for each in (asks, keys)]
     at = make_segments(rows[0], asks, rows[1], keys, torch.device("cpu"), causal)
     ends = [torch.nn.functional.pad(each.cumsum(0), (1, 0)).int() for each in (asks, keys)]
@@ -234,9 +266,14 @@ def test_varlen_on_a_gpu_equals_the_dense_back_end() -> None:
     lengths = torch.tensor([5, 300, 17])
     rows = torch.arange(int(lengths.sum()))
     made = [
-        make_segments(rows, lengths, rows, lengths, torch.device("cuda"), causal=True, varlen=varlen)
+        make_segments(
+            rows, lengths, rows, lengths, torch.device("cuda"), causal=True, varlen=varlen
+        )
         for varlen in (True, False)
     ]
-    q, k, v = (torch.randn(len(rows), heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 1, 1))
+    q, k, v = (
+        torch.randn(len(rows), heads, 64, device="cuda", dtype=torch.bfloat16)
+        for heads in (8, 1, 1)
+    )
     one, two = (attend_segments(q, k, v, at) for at in made)
     torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-2)

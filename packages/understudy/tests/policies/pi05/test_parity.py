@@ -1,4 +1,6 @@
-"""The network against golden files of the reference port, and against the naive formulation where the port has none."""
+"""The network against golden files of the reference port, and against the naive formulation where
+the port has none.
+"""
 
 import json
 import os
@@ -25,7 +27,17 @@ ROOT = Path(__file__).parents[5]
 GOLDEN = Path(__file__).with_name("golden")
 FAMILIES = ("pi05", "pi0")
 BOTH = pytest.mark.parametrize("family", FAMILIES)
-KEYS = {"loss", "actions", "image_features", "prefix", "gradients", "clean_prefix", "memory", "missing", "extra"}
+KEYS = {
+    "loss",
+    "actions",
+    "image_features",
+    "prefix",
+    "gradients",
+    "clean_prefix",
+    "memory",
+    "missing",
+    "extra",
+}
 Weights = dict[str, Tensor]
 
 
@@ -54,7 +66,9 @@ def naive(family: str) -> tuple[Pi0Network, NaivePi0, dict[str, Tensor], list[Sa
 def fits(figures: dict[str, Any]) -> bool:
     """Whether all figures of the port are there and within the bounds."""
     there = ("loss", "actions", "image_features", "prefix", "gradients")
-    return not figures["missing"] + figures["extra"] and all(figures[key] <= parity.STRICT[key] for key in there)
+    return not figures["missing"] + figures["extra"] and all(
+        figures[key] <= parity.STRICT[key] for key in there
+    )
 
 
 # The reference port
@@ -76,10 +90,14 @@ def test_network_is_that_of_the_port(family: str) -> None:
 @BOTH
 def test_keys_are_those_of_the_port(family: str) -> None:
     network = parity.load(GOLDEN / family).network
-    theirs = {key: value.shape for key, value in load_file(GOLDEN / family / "weights.safetensors").items()}
+    theirs = {
+        key: value.shape
+        for key, value in load_file(GOLDEN / family / "weights.safetensors").items()
+    }
     ours = {released_key(name): value.shape for name, value in network.state_dict().items()}
     assert theirs.pop(EXPERT_HEAD) == (network.sizes.vocab, network.sizes.expert.width)  # unused
-    assert theirs.pop(EMBEDDING) == ours[HEAD]  # tied: a released file has the embedding under the head's name alone
+    # tied: a released file has the embedding under the head's name alone
+    assert theirs.pop(EMBEDDING) == ours[HEAD]
     assert ours == theirs
 
 
@@ -129,10 +147,19 @@ def use_stale_head(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize(
     "wrong",
-    [swap_scale_and_shift, swap_scale_and_gate, unscale_text, scale_images, interleave_rotation, use_stale_head],
+    [
+        swap_scale_and_shift,
+        swap_scale_and_gate,
+        unscale_text,
+        scale_images,
+        interleave_rotation,
+        use_stale_head,
+    ],
 )
 @BOTH
-def test_wrong_formulas_are_far_off(family: str, folder: Path, wrong: Callable[[Weights], Weights]) -> None:
+def test_wrong_formulas_are_far_off(
+    family: str, folder: Path, wrong: Callable[[Weights], Weights]
+) -> None:
     edit(folder, "weights", wrong)
     figures = parity.compare(parity.load(folder))
     for name in ("loss", "actions", "gradients"):
@@ -163,7 +190,9 @@ def newer_transformers(weights: Weights) -> Weights:
 
 def tied(weights: Weights) -> Weights:
     """A released file: the embedding under the name of the head alone."""
-    return {key: value for key, value in weights.items() if key != EMBEDDING} | {HEAD: weights[EMBEDDING]}
+    return {key: value for key, value in weights.items() if key != EMBEDDING} | {
+        HEAD: weights[EMBEDDING]
+    }
 
 
 def headless(weights: Weights) -> Weights:
@@ -182,7 +211,11 @@ def test_dialects_of_keys_give_the_same_figures(
     edit(folder, "weights", dialect)
 
     def gradients(values: Weights) -> Weights:
-        own = {key.removeprefix("grad/"): value for key, value in values.items() if key.startswith("grad/")}
+        own = {
+            key.removeprefix("grad/"): value
+            for key, value in values.items()
+            if key.startswith("grad/")
+        }
         own[HEAD] = own[EMBEDDING] if dialect is tied else torch.zeros_like(own[EMBEDDING])
         own[EXPERT_HEAD] = torch.zeros(3, 2)
         changed = own if dialect is headless else dialect(own)
@@ -205,13 +238,18 @@ def test_shapes_of_other_ports_give_the_same_figures(family: str, folder: Path) 
         }
 
     def reference(values: Weights) -> Weights:
-        merged = {"image_features": values["image_features"].flatten(0, 1), "loss": values["loss"][None]}
+        merged = {
+            "image_features": values["image_features"].flatten(0, 1),
+            "loss": values["loss"][None],
+        }
         return values | merged | {"actions": values["actions"].double(), "more": torch.ones(1)}
 
     edit(folder, "inputs", inputs)
     edit(folder, "reference", reference)
     sizes = json.loads((folder / "sizes.json").read_text())
-    (folder / "sizes.json").write_text(json.dumps({**sizes, "mem": {"frames": 4, "every": 4}, "note": "of another"}))
+    (folder / "sizes.json").write_text(
+        json.dumps({**sizes, "mem": {"frames": 4, "every": 4}, "note": "of another"})
+    )
     assert fits(parity.compare(parity.load(folder)))
 
 
@@ -235,7 +273,9 @@ def test_folder_with_released_keys_loads_as_a_policy(family: str, tmp_path: Path
     }
     unit = {"offset": [0.0] * 7, "spread": [1.0] * 7}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "normalisation.json").write_text(json.dumps({"action": unit, "observation.state": unit}))
+    (tmp_path / "normalisation.json").write_text(
+        json.dumps({"action": unit, "observation.state": unit})
+    )
     shutil.copy(GOLDEN / family / "weights.safetensors", tmp_path / "model.safetensors")
     golden.network = load_policy(tmp_path).policy
     assert fits(parity.compare(golden))
@@ -260,7 +300,11 @@ def test_command_prints_figures_or_names_the_defect(
     assert figures["extra"] == ["stray.weight"]
     assert figures["loss"] < 1e-6
 
-    edit(folder, "weights", lambda values: {k: v for k, v in values.items() if k != "action_in_proj.weight"})
+    edit(
+        folder,
+        "weights",
+        lambda values: {k: v for k, v in values.items() if k != "action_in_proj.weight"},
+    )
     assert parity.main(["--golden", str(folder), "--json"]) == 1
     figures = json.loads(capsys.readouterr().out)
     assert (figures["missing"], figures["loss"]) == (["action_in_proj.weight"], None)
@@ -272,7 +316,9 @@ def test_command_prints_figures_or_names_the_defect(
 
 
 @BOTH
-def test_command_fails_outside_the_bounds(family: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_fails_outside_the_bounds(
+    family: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit(folder, "reference", lambda values: values | {"loss": values["loss"] * 1.0001})
     assert parity.main(["--golden", str(folder)]) == 0
     assert parity.main(["--golden", str(folder), "--strict"]) == 1
@@ -297,22 +343,37 @@ network.load_state_dict(load_file(folder / "exported.safetensors"), strict=True)
 results = golden.evaluate(network, name, load_file(folder / "inputs.safetensors"))
 for key, wanted in load_file(folder / "reference.safetensors").items():
     found, wanted = results[key].float(), wanted.float()
-    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()) + 1e-7), key
+    atol = 1e-5 * float(wanted.abs().max()) + 1e-7
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=atol), key
 """
 
 
 @pytest.mark.skipif(
     not SITE or not PORT,
-    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; tests/support/golden_pi05.py installs one",
+    reason="UNDERSTUDY_PI05_SITE and UNDERSTUDY_PI05_PORT name no port; "
+    "tests/support/golden_pi05.py installs one",
 )
 @BOTH
 def test_port_takes_our_weights_strictly(family: str, folder: Path) -> None:
     network = parity.load(folder).network
     ours = {released_key(name): value.clone() for name, value in network.state_dict().items()}
     theirs = load_file(folder / "weights.safetensors")
-    # The port has its head and its embedding as two parameters, and a head of the expert that it never reads.
-    save_file(ours | {EMBEDDING: ours[HEAD].clone(), EXPERT_HEAD: theirs[EXPERT_HEAD]}, folder / "exported.safetensors")
-    command = [sys.executable, "-c", ROUND_TRIP, str(ROOT / "tests/support"), SITE, PORT, str(folder), family]
+    # The port has its head and its embedding as two parameters, and a head of the expert that it
+    # never reads.
+    save_file(
+        ours | {EMBEDDING: ours[HEAD].clone(), EXPERT_HEAD: theirs[EXPERT_HEAD]},
+        folder / "exported.safetensors",
+    )
+    command = [
+        sys.executable,
+        "-c",
+        ROUND_TRIP,
+        str(ROOT / "tests/support"),
+        SITE,
+        PORT,
+        str(folder),
+        family,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -334,18 +395,24 @@ def add_videos(folder: Path, projected: bool) -> None:
     """Add a video to golden files, with the features of its last 1 to 3 frames."""
     sizes = json.loads((folder / "sizes.json").read_text()) | {"mem": {"frames": 3, "every": 2}}
     (folder / "sizes.json").write_text(json.dumps(sizes))
-    weights = {key: value.double() for key, value in load_file(folder / "weights.safetensors").items()}
+    weights = {
+        key: value.double() for key, value in load_file(folder / "weights.safetensors").items()
+    }
     slow = NaivePi0(weights, sizes)
     side = sizes["vision"]["image"]
     if not projected:
-        slow.project = lambda x: slow.layer_norm(f"{VISION}post_layernorm", x)  # type: ignore[method-assign]
+        norm = f"{VISION}post_layernorm"
+        slow.project = lambda x: slow.layer_norm(norm, x)  # type: ignore[method-assign]
     video = torch.rand(2, 3, 3, side, side, generator=torch.Generator().manual_seed(4)) * 2 - 1
     mask = torch.tensor([[True, True, True], [False, True, True]])
     edit(folder, "inputs", lambda values: values | {"video": video, "video_mask": mask})
     features = {}
     for count in (1, 2, 3):
         part = slice(3 - count, 3)
-        rows = [slow.video_features(list(v[part].double()), m[part].tolist(), 2) for v, m in zip(video, mask)]
+        rows = [
+            slow.video_features(list(v[part].double()), m[part].tolist(), 2)
+            for v, m in zip(video, mask)
+        ]
         features[f"video_{count}"] = torch.stack(rows).float()
     edit(folder, "reference", lambda values: values | features)
 

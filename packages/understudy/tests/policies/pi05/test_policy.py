@@ -1,4 +1,6 @@
-"""pi0.5 and pi0 as a policy: losses and counts of a batch, insulation, bad values, saving, acting."""
+"""pi0.5 and pi0 as a policy: losses and counts of a batch, insulation, bad values, saving,
+acting.
+"""
 
 import json
 from dataclasses import replace
@@ -44,15 +46,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fast(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("fast")
     time = np.linspace(0, 1, 4)[:, None]
-    FastTokenizer.fit([np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)], vocab_size=60).save(
-        folder
-    )
+    FastTokenizer.fit(
+        [np.sin(time * rate + np.arange(3)) for rate in np.linspace(0, 3, 200)], vocab_size=60
+    ).save(folder)
     return str(folder)
 
 
-def losses(made: Pi05Policy, given: dict[str, Any], use: Any = "train", **more: Any) -> dict[str, Loss]:
+def losses(
+    made: Pi05Policy, given: dict[str, Any], use: Any = "train", **more: Any
+) -> dict[str, Loss]:
     ready = made.preprocess(given)
-    draws = generate_draws(made.random_spec(use), len(given["task"]), torch.Generator().manual_seed(3))
+    draws = generate_draws(
+        made.random_spec(use), len(given["task"]), torch.Generator().manual_seed(3)
+    )
     found = made.losses(ready, draws, **more)
     counts = made.counts(ready, draws)
     for term, loss in found.items():
@@ -76,7 +82,9 @@ def test_garbage_in_padded_places_changes_no_bit(tokenizer: Path, adaptive: bool
     made = policy(tokenizer, adaptive)
     given = batch()
     given["action_dim_is_pad"] = torch.tensor([[False, False, True]] * 4)
-    wrong = {key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()}
+    wrong = {
+        key: value.clone() if isinstance(value, Tensor) else value for key, value in given.items()
+    }
     wrong["action"][given["action_is_pad"]] = torch.nan
     wrong["action"][..., 2] = torch.inf
     wrong[CAMERAS[1]][1] = 200
@@ -86,8 +94,11 @@ def test_garbage_in_padded_places_changes_no_bit(tokenizer: Path, adaptive: bool
     assert torch.isfinite(one.sum).all()
     before = grads(made, one.sum.sum())
     after = grads(made, two.sum.sum())
-    assert all(grad is None or torch.equal(grad, after[name]) for name, grad in before.items())  # type: ignore[arg-type]
-    shown = losses(made, {key: value for key, value in wrong.items() if not key.endswith("_is_missing")})["flow"]
+    for name, grad in before.items():
+        assert grad is None or torch.equal(grad, after[name])  # type: ignore[arg-type]
+    shown = losses(
+        made, {key: value for key, value in wrong.items() if not key.endswith("_is_missing")}
+    )["flow"]
     assert not torch.equal(shown.sum, one.sum)
 
 
@@ -97,7 +108,9 @@ def test_extents_on_the_host_change_nothing(tokenizer: Path) -> None:
     ready = made.preprocess(given)
     draws = make_draws(made.random_spec("train"), 0, torch.arange(4))
     without = {key: value for key, value in ready.items() if key != "extents"}
-    assert torch.equal(made.losses(ready, draws)["flow"].sum, made.losses(without, draws)["flow"].sum)
+    assert torch.equal(
+        made.losses(ready, draws)["flow"].sum, made.losses(without, draws)["flow"].sum
+    )
     holes = without | {"prompt_is_pad": without["prompt_is_pad"].roll(1, dims=1)}
     holes["prompt_is_pad"][:, 0] = True
     with pytest.raises(ValueError, match="prompt_is_pad"):
@@ -126,14 +139,16 @@ def test_delays_of_training_are_drawn_evenly(tokenizer: Path) -> None:
 
 
 def test_flow_times_are_those_of_the_released_training(tokenizer: Path) -> None:
-    released, beta = (policy(tokenizer, flow_time=kind).random_spec("train") for kind in ("released", "beta"))
+    released, beta = (
+        policy(tokenizer, flow_time=kind).random_spec("train") for kind in ("released", "beta")
+    )
     at = torch.arange(4000)
     one, two = (make_draws(spec, 0, at)["flow time"] for spec in (released, beta))
     torch.testing.assert_close(one, 0.999 * two + 0.001)
     assert abs(two.mean().item() - 0.6) < 0.01  # Beta(1.5, 1)
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def talker(tokenizer: Path, fast: str, **changes: Any) -> Pi05Policy:
@@ -149,7 +164,9 @@ def test_insulation_divides_the_training(tokenizer: Path, fast: str, insulation:
     reached = {name for name, grad in flow.items() if grad is not None and grad.any()}
     assert any(of_tower(name) for name in reached) is not insulation
     assert any(name.startswith("action_in_proj") for name in reached)
-    tokens = grads(made, losses(made, given)["text"].sum.sum() + losses(made, given)["fast"].sum.sum())
+    tokens = grads(
+        made, losses(made, given)["text"].sum.sum() + losses(made, given)["fast"].sum.sum()
+    )
     trained = {name for name, grad in tokens.items() if grad is not None and grad.any()}
     assert trained
     assert all(of_tower(name) for name in trained)
@@ -211,7 +228,9 @@ def test_policy_responds_before_it_acts(tokenizer: Path, fast: str) -> None:
     given = {key: value for key, value in batch().items() if not key.startswith("action")}
     ready = made.preprocess(given)
     draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
-    observed = made.observe(*_pixels(given), *cut(ready["prompt_tokens"], (~ready["prompt_is_pad"]).sum(1).tolist()))
+    observed = made.observe(
+        *_pixels(given), *cut(ready["prompt_tokens"], (~ready["prompt_is_pad"]).sum(1).tolist())
+    )
     tail = respond(made, observed, 24, end=1)
     assert tail.tokens.shape[1] > 1
     said = ready | {"response_tokens": tail.tokens, "response_is_pad": ~tail.masks}
@@ -229,13 +248,16 @@ def _pixels(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def test_losses_are_described(tokenizer: Path, fast: str) -> None:
     one = policy(tokenizer).describe_losses(["flow"])
-    two, three = (talker(tokenizer, fast, insulation=on).describe_losses(["flow", "fast"]) for on in (True, False))
+    two, three = (
+        talker(tokenizer, fast, insulation=on).describe_losses(["flow", "fast"])
+        for on in (True, False)
+    )
     assert "expert" in one[0]
     assert "expert alone" in two[0]
     assert "expert alone" not in three[0]
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,14 +282,20 @@ def test_letterbox_antialiases() -> None:
 
 
 @BOTH
-def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(tokenizer: Path, adaptive: bool) -> None:
+def test_sampling_stays_on_the_path_of_training_in_padded_dimensions(
+    tokenizer: Path, adaptive: bool
+) -> None:
     """Control: the network's own velocity leaves that path, since no loss trains it there."""
     made = policy(tokenizer, adaptive)
-    ready = made.preprocess({key: value for key, value in batch().items() if not key.startswith("action")})
+    ready = made.preprocess(
+        {key: value for key, value in batch().items() if not key.startswith("action")}
+    )
     draws = generate_draws(made.random_spec("act"), 4, torch.Generator().manual_seed(0))
     noise = draws["noise"]
     seen = list[Tensor]()
-    made.action_in_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].view(noise.shape)))
+    made.action_in_proj.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].view(noise.shape))
+    )
     made.act(ready, draws, 4)
     for k, x in enumerate(seen):
         torch.testing.assert_close(x[..., 3:], (1 - k / 4) * noise[..., 3:])
@@ -300,7 +328,9 @@ def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None
         expected = made.continue_chunk(ready, draws, torch.tensor(executing), 2, 3, horizon)
         np.testing.assert_array_equal(found, expected.numpy())
         assert not np.allclose(found, plain, atol=1e-3)
-    np.testing.assert_allclose(act(previous=executing, delay=2)[:, :2], executing[:, :2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        act(previous=executing, delay=2)[:, :2], executing[:, :2], rtol=1e-5, atol=1e-6
+    )
     one = {key: value[0] for key, value in observation.items()}
     alone = robot.act(one, steps=3, previous=executing[0].tolist(), delay=2)
     assert alone.shape == plain.shape[1:]
@@ -324,7 +354,7 @@ def test_robot_policy_continues_a_chunk(tokenizer: Path, adaptive: bool) -> None
             act(**more)
 
 
-# -- its parts --------------------------------------------------------------------------------------------------------
+# -- its parts -------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -341,7 +371,7 @@ def test_each_part_can_be_frozen(tokenizer: Path, adaptive: bool, part: str) -> 
     assert frozen == expected
 
 
-# -- a policy as a whole ----------------------------------------------------------------------------------------------
+# -- a policy as a whole ---------------------------------------------------------------------------
 
 
 @BOTH
@@ -370,7 +400,16 @@ def test_a_folder_with_dimensions_alone_is_enough(tokenizer: Path, tmp_path: Pat
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored["dimensions"]["vlm"]["width"] == made.sizes.vlm.width
     short = {
-        key: stored[key] for key in ("type", "dimensions", "action_dim", "state_dim", "cameras", "chunk", "tokenizer")
+        key: stored[key]
+        for key in (
+            "type",
+            "dimensions",
+            "action_dim",
+            "state_dim",
+            "cameras",
+            "chunk",
+            "tokenizer",
+        )
     }
     (tmp_path / "config.json").write_text(json.dumps(short))
     loaded = load_policy(tmp_path).policy
@@ -398,7 +437,9 @@ def test_config_names_the_wrong_field(changes: dict[str, Any], named: str) -> No
 
 def test_pi0_needs_a_state() -> None:
     make = policy_type("pi0").make_config
-    assert not make(policy_type("pi0").settings(size="tiny"), action_dim=3, state_dim=2, chunk=4).sizes.adaptive
+    assert not make(
+        policy_type("pi0").settings(size="tiny"), action_dim=3, state_dim=2, chunk=4
+    ).sizes.adaptive
     with pytest.raises(ValueError, match="state_dim"):
         make(policy_type("pi0").settings(size="tiny"), action_dim=3, chunk=4)
 
@@ -418,7 +459,9 @@ def test_float32_images_are_refused(tokenizer: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"response_tokens": 20}], ids=["flow", "responses"])
 def test_padded_lengths_change_no_loss(tokenizer: Path, options: dict[str, Any]) -> None:
-    """Compiled runs pad texts to multiples: fewer lengths, the same losses, and the tokens are counted."""
+    """Compiled runs pad texts to multiples: fewer lengths, the same losses, and the tokens are
+    counted.
+    """
     made = policy(tokenizer, **options)
     prepared = made.preprocess(batch(response=bool(options)))
     draws = generate_draws(made.random_spec("train"), 4, torch.Generator().manual_seed(3))
@@ -437,5 +480,12 @@ def test_padded_lengths_change_no_loss(tokenizer: Path, options: dict[str, Any])
 
 
 def test_padded_length_is_a_multiple_within_the_longest_text() -> None:
-    assert [padded_length(length, 32, 80) for length in (0, 1, 32, 33, 79, 80)] == [0, 32, 32, 64, 80, 80]
+    assert [padded_length(length, 32, 80) for length in (0, 1, 32, 33, 79, 80)] == [
+        0,
+        32,
+        32,
+        64,
+        80,
+        80,
+    ]
     assert [padded_length(length, 1, 0) for length in (0, 7)] == [0, 7]

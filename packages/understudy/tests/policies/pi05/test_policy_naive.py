@@ -1,4 +1,6 @@
-"""All loss terms of the policy and their gradients on a batch of a loader, against the naive formulation."""
+"""All loss terms of the policy and their gradients on a batch of a loader, against the naive
+formulation.
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,7 +48,9 @@ def naive_samples(made: Pi05Policy, ready: dict, draws: Draws) -> list[list[Samp
     def tokens(name: str, row: int, is_pad: str) -> list[int]:
         return ready[name][row][~ready[is_pad][row]].tolist()
 
-    actions = widen(torch.where(ready["action_is_pad"][..., None], 0.0, made.normalizer.actions(ready)))
+    actions = widen(
+        torch.where(ready["action_is_pad"][..., None], 0.0, made.normalizer.actions(ready))
+    )
     states = widen(made.normalizer.states(ready, ready["observation.state"]))
     found = []
     for row in range(len(actions)):
@@ -92,8 +96,12 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
     draws["flow delay"] = torch.tensor([0, 2, 1, 2])
     found = made.losses(ready, draws)
 
-    weights = {released_key(name): value.detach().double() for name, value in made.named_parameters()}
-    slow = NaivePi0({key: value.requires_grad_() for key, value in weights.items()}, asdict(made.sizes))
+    weights = {
+        released_key(name): value.detach().double() for name, value in made.named_parameters()
+    }
+    slow = NaivePi0(
+        {key: value.requires_grad_() for key, value in weights.items()}, asdict(made.sizes)
+    )
     wanted: dict[str, list[Tensor]] = {"flow": [], "text": [], "fast": []}
     for row, data in enumerate(naive_samples(made, ready, draws)):
         delay = int(draws["flow delay"][row])
@@ -102,9 +110,13 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
         wanted["flow"].append(torch.stack(flow).sum())
         tokens = slow.token_losses(data[0])
         for term, kind in (("text", "response"), ("fast", "fast")):
-            wanted[term].append(tokens[kind].sum() if kind in tokens else torch.zeros((), dtype=torch.float64))
+            wanted[term].append(
+                tokens[kind].sum() if kind in tokens else torch.zeros((), dtype=torch.float64)
+            )
     for term, sums in wanted.items():
-        torch.testing.assert_close(found[term].sum.double(), torch.stack(sums), rtol=3e-6, atol=1e-6)
+        torch.testing.assert_close(
+            found[term].sum.double(), torch.stack(sums), rtol=3e-6, atol=1e-6
+        )
     assert found["flow"].count.tolist() == [24, 6, 6, 0]
 
     sum(loss.sum.sum() for loss in found.values()).backward()
@@ -113,7 +125,8 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
         reference = slow.weights[released_key(name)].grad
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         reference = torch.zeros_like(gradient) if reference is None else reference
-        if name.startswith("vision.layers.") and name.endswith("k_proj.bias"):  # zero in exact arithmetic
+        # zero in exact arithmetic
+        if name.startswith("vision.layers.") and name.endswith("k_proj.bias"):
             assert float(gradient.norm()) < 1e-3, name
         else:
             assert float((gradient - reference).norm()) <= 2e-5 * float(reference.norm()), name
@@ -121,12 +134,15 @@ def test_losses_and_gradients(tokenizer: Path, fast: str, adaptive: bool, insula
 
 @BOTH
 @pytest.mark.parametrize(
-    ("narrow", "horizon"), [(True, None), *(pytest.param(own, 3, marks=pytest.mark.long) for own in (True, False))]
+    ("narrow", "horizon"),
+    [(True, None), *(pytest.param(own, 3, marks=pytest.mark.long) for own in (True, False))],
 )
 def test_chunks_continue_in_the_own_dimensions_alone(
     tokenizer: Path, adaptive: bool, narrow: bool, horizon: int | None
 ) -> None:
-    """The loss trains no other dimension, so the network may say anything there. Without a horizon: given actions."""
+    """The loss trains no other dimension, so the network may say anything there. Without a horizon:
+    given actions.
+    """
     made = policy(tokenizer, adaptive, max_delay=1)
     given = {key: value[:1] for key, value in batch(size=(8, 8)).items()}
     if narrow:
@@ -136,14 +152,19 @@ def test_chunks_continue_in_the_own_dimensions_alone(
     executing = given["action"].clone()
     found = made.continue_chunk(ready, draws, executing, 1, steps=2, horizon=horizon)
 
-    weights = {released_key(name): value.detach().double() for name, value in made.named_parameters()}
+    weights = {
+        released_key(name): value.detach().double() for name, value in made.named_parameters()
+    }
     slow = NaivePi0(weights, asdict(made.sizes))
     flow = {"flow noise": draws["noise"][:, None], "flow time": torch.zeros(1, 1)}
     plain = ready | {
         "response_tokens": torch.zeros(1, 0, dtype=torch.long),
         "response_is_pad": torch.zeros(1, 0).bool(),
     }
-    plain |= {"action_tokens": plain["response_tokens"], "action_tokens_is_pad": plain["response_is_pad"]}
+    plain |= {
+        "action_tokens": plain["response_tokens"],
+        "action_tokens_is_pad": plain["response_is_pad"],
+    }
     sample = naive_samples(made, plain, flow)[0][0]
     ramp = torch.tensor(paper_weights(4, 1, horizon or 3), dtype=torch.float64)[:, None]
 

@@ -1,4 +1,6 @@
-"""Map between the names of released files and the network's parameters: dialects, heads, and every kind of misfit."""
+"""Map between the names of released files and the network's parameters: dialects, heads, and every
+kind of misfit.
+"""
 
 from dataclasses import replace
 from math import prod
@@ -41,7 +43,10 @@ def renamed(shapes: Shapes, *pairs: tuple[str, str]) -> dict[str, tuple[int, ...
 
 
 def test_match_finds_every_tensor_of_the_released_sizes() -> None:
-    for adaptive, count, stored in ((True, 3_353_433_872, 3_616_757_520), (False, 3_238_048_528, 3_501_372_176)):
+    for adaptive, count, stored in (
+        (True, 3_353_433_872, 3_616_757_520),
+        (False, 3_238_048_528, 3_501_372_176),
+    ):
         sizes = replace(BASE, adaptive=adaptive)
         wanted = parameters(sizes)
         found = released_shapes(sizes)
@@ -125,7 +130,9 @@ def test_match_names_missing_extra_and_misshapen_keys() -> None:
 def test_match_refuses_two_tensors_of_one_parameter() -> None:
     found = released_shapes(PI05)
     with pytest.raises(WeightsError) as caught:
-        match({**found, "model.action_in_proj.bias": found["action_in_proj.bias"]}, parameters(PI05))
+        match(
+            {**found, "model.action_in_proj.bias": found["action_in_proj.bias"]}, parameters(PI05)
+        )
     assert list(caught.value.extra) == ["model.action_in_proj.bias"]
 
 
@@ -146,7 +153,10 @@ def test_match_refuses_keys_that_change_the_meaning_with_a_reason(key: str) -> N
 
 
 def test_match_ignores_buffers_of_old_releases() -> None:
-    more = {f"{L}layers.0.self_attn.rotary_emb.inv_freq": (8,), f"{T}embeddings.position_ids": (1, 64)}
+    more = {
+        f"{L}layers.0.self_attn.rotary_emb.inv_freq": (8,),
+        f"{T}embeddings.position_ids": (1, 64),
+    }
     assert set(more) < set(match(released_shapes(PI05) | more, parameters(PI05)).ignored)
 
 

@@ -9,7 +9,9 @@ from understudy.policies.pi05.targets import respond
 from understudy.testing.pi05 import inputs, seen, small
 
 
-def full_passes(network: Pi0Network, observed: Observation, length: int, end: int) -> list[list[int]]:
+def full_passes(
+    network: Pi0Network, observed: Observation, length: int, end: int
+) -> list[list[int]]:
     """Responses of each sample by a pass over everything for each token."""
     count = len(observed.valid)
     tokens = torch.zeros(count, 0, dtype=torch.int64)
@@ -39,7 +41,9 @@ def test_responses_over_a_cache_equal_full_passes(adaptive: bool) -> None:
     end = free[1][4]  # ends samples at different lengths
     wanted = full_passes(network, observed, 9, end)
     widths: list[int] = []
-    hook = network.layers[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    hook = network.layers[0].register_forward_pre_hook(
+        lambda _, args: widths.append(args[0].shape[1])
+    )
     found = respond(network, observed, 9, end)
     hook.remove()
     assert [found.tokens[row][found.masks[row]].tolist() for row in range(4)] == wanted

@@ -34,14 +34,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_dataset(folder / "data")
     write_model(folder / "tok")
     time = np.linspace(0, 1, 3)[:, None]
-    FastTokenizer.fit([np.sin(time * rate + np.arange(2)) for rate in np.linspace(0, 3, 100)], vocab_size=60).save(
-        folder / "fast"
-    )
+    FastTokenizer.fit(
+        [np.sin(time * rate + np.arange(2)) for rate in np.linspace(0, 3, 100)], vocab_size=60
+    ).save(folder / "fast")
     return folder
 
 
 def config(files: Path, out: Path, kind: type[Pi05Settings], **changes: Any) -> TrainConfig:
-    made: dict[str, Any] = {"size": "tiny", "tokenizer": str(files / "tok"), "prompt_tokens": 64, "max_delay": 1}
+    made: dict[str, Any] = {
+        "size": "tiny",
+        "tokenizer": str(files / "tok"),
+        "prompt_tokens": 64,
+        "max_delay": 1,
+    }
     if kind is Pi05Settings:
         made |= {"fast": str(files / "fast"), "action_tokens": 48}
     return tiny_config(files / "data", out, policy=kind(**made), **changes)
@@ -52,7 +57,9 @@ def test_micro_batches_change_rounding_alone(files: Path, tmp_path: Path) -> Non
     losses = []
     for size in (None, 2, 1):
         out = tmp_path / str(size)
-        assert run.train(config(files, out, Pi05Settings, micro_batch_size=size, steps=6)) == run.DONE
+        assert (
+            run.train(config(files, out, Pi05Settings, micro_batch_size=size, steps=6)) == run.DONE
+        )
         losses.append([record["loss"] for record in series(out)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
@@ -70,7 +77,9 @@ def test_recomputed_runs_are_equal_to_the_bit(files: Path, tmp_path: Path, mode:
 
 @pytest.mark.long
 @pytest.mark.parametrize("blocks", [("2",), ("vision.*",)])
-def test_chosen_blocks_alone_are_recomputed(files: Path, tmp_path: Path, blocks: tuple[str, ...]) -> None:
+def test_chosen_blocks_alone_are_recomputed(
+    files: Path, tmp_path: Path, blocks: tuple[str, ...]
+) -> None:
     plain = config(files, tmp_path / "plain", Pi05Settings, steps=2, val={"every": 0})
     few = replace(plain, activation_checkpoint="full", activation_checkpoint_blocks=blocks)
     every = replace(few, activation_checkpoint_blocks=())
@@ -81,7 +90,9 @@ def test_chosen_blocks_alone_are_recomputed(files: Path, tmp_path: Path, blocks:
     assert series(tmp_path / "plain") == series(tmp_path / "few")
     for wrong in (("0",), ("99",), ("nothing.*",)):
         with refused("activation_checkpoint_blocks", wrong[0], kind=ConfigError):
-            run.train(replace(few, output_dir=str(tmp_path / "no"), activation_checkpoint_blocks=wrong))
+            run.train(
+                replace(few, output_dir=str(tmp_path / "no"), activation_checkpoint_blocks=wrong)
+            )
 
 
 class Kernels(TorchDispatchMode):
@@ -104,7 +115,9 @@ def test_eager_attention_differs_by_rounding_alone(files: Path, tmp_path: Path, 
     names = []
     for attention in ("sdpa", "eager"):
         out = tmp_path / attention
-        made = config(files, out, Pi05Settings, steps=4, attention=attention, activation_checkpoint=mode)
+        made = config(
+            files, out, Pi05Settings, steps=4, attention=attention, activation_checkpoint=mode
+        )
         with Kernels() as kernels:
             assert run.train(made) == run.DONE
         losses.append([record["loss"] for kind in ("train", "val") for record in series(out, kind)])
@@ -126,7 +139,10 @@ def test_exported_policy_acts(files: Path, tmp_path: Path) -> None:
     assert found.shape == (3, policy.action_dim)
     assert np.isfinite(found).all()
     copied = copy.deepcopy(policy.policy)
-    assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), policy.policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(copied.parameters(), policy.policy.parameters(), strict=True)
+    )
 
 
 def test_missing_tokenizer_is_an_error_before_the_table_of_the_start(
@@ -139,7 +155,9 @@ def test_missing_tokenizer_is_an_error_before_the_table_of_the_start(
     assert not (tmp_path / "run/config.yaml").exists()
 
 
-def test_missing_tokenizer_is_an_error_before_the_weights_are_read(files: Path, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_an_error_before_the_weights_are_read(
+    files: Path, tmp_path: Path
+) -> None:
     """The control: with the tokenizer the values of the file are."""
     made = Pi05Settings(size="tiny", prompt_tokens=64, normalization="data")
     weights = {key: torch.zeros(shape) for key, shape in released_shapes(Sizes.TINY).items()}
@@ -150,4 +168,8 @@ def test_missing_tokenizer_is_an_error_before_the_weights_are_read(files: Path, 
     with refused("policy.tokenizer", "required", kind=ConfigError):
         run.train(tiny_config(files / "data", tmp_path / "a", policy=policy))
     with refused("policy.weights", "action_in_proj.bias", kind=ConfigError):
-        run.train(tiny_config(files / "data", tmp_path / "b", policy=replace(policy, tokenizer=str(files / "tok"))))
+        run.train(
+            tiny_config(
+                files / "data", tmp_path / "b", policy=replace(policy, tokenizer=str(files / "tok"))
+            )
+        )

@@ -26,7 +26,10 @@ STEPS = 6
 WIDTHS = {"action": 3, "observation.state": 2}
 NORMALIZATION: dict[str, Any] = {
     "heads": ["a", "b"],
-    "action": {"offset": [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]], "spread": [[1.0, 2.0, 1.0], [1.0, 1.0, 0.0]]},
+    "action": {
+        "offset": [[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]],
+        "spread": [[1.0, 2.0, 1.0], [1.0, 1.0, 0.0]],
+    },
     "observation.state": {"offset": [[0.5, 0.0], [0.0, 0.0]], "spread": [[0.5, 2.0], [1.0, 0.0]]},
     "dims": {"action": [3, 2], "observation.state": [2, 1]},
 }
@@ -58,7 +61,9 @@ def batch() -> dict[str, Any]:
     return {
         "task": ["pick up the red block", "push"],
         "observation.state": torch.tensor([[0.25, 1.0], [0.5, 0.0]]),
-        "action": torch.stack([torch.sin(time + torch.arange(3)), torch.sin(2 * time + torch.arange(3))]),
+        "action": torch.stack(
+            [torch.sin(time + torch.arange(3)), torch.sin(2 * time + torch.arange(3))]
+        ),
         "action_is_pad": torch.zeros(2, STEPS, dtype=torch.bool),
         "head": torch.tensor([0, 1]),
     }
@@ -73,11 +78,16 @@ def decode(found: Texts, tokens: torch.Tensor, is_pad: torch.Tensor) -> str:
     return str(found.tokenizer.model.decode(tokens[~is_pad].tolist()))
 
 
-def test_prompts_have_the_normalized_state_of_the_robots_own_dimensions(files: Path, normalizer: Normalizer) -> None:
+def test_prompts_have_the_normalized_state_of_the_robots_own_dimensions(
+    files: Path, normalizer: Normalizer
+) -> None:
     own = texts(files)
     found = own.add(batch(), normalizer)
     shown = [decode(own, *pair) for pair in zip(found["prompt_tokens"], found["prompt_is_pad"])]
-    assert shown == ["Task: pick up the red block, State: 64 192;\nAction: ", "Task: push, State: 192;\nAction: "]
+    assert shown == [
+        "Task: pick up the red block, State: 64 192;\nAction: ",
+        "Task: push, State: 192;\nAction: ",
+    ]
     assert state_bins(np.array([(0.25 - 0.5) / 0.5, 1.0 / 2])).tolist() == [64, 192]
     assert found["prompt_tokens"].shape == (2, 200)
     assert "action_tokens" not in found
@@ -88,7 +98,9 @@ def test_prompts_do_not_see_padded_dimensions(files: Path, normalizer: Normalize
     changed = batch()
     changed["observation.state"][1, 1] = float("nan")
     own = texts(files)
-    assert torch.equal(own.add(changed, normalizer)["prompt_tokens"], own.add(batch(), normalizer)["prompt_tokens"])
+    assert torch.equal(
+        own.add(changed, normalizer)["prompt_tokens"], own.add(batch(), normalizer)["prompt_tokens"]
+    )
     changed["observation.state"][1, 0] = float("nan")
     with pytest.raises(ValueError, match="sample 1"):
         own.add(changed, normalizer)
@@ -102,7 +114,9 @@ def test_plain_prompts_have_no_state(files: Path, normalizer: Normalizer) -> Non
     assert decode(own, found["prompt_tokens"][1], found["prompt_is_pad"][1]) == "push\n"
 
 
-def test_action_tokens_decode_to_the_normalized_actions(files: Path, normalizer: Normalizer) -> None:
+def test_action_tokens_decode_to_the_normalized_actions(
+    files: Path, normalizer: Normalizer
+) -> None:
     own = texts(files, fast=str(files / "fast"))
     found = own.add(batch(), normalizer)
     assert own.fast is not None
@@ -115,7 +129,9 @@ def test_action_tokens_decode_to_the_normalized_actions(files: Path, normalizer:
         codes = [VOCAB - 1 - 128 - each for each in ids[: -len(end)]]
         decoded = own.fast.decode([codes], STEPS, dim)
         assert decoded.is_valid.all()
-        inside = np.clip(quantise(actions[row : row + 1, :, :dim], 10.0), own.fast.min_token, own.fast.max_token)
+        inside = np.clip(
+            quantise(actions[row : row + 1, :, :dim], 10.0), own.fast.min_token, own.fast.max_token
+        )
         assert (quantise(decoded.actions, 10.0) == inside).all()
 
 
@@ -139,19 +155,28 @@ def test_padded_steps_repeat_the_last_real_one(files: Path, normalizer: Normaliz
 def test_responses_follow_a_prompt_that_asks_for_them(files: Path, normalizer: Normalizer) -> None:
     own = texts(files, response_tokens=20, fast=str(files / "fast"))
     found = own.add({**batch(), "response": ["push", ""]}, normalizer)
-    assert decode(own, found["prompt_tokens"][0], found["prompt_is_pad"][0]).endswith(";\nSubtask: ")
+    assert decode(own, found["prompt_tokens"][0], found["prompt_is_pad"][0]).endswith(
+        ";\nSubtask: "
+    )
     assert decode(own, found["response_tokens"][0], found["response_is_pad"][0]) == "push"
     assert found["response_is_pad"][1].all()
     assert own.tokenizer is not None
     lead = own.tokenizer.model.encode("Action: ")
     assert found["action_tokens"][0, : len(lead)].tolist() == lead
-    acting = own.add({"task": ["push"], "observation.state": torch.zeros(1, 2), "head": torch.tensor([0])}, normalizer)
-    assert decode(own, acting["prompt_tokens"][0], acting["prompt_is_pad"][0]).endswith(";\nSubtask: ")
+    acting = own.add(
+        {"task": ["push"], "observation.state": torch.zeros(1, 2), "head": torch.tensor([0])},
+        normalizer,
+    )
+    assert decode(own, acting["prompt_tokens"][0], acting["prompt_is_pad"][0]).endswith(
+        ";\nSubtask: "
+    )
     assert {"response_tokens", "action_tokens"}.isdisjoint(acting)
 
 
 def test_every_cut_is_marked(files: Path, normalizer: Normalizer) -> None:
-    own = texts(files, prompt_tokens=18, response_tokens=3, action_tokens=5, fast=str(files / "fast"))
+    own = texts(
+        files, prompt_tokens=18, response_tokens=3, action_tokens=5, fast=str(files / "fast")
+    )
     given = {**batch(), "response": ["push the blue block", "a"]}
     given["action"][1, 0, 0] = 1e4
     found = own.add(given, normalizer)
@@ -180,9 +205,13 @@ def test_missing_parts_are_errors_by_name(files: Path, normalizer: Normalizer) -
     with pytest.raises(ConfigError, match=r"policy\.response_tokens"):
         texts(files).add({**batch(), "response": ["a", "b"]}, normalizer)
     with pytest.raises(ValueError, match="task"):
-        texts(files).add({key: value for key, value in batch().items() if key != "task"}, normalizer)
+        texts(files).add(
+            {key: value for key, value in batch().items() if key != "task"}, normalizer
+        )
 
 
 def test_the_tokenizer_beside_the_weights_is_used(files: Path, normalizer: Normalizer) -> None:
     found = Texts(Config(), VOCAB, weights=str(files)).add(batch(), normalizer)
-    assert torch.equal(found["prompt_tokens"], texts(files).add(batch(), normalizer)["prompt_tokens"])
+    assert torch.equal(
+        found["prompt_tokens"], texts(files).add(batch(), normalizer)["prompt_tokens"]
+    )

@@ -21,7 +21,10 @@ WANTED = {str(own_name(key)): shape for key, shape in KEYS.items() if key != EXP
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("released")
     generator = torch.Generator().manual_seed(0)
-    save_file({key: torch.randn(shape, generator=generator) for key, shape in KEYS.items()}, path / "model.safetensors")
+    save_file(
+        {key: torch.randn(shape, generator=generator) for key, shape in KEYS.items()},
+        path / "model.safetensors",
+    )
     return path
 
 
@@ -39,7 +42,9 @@ def test_first_weights_come_from_the_file(folder: Path) -> None:
 def test_first_weights_are_those_of_the_file(folder: Path) -> None:
     weights = FirstWeights(WANTED, folder, seed=3)
     drawn = FirstWeights(WANTED, seed=3)
-    assert not torch.equal(weights("action_in_proj.weight", 0, 4), drawn("action_in_proj.weight", 0, 4))
+    assert not torch.equal(
+        weights("action_in_proj.weight", 0, 4), drawn("action_in_proj.weight", 0, 4)
+    )
     with pytest.raises(WeightsError):
         FirstWeights(WANTED | {"vlm_norm.weight": (7,)}, folder)
 
@@ -65,11 +70,15 @@ def test_fresh_weights_depend_on_seed_name_and_shape_alone() -> None:
     one = FirstWeights(WANTED, seed=1)
     two = FirstWeights(dict(reversed(WANTED.items())), seed=1)
     for name, (rows, *_) in WANTED.items():
-        assert torch.equal(one(name, 0, rows), torch.cat([two(name, 0, rows // 2), two(name, rows // 2, rows)]))
+        assert torch.equal(
+            one(name, 0, rows), torch.cat([two(name, 0, rows // 2), two(name, rows // 2, rows)])
+        )
     assert torch.equal(torch.get_rng_state(), before)
     name = "layers.0.vlm.mlp.up_proj.weight"
     assert not torch.equal(fresh_weight(name, WANTED[name], 1), fresh_weight(name, WANTED[name], 2))
-    assert not torch.equal(fresh_weight(name, WANTED[name], 1), fresh_weight(name.replace("0", "1"), WANTED[name], 1))
+    assert not torch.equal(
+        fresh_weight(name, WANTED[name], 1), fresh_weight(name.replace("0", "1"), WANTED[name], 1)
+    )
 
 
 def test_fresh_weights_begin_as_the_identity() -> None:

@@ -1,4 +1,6 @@
-"""A folder of a policy that is written by hand, as docs/policies.md describes it, and errors in it."""
+"""A folder of a policy that is written by hand, as docs/policies.md describes it, and errors in
+it.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,19 +26,31 @@ CAMERA = "observation.images.front"
 BOTH = pytest.mark.parametrize("kind", ["pi05", "pi0"])
 
 
-def write(folder: Path, kind: str = "pi05", cameras: tuple[str, ...] = (CAMERA,), **changes: Any) -> Path:
+def write(
+    folder: Path, kind: str = "pi05", cameras: tuple[str, ...] = (CAMERA,), **changes: Any
+) -> Path:
     """Write the four files from their description alone."""
     sizes = replace(SMALL, adaptive=kind == "pi05", vocab=256)
     dimensions = asdict(sizes)
     del dimensions["adaptive"]
     folder.mkdir(exist_ok=True)
-    config = {"type": kind, "dimensions": dimensions, "action_dim": 3, "state_dim": 2, "cameras": cameras, "chunk": 5}
+    config = {
+        "type": kind,
+        "dimensions": dimensions,
+        "action_dim": 3,
+        "state_dim": 2,
+        "cameras": cameras,
+        "chunk": 5,
+    }
     (folder / "config.json").write_text(json.dumps(config | changes))
     maps = {"action": {"offset": [0, 0, 1], "spread": [1, 1, 2]}}
     maps["observation.state"] = {"offset": [0, 0], "spread": [1, 1]}
     (folder / "normalisation.json").write_text(json.dumps(maps))
     generator = torch.Generator().manual_seed(0)
-    weights = {key: torch.randn(shape, generator=generator) * 0.1 for key, shape in released_shapes(sizes).items()}
+    weights = {
+        key: torch.randn(shape, generator=generator) * 0.1
+        for key, shape in released_shapes(sizes).items()
+    }
     save_file(weights, folder / "model.safetensors")
     write_model(folder)
     return folder
@@ -118,8 +132,12 @@ def _stray(weights: dict[str, torch.Tensor]) -> None:
     weights["action_in_proj.scale"] = torch.ones(1)
 
 
-@pytest.mark.parametrize(("change", "named"), [(_integers, "action_in_proj.bias"), (_stray, "action_in_proj.scale")])
-def test_a_wrong_tensor_is_named(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], named: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "named"), [(_integers, "action_in_proj.bias"), (_stray, "action_in_proj.scale")]
+)
+def test_a_wrong_tensor_is_named(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], named: str
+) -> None:
     from safetensors.torch import load_file
 
     weights = load_file(write(tmp_path) / "model.safetensors")

@@ -1,4 +1,6 @@
-"""`understudy report A B`: figures by hand, at any moment of a run, and nothing written into the runs."""
+"""`understudy report A B`: figures by hand, at any moment of a run, and nothing written into the
+runs.
+"""
 
 import json
 import shutil
@@ -28,7 +30,9 @@ Change = Callable[..., Path]
 def copy(compared: Path, tmp_path: Path) -> Change:
     """Copies the run under a name, with other texts in config.yaml and another order.json."""
 
-    def make(name: str, texts: dict[str, str] | None = None, record: dict[str, Any] | None = None) -> Path:
+    def make(
+        name: str, texts: dict[str, str] | None = None, record: dict[str, Any] | None = None
+    ) -> Path:
         root = tmp_path / name
         shutil.copytree(compared, root)
         config = (root / "config.yaml").read_text()
@@ -106,7 +110,9 @@ def test_damaged_or_stale_sums_of_episodes_decide_nothing(copy: Change) -> None:
     assert "D" in rows[2]["reason"]
 
 
-def test_other_samples_and_meanings_decide_nothing_and_are_named(copy: Change, compared: Path) -> None:
+def test_other_samples_and_meanings_decide_nothing_and_are_named(
+    copy: Change, compared: Path
+) -> None:
     units = RunDir(compared).read_record()["normalisation"]
     scaled = {**units, "action": {**units["action"], "spread": [[9.0, 9.0]]}}
     one = copy("one")
@@ -125,7 +131,13 @@ def test_other_samples_and_meanings_decide_nothing_and_are_named(copy: Change, c
 
 def result(seed: int, successes: int, episodes: int, **protocol: str) -> dict[str, Any]:
     rate = {"successes": successes, "episodes": episodes}
-    found = {"world": "tabletop", "seed": seed, "swap_text": False, "success": rate, "tasks": {"lift": rate}}
+    found = {
+        "world": "tabletop",
+        "seed": seed,
+        "swap_text": False,
+        "success": rate,
+        "tasks": {"lift": rate},
+    }
     return found | {"protocol": protocol}
 
 
@@ -141,14 +153,20 @@ def test_success_of_seeds_is_pooled_and_compared_under_equal_conditions(copy: Ch
         (root / "rollouts").mkdir()
         for entry in results:
             (root / f"rollouts/seed{entry['seed']}.json").write_text(json.dumps(entry))
-    rows = [row for row in compare_runs([one, two, other])["groups"] if row["group"].startswith("success")]
+    rows = [
+        row
+        for row in compare_runs([one, two, other])["groups"]
+        if row["group"].startswith("success")
+    ]
     [row] = rows
     assert (row["runs"], row["first"], row["other"]) == ("B − A", "56/70", "48/80")
     assert row["interval"] == pytest.approx((-0.3339, -0.0524), abs=5e-5)
     assert row["better"] == "A"
 
 
-def test_runs_at_any_moment_are_compared(copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_at_any_moment_are_compared(
+    copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No metrics, a torn line, no checkpoint, a damaged checkpoint."""
     whole, empty, torn, damaged = (copy(name) for name in ("whole", "empty", "torn", "damaged"))
     (empty / "metrics.jsonl").unlink()
@@ -160,7 +178,10 @@ def test_runs_at_any_moment_are_compared(copy: Change, tmp_path: Path, capsys: p
     out = tmp_path / "page.html"
     for first, others in ((empty, (whole, torn, damaged)), (whole, (empty, torn, damaged))):
         words = [str(root) for root in (first, *others)]
-        assert main(["report", *words, "--output", str(out), "--overwrite", "--worst-episodes", "0"]) == 0
+        assert (
+            main(["report", *words, "--output", str(out), "--overwrite", "--worst-episodes", "0"])
+            == 0
+        )
         printed = capsys.readouterr().out
         assert "no losses of validation episodes in" in printed
         assert f"A: {first}" in printed
@@ -174,7 +195,9 @@ def test_curves_of_all_runs_are_in_the_charts_of_the_first(copy: Change, tmp_pat
     (empty / "metrics.jsonl").unlink()
     others = [read_run(two, "B"), read_run(empty, "C")]
     page = write_report(one, tmp_path / "page.html", worst_episodes=0, others=others).read_text()
-    drawn = {chart["label"]: chart["lines"] for chart in charts_of(page) if chart["axes"] == ["step"]}
+    drawn = {
+        chart["label"]: chart["lines"] for chart in charts_of(page) if chart["axes"] == ["step"]
+    }
     names = [line["name"] for line in drawn["loss"]]
     kinds = [(letter, kind) for letter in "AB" for kind in ("training", "validation,")]
     assert [tuple(name.split()[:2]) for name in names] == kinds
@@ -217,11 +240,17 @@ def test_runs_are_named_once(copy: Change, tmp_path: Path) -> None:
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    return {str(p): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in root.rglob("*")}
+    return {
+        str(p): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"")
+        for p in root.rglob("*")
+    }
 
 
 def test_report_of_several_runs_changes_none_of_them(
-    copy: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copy: Change,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     one = copy("one")
     two = copy("two")
@@ -249,7 +278,9 @@ def test_report_replaces_only_its_own_page(
 ) -> None:
     one = copy("one")
     two = copy("two")
-    (two / "report.html").write_text('<html><head><meta name="generator" content="understudy page">')
+    (two / "report.html").write_text(
+        '<html><head><meta name="generator" content="understudy page">'
+    )
     (tmp_path / "notes.html").write_text("mine")
     before = snapshot(tmp_path)
     for flags in ([], ["--overwrite"]):

@@ -37,10 +37,14 @@ def page_of(root: Path) -> str:
     return write_report(root, predict=False).read_text(encoding="utf-8")
 
 
-def test_a_part_of_another_package_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_another_package_is_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = trained_run(tmp_path / "r", **SHORT)
     plain = page_of(root)
-    install(tmp_path / "site", "weather-1", "[understudy.pages]\nweather = toys_weather:part\n", PART)
+    install(
+        tmp_path / "site", "weather-1", "[understudy.pages]\nweather = toys_weather:part\n", PART
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     page = page_of(root)
     assert 'id="weather"' in page
@@ -49,7 +53,9 @@ def test_a_part_of_another_package_is_on_the_page(tmp_path: Path, monkeypatch: p
     assert 'id="weather"' not in plain
 
 
-def test_rollouts_without_their_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_without_their_package_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(group: str) -> dict[str, EntryPoint]:
         return {}
 
@@ -61,7 +67,9 @@ def test_rollouts_without_their_package_are_named(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_part_that_fails_shows_its_error(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_shows_its_error(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = trained_run(tmp_path / "r", **SHORT)
     name = f"weather{list(BROKEN).index(fault)}"  # each module is imported once
     text = f"[understudy.pages]\nweather = toys_{name}:part\n"
@@ -77,9 +85,16 @@ def test_a_part_that_fails_shows_its_error(fault: str, tmp_path: Path, monkeypat
 def test_a_report_that_fails_keeps_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(tmp_path / "site", "undrawable-1", "[understudy.pages]\nweather = toys_undrawable:part\n", UNDRAWABLE)
+    install(
+        tmp_path / "site",
+        "undrawable-1",
+        "[understudy.pages]\nweather = toys_undrawable:part\n",
+        UNDRAWABLE,
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    config = tiny_config(tiny_dataset(tmp_path / "dataset"), tmp_path / "r", log={"report": True}, **SHORT)
+    config = tiny_config(
+        tiny_dataset(tmp_path / "dataset"), tmp_path / "r", log={"report": True}, **SHORT
+    )
     assert runs.train(config) == 0
     printed = capsys.readouterr()
     assert f"understudy report {tmp_path / 'r'}" in printed.err

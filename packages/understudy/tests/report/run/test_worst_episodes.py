@@ -1,4 +1,6 @@
-"""The validation episodes with the largest losses in a report: ranked, with frames and actions, or with the reason."""
+"""The validation episodes with the largest losses in a report: ranked, with frames and actions, or
+with the reason.
+"""
 
 import re
 import shutil
@@ -22,7 +24,10 @@ from understudy_kit.report.page import Block, Blocks
 
 def cards(section: Blocks) -> dict[int, Block]:
     """Card of each episode."""
-    found = ((re.match(r"episode (\d+): loss ", card["title"]), card) for card in blocks_of("card", section))
+    found = (
+        (re.match(r"episode (\d+): loss ", card["title"]), card)
+        for card in blocks_of("card", section)
+    )
     return {int(title[1]): card for title, card in found if title}
 
 
@@ -82,14 +87,20 @@ def test_worst_episodes_of_an_active_run_load_no_policy(
     lock.close()
     page = html_of(*section)
     assert "<img" in page
-    assert [[line["name"] for line in chart["lines"]] for chart in charts_of(page)] == [["recorded"]] * 2
+    assert [[line["name"] for line in chart["lines"]] for chart in charts_of(page)] == [
+        ["recorded"]
+    ] * 2
     quick = render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
     assert f"understudy report {compared}" in html_of(*quick)
-    parts = [[card["blocks"][:-1] for card in cards(blocks).values()] for blocks in (quick, section)]
+    parts = [
+        [card["blocks"][:-1] for card in cards(blocks).values()] for blocks in (quick, section)
+    ]
     assert parts[0] == parts[1] != [[]]
 
 
-def test_worst_episodes_without_the_dataset_have_losses_alone(compared: Path, tmp_path: Path) -> None:
+def test_worst_episodes_without_the_dataset_have_losses_alone(
+    compared: Path, tmp_path: Path
+) -> None:
     shutil.copytree(compared, tmp_path / "r")
     config = (tmp_path / "r/config.yaml").read_text()
     root = RunDir(compared).settings().data.root
@@ -110,7 +121,9 @@ def test_worst_episodes_name_a_camera_that_cannot_be_read(compared: Path, tmp_pa
     (tmp_path / "r/config.yaml").write_text(config.replace(str(root), str(tmp_path / "data")))
     for video in (tmp_path / "data").rglob("*.mp4"):
         video.write_bytes(video.read_bytes()[:100])
-    section = render_worst_episodes(RunDir(tmp_path / "r"), series(compared, "val"), 1, predict=False)
+    section = render_worst_episodes(
+        RunDir(tmp_path / "r"), series(compared, "val"), 1, predict=False
+    )
     (card,) = cards(section).values()
     page = html_of(card)
     assert "<img" not in page

@@ -25,7 +25,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(folder / "data/set", Spec(lengths=(8, 9, 7), gop=3))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        config = tiny_config(Path("data/set"), Path("runs/one"), steps=2, checkpoint={"every": 2}, val={"every": 2})
+        config = tiny_config(
+            Path("data/set"), Path("runs/one"), steps=2, checkpoint={"every": 2}, val={"every": 2}
+        )
         assert run.train(override(config, log={"report": False})) == run.DONE
     return folder
 
@@ -37,7 +39,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_with_a_relative_root_is_validated_from_another_folder(project: Path, elsewhere: Path) -> None:
+def test_a_run_with_a_relative_root_is_validated_from_another_folder(
+    project: Path, elsewhere: Path
+) -> None:
     figures = run.evaluate_checkpoint(project / "runs/one")
     assert figures["step"] == 2
     assert figures["samples"] > 0
@@ -72,16 +76,23 @@ def test_a_dataset_that_is_gone_is_named_with_the_flag(
     assert "--data.root" in capsys.readouterr().err
     assert main.main(["validate", str(elsewhere / "one"), "--data.root", "../copy", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 2
-    assert run.resume(override(config, steps=3, data={"root": "../copy"}, log={"report": False})) == run.DONE
+    assert (
+        run.resume(override(config, steps=3, data={"root": "../copy"}, log={"report": False}))
+        == run.DONE
+    )
     assert RunDir(elsewhere / "one").settings().data.root == str(elsewhere / "copy")
 
 
 def test_a_mixture_that_moved_is_resumed_as_the_message_says(elsewhere: Path) -> None:
-    """It names each root that is gone, in config.yaml of the run: --data.root is for a single dataset."""
+    """It names each root that is gone, in config.yaml of the run: --data.root is for a single
+    dataset.
+    """
     for name in ("a", "b"):
         write_dataset(elsewhere / name, Spec(lengths=(8, 9), gop=3))
     sources = tuple(SourceConfig(root=str(elsewhere / name)) for name in ("a", "b"))
-    config = tiny_config(elsewhere / "a", elsewhere / "mixed", steps=2, checkpoint={"every": 2}, val={"every": 2})
+    config = tiny_config(
+        elsewhere / "a", elsewhere / "mixed", steps=2, checkpoint={"every": 2}, val={"every": 2}
+    )
     config = override(config, data={"root": "", "sources": sources}, log={"report": False})
     assert run.train(config) == run.DONE
     shutil.move(elsewhere / "b", elsewhere / "moved")
@@ -96,7 +107,10 @@ def test_a_mixture_that_moved_is_resumed_as_the_message_says(elsewhere: Path) ->
 
 
 def test_an_outage_of_the_hub_stays_an_outage(
-    project: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The hub id of a dataset is no path, so its dataset looks as if it had moved."""
     shutil.copytree(project / "runs/one", elsewhere / "one")
@@ -104,7 +118,9 @@ def test_an_outage_of_the_hub_stays_an_outage(
     config.write_text(config.read_text().replace(str(project / "data/set"), "owner/name"))
 
     def fail(*_: object) -> None:
-        raise SourceError("no answer for 600 s", where="owner/name", fix="try again later", transient=True)
+        raise SourceError(
+            "no answer for 600 s", where="owner/name", fix="try again later", transient=True
+        )
 
     monkeypatch.setattr(run, "open_data", fail)
     assert main.main(["resume", str(elsewhere / "one"), "--log.no-report"]) == main.FAILED
@@ -113,8 +129,12 @@ def test_an_outage_of_the_hub_stays_an_outage(
 
 def test_hub_ids_addresses_and_feature_names_stay(project: Path, elsewhere: Path) -> None:
     (elsewhere / "elsewhere/weights").mkdir()
-    config = override(tiny_config(Path("owner/name"), Path("r")), data={"frame_weights": "observation.weight"})
-    source = replace(config.data.mixed()[0], name="b", root="hf://datasets/owner/name", keep_ranges="gone.json")
+    config = override(
+        tiny_config(Path("owner/name"), Path("r")), data={"frame_weights": "observation.weight"}
+    )
+    source = replace(
+        config.data.mixed()[0], name="b", root="hf://datasets/owner/name", keep_ranges="gone.json"
+    )
     config = override(config, data={"sources": (source,)})
     assert run.resolve_paths(config) == config
     assert run.resolve_paths(override(config, data={"root": "weights"})).data.root == str(

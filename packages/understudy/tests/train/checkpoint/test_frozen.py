@@ -1,4 +1,6 @@
-"""Frozen tensors are on disk once, in every checkpoint: linked, copied, killed in the save, damaged, of older files."""
+"""Frozen tensors are on disk once, in every checkpoint: linked, copied, killed in the save,
+damaged, of older files.
+"""
 
 import errno
 import os
@@ -35,7 +37,9 @@ def save(folder: Path, step: int, earlier: int | None = None) -> Path:
 
 def holds(path: Path, step: int) -> bool:
     found = checkpoint.read_tensors(path)
-    return found.keys() == tensors(step).keys() and all(torch.equal(found[n], t) for n, t in tensors(step).items())
+    return found.keys() == tensors(step).keys() and all(
+        torch.equal(found[n], t) for n, t in tensors(step).items()
+    )
 
 
 def inodes(path: Path) -> dict[int, int]:
@@ -62,7 +66,9 @@ def test_second_checkpoint_has_only_the_bytes_that_change(two: Path) -> None:
     links = {file.name: file.stat().st_nlink for file in (second / tensor_files.FROZEN).iterdir()}
     assert links == {".metadata": 2, "__0_0.distcp": 2}
     control = checkpoint.save(two / "whole", 2, tensors(2), {})
-    assert not (control / tensor_files.FROZEN).exists(), "a checkpoint without frozen tensors is as before"
+    assert not (control / tensor_files.FROZEN).exists(), (
+        "a checkpoint without frozen tensors is as before"
+    )
 
 
 def test_removal_of_old_checkpoints_keeps_the_frozen_tensors(two: Path) -> None:
@@ -159,7 +165,8 @@ def test_damaged_frozen_tensors_are_an_error_by_name(two: Path, name: str) -> No
             read()
         assert name in str(caught.value)
         assert "step 1" not in str(caught.value)
-    shutil.rmtree(path / "frozen")  # of this checkpoint alone: the one before is complete, or was damaged with it
+    # of this checkpoint alone: the one before is complete, or was damaged with it
+    shutil.rmtree(path / "frozen")
     with pytest.raises(CheckpointError) as caught:
         checkpoint.load(path, tensors(0))
     assert "frozen/" in str(caught.value)
@@ -167,7 +174,9 @@ def test_damaged_frozen_tensors_are_an_error_by_name(two: Path, name: str) -> No
 
 
 def test_new_run_writes_the_frozen_file_that_a_damaged_one_lost(two: Path, tmp_path: Path) -> None:
-    """All checkpoints are one inode: a copy into the damaged file restores each of them, adapters included."""
+    """All checkpoints are one inode: a copy into the damaged file restores each of them, adapters
+    included.
+    """
     file = "frozen/__0_0.distcp"
     (two / "step-00000001" / file).write_bytes(b"damaged")
     again = checkpoint.save(tmp_path / "new", 5, tensors(5), {}, None, FROZEN)
@@ -200,7 +209,9 @@ def test_kill_in_the_save_leaves_complete_checkpoints(two: Path) -> None:
     assert {file.stat().st_nlink for file in (two / "step-00000003/frozen").iterdir()} == {3}
 
 
-def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_save_does_not_copy_frozen_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Saver(tmp_path, keep_last=2, background=True)
     copied = set[str]()
     plain = Saver._copy
@@ -217,7 +228,7 @@ def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatc
     assert all(holds(path, step) for step, path in enumerate(checkpoints(tmp_path), 1))
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +237,9 @@ def test_background_save_does_not_copy_frozen_tensors(tmp_path: Path, monkeypatc
 def test_run_writes_frozen_weights_once(
     tmp_path: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = override(tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "run", val={"every": 0}), **change)
+    config = override(
+        tiny_config(tiny_dataset(tmp_path / "d"), tmp_path / "run", val={"every": 0}), **change
+    )
     assert run.train(config) == run.DONE
     first, last = checkpoints(RunDir(tmp_path / "run").checkpoints)
     assert tensor_files.is_shared(first, last, "frozen/__0_0.distcp")

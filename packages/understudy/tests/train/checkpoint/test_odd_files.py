@@ -1,4 +1,6 @@
-"""Files of a run or of settings that are not as they should be: one line, an exit code, never a traceback."""
+"""Files of a run or of settings that are not as they should be: one line, an exit code, never a
+traceback.
+"""
 
 import json
 import shutil
@@ -64,10 +66,16 @@ def values(content: Any, depth: int = 3) -> Iterator[tuple[Any, ...]]:
             yield from ((key, *rest) for rest in values(value, depth - 1))
 
 
-def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_malformed_order_json(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = json.loads((trained / "order.json").read_text())
     shutil.copytree(trained, tmp_path / "run")
-    paths = [path for path in values(whole) if path[0] in ("normalisation", "order", "sources") or len(path) == 1]
+    paths = [
+        path
+        for path in values(whole)
+        if path[0] in ("normalisation", "order", "sources") or len(path) == 1
+    ]
     assert len(paths) > 30
     for number, path in enumerate(paths):
         content = json.loads(json.dumps(whole))
@@ -80,11 +88,15 @@ def test_resume_refuses_malformed_order_json(trained: Path, tmp_path: Path, caps
             del content["seal"]
             content = add_seal(content)
         (tmp_path / "run/order.json").write_text(json.dumps(content))
-        assert main(["resume", str(tmp_path / "run")]) in ((0, 2) if path[0] == "normalisation" else (2,)), path
+        assert main(["resume", str(tmp_path / "run")]) in (
+            (0, 2) if path[0] == "normalisation" else (2,)
+        ), path
         assert "Traceback" not in capsys.readouterr().err, path
 
 
-def test_resume_refuses_malformed_steps(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_malformed_steps(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(trained, tmp_path / "run")
     whole = (tmp_path / "run/metrics.jsonl").read_text()
     for line in (
@@ -127,5 +139,7 @@ def test_startup_summary_notes_a_warmup_longer_than_the_run(
 ) -> None:
     settings = RunDir(trained).settings()
     schedule = replace(settings.schedule, warmup_steps=warmup)
-    assert run.train(replace(settings, output_dir=str(tmp_path / "r"), schedule=schedule)) == run.DONE
+    assert (
+        run.train(replace(settings, output_dir=str(tmp_path / "r"), schedule=schedule)) == run.DONE
+    )
     assert ("schedule.warmup" in capsys.readouterr().err) == (warmup >= 4)

@@ -1,4 +1,6 @@
-"""Checkpoints on several ranks: any storage to any other, one error on all ranks, nothing torn, nothing in the way."""
+"""Checkpoints on several ranks: any storage to any other, one error on all ranks, nothing torn,
+nothing in the way.
+"""
 
 import os
 import shutil
@@ -19,10 +21,14 @@ from understudy_base.testing.refusals import refused
 
 @pytest.mark.long
 def test_checkpoint_loads_into_any_storage_on_any_ranks(tmp_path: Path) -> None:
-    """Written on 2 ranks, read and written on 3, read on 1: weights, average and moments with identical hashes."""
+    """Written on 2 ranks, read and written on 3, read on 1: weights, average and moments with
+    identical hashes.
+    """
     first, second, third = (in_ranks(w, ranks.reshard, tmp_path, w == 3)[0] for w in (2, 3, 1))
     assert first["names"] == second["names"] == third["names"]
-    digests = {key: told for seen in (first, second, third) for key, told in seen.items() if key != "names"}
+    digests = {
+        key: told for seen in (first, second, third) for key, told in seen.items() if key != "names"
+    }
     assert len(digests) == 3 * 3 + 6
     assert {folder.split(" -> ")[0]: state for folder, (_, state) in digests.items()} == {
         f"{storage}-{world}": f"{storage}-{world}" for storage in ranks.STORAGES for world in (2, 3)
@@ -45,7 +51,9 @@ def open_folder() -> Iterator[Path]:
 
 def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
     one, two = in_ranks(2, ranks.trouble, open_folder)
-    assert set(one) == {name + more for name in ranks.TROUBLE for more in ("", " in the background")}
+    assert set(one) == {
+        name + more for name in ranks.TROUBLE for more in ("", " in the background")
+    }
     words = {
         "no space on rank 1": "rank 1: OSError: [Errno 27]",
         "no permission": "Permission denied",
@@ -63,7 +71,9 @@ def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["gone", "torn"])
-def test_save_checks_the_files_of_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+def test_save_checks_the_files_of_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
     """As on hosts that do not share a disk: DCP would not notice."""
     plain = checkpoint.publish
 

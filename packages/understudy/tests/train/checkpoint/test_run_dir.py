@@ -1,4 +1,6 @@
-"""metrics.jsonl, checkpoints and the run directory: nothing torn is ever read, nothing is overwritten."""
+"""metrics.jsonl, checkpoints and the run directory: nothing torn is ever read, nothing is
+overwritten.
+"""
 
 import json
 import math
@@ -30,7 +32,9 @@ def write(path: Path, records: list[dict]) -> None:
 
 
 @given(st.integers(0, 400))
-def test_metrics_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_metrics_file_torn_anywhere_reads_as_a_prefix(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     path = tmp_path_factory.getbasetemp() / "torn.jsonl"
     path.unlink(missing_ok=True)
     write(path, RECORDS)
@@ -39,12 +43,22 @@ def test_metrics_file_torn_anywhere_reads_as_a_prefix(tmp_path_factory: pytest.T
     assert metrics_file.read(path) == RECORDS[: whole[:cut].count(b"\n")]
     metrics_file.truncate(path, 3)
     write(path, [{"kind": "train", "step": 9}])  # a torn tail must not swallow the next line
-    assert metrics_file.read(path) == [*RECORDS[: min(3, whole[:cut].count(b"\n"))], {"kind": "train", "step": 9}]
+    assert metrics_file.read(path) == [
+        *RECORDS[: min(3, whole[:cut].count(b"\n"))],
+        {"kind": "train", "step": 9},
+    ]
 
 
 def test_truncate_removes_later_records_of_every_kind(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    write(path, [*RECORDS, {"kind": "val", "step": 3, "loss": 1.0}, {"kind": "val", "step": 4, "loss": 1.0}])
+    write(
+        path,
+        [
+            *RECORDS,
+            {"kind": "val", "step": 3, "loss": 1.0},
+            {"kind": "val", "step": 4, "loss": 1.0},
+        ],
+    )
     metrics_file.truncate(path, 3)
     assert [(r["kind"], r["step"]) for r in metrics_file.read(path)] == [
         ("train", 1),
@@ -57,7 +71,18 @@ def test_truncate_removes_later_records_of_every_kind(tmp_path: Path) -> None:
 
 def test_metrics_file_is_strict_json_and_names_a_broken_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    write(path, [{"kind": "train", "step": 1, "loss": float("nan"), "grad_norm": float("inf"), "note": "é"}])
+    write(
+        path,
+        [
+            {
+                "kind": "train",
+                "step": 1,
+                "loss": float("nan"),
+                "grad_norm": float("inf"),
+                "note": "é",
+            }
+        ],
+    )
     assert json.loads(path.read_text())["loss"] is None
     path.write_text("{nonsense\n" + path.read_text())
     with refused(path, 1, kind=ConfigError):
@@ -66,7 +91,11 @@ def test_metrics_file_is_strict_json_and_names_a_broken_line(tmp_path: Path) -> 
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
-    return {"weights/a": torch.full((3, 2), value), "step/a": torch.tensor(value), "weights/b": torch.zeros(0)}
+    return {
+        "weights/a": torch.full((3, 2), value),
+        "step/a": torch.tensor(value),
+        "weights/b": torch.zeros(0),
+    }
 
 
 def test_checkpoint_reads_back_bit_equal_and_is_never_overwritten(tmp_path: Path) -> None:
@@ -105,7 +134,9 @@ def test_load_refuses_a_checkpoint_of_another_kind(tmp_path: Path) -> None:
         checkpoint.read_state(path)
 
 
-def test_load_refuses_damaged_tensor_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_refuses_damaged_tensor_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     for file in path.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:10])
@@ -115,7 +146,8 @@ def test_load_refuses_damaged_tensor_files(tmp_path: Path, caplog: pytest.LogCap
     caplog.clear()
     with refused(path, kind=checkpoint.CheckpointError):
         checkpoint.load(path, tensors(0.0))
-    assert not [r for r in caplog.records if r.name == "root"]  # one error, not a library's traceback beside it
+    # one error, not a library's traceback beside it
+    assert not [r for r in caplog.records if r.name == "root"]
 
 
 @pytest.mark.parametrize("broken", ["fsync", "rename"])
@@ -151,7 +183,9 @@ def test_run_dir_begins_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, 1, 4, FORMAT + 1, str(FORMAT)])
-def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, version: object) -> None:
+def test_run_dir_refuses_another_version_before_its_settings(
+    tmp_path: Path, version: object
+) -> None:
     run = RunDir(tmp_path)
     run.begin(TrainConfig(data=DataConfig(root="d")), {name: {} for name in RECORDED - {"format"}})
     content = json.loads(run.order.read_text()) | {"format": version}
@@ -165,14 +199,25 @@ def test_run_dir_refuses_another_version_before_its_settings(tmp_path: Path, ver
 
 
 @pytest.mark.parametrize(
-    "name", ["order.json", "frames.parquet", "metrics.jsonl", "report.html", "policy/x", "checkpoints/x", "rollouts/x"]
+    "name",
+    [
+        "order.json",
+        "frames.parquet",
+        "metrics.jsonl",
+        "report.html",
+        "policy/x",
+        "checkpoints/x",
+        "rollouts/x",
+    ],
 )
 def test_run_dir_begin_overwrites_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     (tmp_path / "notes.txt").write_text("is in the way of no run")
     with pytest.raises(ConfigError, match=Path(name).parts[0]):
-        RunDir(tmp_path).begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
+        RunDir(tmp_path).begin(
+            TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}}
+        )
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -225,7 +270,9 @@ def test_run_dir_lock_is_exclusive(tmp_path: Path) -> None:
     RunDir(tmp_path).lock().close()
 
 
-def test_metrics_file_names_itself_when_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_file_names_itself_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -244,19 +291,24 @@ def test_metrics_file_on_a_full_disk_names_the_file() -> None:
     file.close()
 
 
-def test_checkpoint_data_is_durable_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_data_is_durable_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = recorded_calls(monkeypatch)
     path = checkpoint.save(tmp_path, 1, tensors(1.0), {})
     named = calls.index(("rename", path))
     flushed = [entry.name for call, entry in calls[:named] if call == "fsync"]
     for file in path.iterdir():  # under its own name or that of its draft
         assert any(file.name in name for name in flushed), file
-    assert calls[named - 1] == ("fsync", path.with_name(f"{path.name}.tmp"))  # the folder, with all its entries
+    # the folder, with all its entries
+    assert calls[named - 1] == ("fsync", path.with_name(f"{path.name}.tmp"))
     assert ("fsync", tmp_path) in calls[named:]
     assert calls[-1][1] == tmp_path
 
 
-def test_settings_are_parsed_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_parsed_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDir(tmp_path / "r")
     run.begin(TrainConfig(data=DataConfig(root="d")), {key: {} for key in RECORDED - {"format"}})
     parsed = list[Path]()

@@ -1,4 +1,6 @@
-"""A checkpoint is as written, or refused by name: flipped bits, other steps' files, renamed folders, code."""
+"""A checkpoint is as written, or refused by name: flipped bits, other steps' files, renamed
+folders, code.
+"""
 
 import io
 import json
@@ -47,7 +49,10 @@ def flip(path: Path, bit: int) -> None:
 
 
 def check_unreadable(path: Path, *values: object) -> None:
-    for read in (lambda: checkpoint.load(path, tensors(0.0)), lambda: checkpoint.read_tensors(path, "weights/")):
+    for read in (
+        lambda: checkpoint.load(path, tensors(0.0)),
+        lambda: checkpoint.read_tensors(path, "weights/"),
+    ):
         with refused(path, *values, kind=CheckpointError) as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -62,7 +67,9 @@ def test_load_refuses_any_flipped_bit_and_suggests_the_one_before(saved: Path) -
             flip(file, draw.randrange(8 * len(whole)))
             with pytest.raises(CheckpointError) as caught:
                 checkpoint.load(path, tensors(0.0))
-            assert "format" in str(caught.value) or (file.name in str(caught.value) and "step 5" in str(caught.value))
+            assert "format" in str(caught.value) or (
+                file.name in str(caught.value) and "step 5" in str(caught.value)
+            )
             file.write_bytes(whole)
     checkpoint.load(path, tensors(0.0))
 
@@ -96,7 +103,8 @@ def test_read_state_refuses_an_edited_state(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"step": "sixty"}, {"position": None}, {"settings": []}, {"step": True}, {"world": 1.5}]
+    "change",
+    [{"step": "sixty"}, {"position": None}, {"settings": []}, {"step": True}, {"world": 1.5}],
 )
 def test_read_state_refuses_other_types(saved: Path, change: dict[str, object]) -> None:
     path = saved / "step-00000006"
@@ -114,11 +122,13 @@ def strip(path: Path, change: dict[str, object] | None = None) -> None:
 def test_load_fails_on_all_ranks_together(tmp_path: Path) -> None:
     told = in_ranks(2, checkpoint_ranks.flipped, tmp_path)
     assert len(set(told)) == 1
-    for file, error in zip(("__0_0.distcp", "__1_0.distcp", ".metadata"), told[0].split("\n"), strict=True):
+    for file, error in zip(
+        ("__0_0.distcp", "__1_0.distcp", ".metadata"), told[0].split("\n"), strict=True
+    ):
         assert file in error
 
 
-# -- code -------------------------------------------------------------------------------------------------------------
+# -- code ------------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -130,7 +140,9 @@ class Evil:
 
 
 def dotted(trace: Path) -> bytes:
-    """A name that an allowed module has imported: `torch.distributed.checkpoint.metadata` has `os`."""
+    """A name that an allowed module has imported: `torch.distributed.checkpoint.metadata` has
+    `os`.
+    """
 
     def text(value: str) -> bytes:
         return b"\x8c" + bytes([len(value)]) + value.encode()
@@ -143,9 +155,13 @@ def payloads(trace: Path) -> dict[str, bytes]:
     return {
         "a command": pickle.dumps(Evil(os.system, f"touch {trace}")),
         "an expression": pickle.dumps(Evil(eval, f"open({str(trace)!r}, 'w')")),
-        "inside an index": pickle.dumps(metadata.Metadata({}, planner_data=Evil(os.system, f"touch {trace}"))),
+        "inside an index": pickle.dumps(
+            metadata.Metadata({}, planner_data=Evil(os.system, f"touch {trace}"))
+        ),
         "through a module": dotted(trace),
-        "an attribute": pickle.dumps(Evil(getattr, Evil(getattr, metadata.Metadata, "__init__"), "__globals__")),
+        "an attribute": pickle.dumps(
+            Evil(getattr, Evil(getattr, metadata.Metadata, "__init__"), "__globals__")
+        ),
         "of torch": pickle.dumps(Evil(torch.load, str(trace.with_suffix(".pt")), None)),
     }
 
@@ -156,7 +172,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["a command", "an expression", "inside an index", "through a module", "an attribute", "of torch"]
+    "name",
+    [
+        "a command",
+        "an expression",
+        "inside an index",
+        "through a module",
+        "an attribute",
+        "of torch",
+    ],
 )
 def test_no_command_runs_code_of_an_index(
     trained: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -189,8 +213,11 @@ def test_read_index_accepts_only_tensors_of_its_checkpoint(saved: Path) -> None:
     next(iter(other.storage_data.values())).relative_path = "../step-00000005/__0_0.distcp"
     (path / ".metadata").write_bytes(pickle.dumps(other))
     check_unreadable(path, ".metadata")
-    bytes_of = {name: metadata.BytesStorageMetadata() for name in whole.state_dict_metadata}  # DCP would unpickle them
-    (path / ".metadata").write_bytes(pickle.dumps(metadata.Metadata(bytes_of, storage_data=whole.storage_data)))
+    # DCP would unpickle them
+    bytes_of = {name: metadata.BytesStorageMetadata() for name in whole.state_dict_metadata}
+    (path / ".metadata").write_bytes(
+        pickle.dumps(metadata.Metadata(bytes_of, storage_data=whole.storage_data))
+    )
     check_unreadable(path, ".metadata")
 
 
@@ -229,7 +256,9 @@ def test_read_index_of_an_older_python(saved: Path) -> None:
 @pytest.mark.parametrize("name", ["__init__", "__subclasses__", "read_index"])
 def test_read_index_allows_only_enum_members(saved: Path, name: str) -> None:
     path = saved / "step-00000006"
-    (path / ".metadata").write_bytes(pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name)))
+    (path / ".metadata").write_bytes(
+        pickle.dumps(Evil(getattr, metadata._MEM_FORMAT_ENCODING, name))
+    )
     with pytest.raises(ValueError, match=r"\.metadata"):
         read_index(path)
 
@@ -249,7 +278,13 @@ def test_read_index_sets_no_state_of_a_class(saved: Path, target: bytes) -> None
     (path / ".metadata").write_bytes(target + b"(N}(Vname\nVx\nutb.")
     with pytest.raises(ValueError, match=r"\.metadata"):
         read_index(path)
-    objects = Path("/a/b"), torch.Size, torch.float32, torch.serialization._get_layout, metadata.Metadata
+    objects = (
+        Path("/a/b"),
+        torch.Size,
+        torch.float32,
+        torch.serialization._get_layout,
+        metadata.Metadata,
+    )
     assert [getattr(changed, "name", None) for changed in objects] == ["b", None, None, None, None]
 
 
@@ -270,8 +305,12 @@ def test_read_index_lets_a_file_choose_no_amount_of_memory(saved: Path, content:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
 
 
-@pytest.mark.parametrize("read", [checkpoint.tensor_names, checkpoint.tensor_dtypes, checkpoint.read_tensors])
-def test_each_changed_bit_of_an_index_is_a_checkpoint_error(saved: Path, read: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    "read", [checkpoint.tensor_names, checkpoint.tensor_dtypes, checkpoint.read_tensors]
+)
+def test_each_changed_bit_of_an_index_is_a_checkpoint_error(
+    saved: Path, read: Callable[[Path], object]
+) -> None:
     path = saved / "step-00000006/.metadata"
     whole = path.read_bytes()
     try:

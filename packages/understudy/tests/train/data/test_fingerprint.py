@@ -24,7 +24,9 @@ from understudy_kit.cli.main import main
 CAMERAS = ("observation.images.top",)
 
 
-def digests(root: Path | str, cache: Path | None = None, spans: str = "") -> dict[str, list[str] | None]:
+def digests(
+    root: Path | str, cache: Path | None = None, spans: str = ""
+) -> dict[str, list[str] | None]:
     config = tiny_config(Path("unused"), Path("unused"))
     data = replace(config.data, root=str(root), cache=spans, val_fraction=0.1)
     return file_digests(open_data(replace(config, data=data)), cache)
@@ -43,7 +45,9 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_run(tmp_path_factory.mktemp("files") / "run", **SHORT)
 
 
-def test_resume_refuses_changed_actions(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_changed_actions(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(begun, tmp_path / "run")
     shutil.copytree(RunDir(begun).settings().data.root, tmp_path / "d")
     settings = RunDir(tmp_path / "run").settings()
@@ -75,9 +79,13 @@ def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_file_is_named(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fingerprint, "SAMPLE", 2)
-    write_dataset(tmp_path / "d", Spec(version=version, lengths=(4,) * 12, per_data_file=1, per_video_file=1))
+    write_dataset(
+        tmp_path / "d", Spec(version=version, lengths=(4,) * 12, per_data_file=1, per_video_file=1)
+    )
     before = digests(tmp_path / "d")
     for kind in ("data/*/*.parquet", "videos/*/*/*.mp4"):
         path = sorted((tmp_path / "d").glob(kind))[5]
@@ -85,12 +93,16 @@ def test_changed_file_is_named(tmp_path: Path, version: str, monkeypatch: pytest
         path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
         now = digests(tmp_path / "d")
         [name] = fingerprint.changed_kinds(before, now)
-        assert str(path.relative_to(tmp_path / "d")) in fingerprint.describe_change(before[name] or [], now[name] or [])
+        assert str(path.relative_to(tmp_path / "d")) in fingerprint.describe_change(
+            before[name] or [], now[name] or []
+        )
         path.write_bytes(whole)
     assert digests(tmp_path / "d") == before
 
 
-def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_datasets_are_compared_by_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fingerprint, "MAX_WHOLE", 0)
     tiny_dataset(tmp_path / "d")
     before = digests(tmp_path / "d")
@@ -101,7 +113,9 @@ def test_large_datasets_are_compared_by_footers(tmp_path: Path, monkeypatch: pyt
     }
 
 
-def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_dataset(tmp_path / "d")
     before = digests(tmp_path / "d")
     path = sorted((tmp_path / "d").glob("videos/*/*/*.mp4"))[0]
@@ -109,9 +123,17 @@ def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(tmp_path: Path, m
     middle = len(whole) // 2
     monkeypatch.setattr(fingerprint, "ENDS", middle // 2)
     path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    [name] = [name for name in fingerprint.changed_kinds(before, digests(tmp_path / "d")) if "sample" not in name]
+    [name] = [
+        name
+        for name in fingerprint.changed_kinds(before, digests(tmp_path / "d"))
+        if "sample" not in name
+    ]
     assert name.startswith("the contents of the video files")
-    sizes = {key.removeprefix("the contents of the "): [f"{path} 1"] for key in before if "contents" in key}
+    sizes = {
+        key.removeprefix("the contents of the "): [f"{path} 1"]
+        for key in before
+        if "contents" in key
+    }
     assert sizes
     assert not fingerprint.changed_kinds(sizes, before)  # a run that recorded sizes resumes
     monkeypatch.setattr(fingerprint, "MAX_VIDEOS", 0)
@@ -129,8 +151,14 @@ def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
     for file in (tmp_path / "cache").rglob("*.json"):
         known = json.loads(file.read_text())
         altered += len(known)
-        file.write_text(json.dumps({path: [version, f"{digest}-cached"] for path, (version, digest) in known.items()}))
-    files = [path for kind in ("data", "videos/*") for path in (tmp_path / "d").glob(f"{kind}/chunk-*/*")]
+        file.write_text(
+            json.dumps(
+                {path: [version, f"{digest}-cached"] for path, (version, digest) in known.items()}
+            )
+        )
+    files = [
+        path for kind in ("data", "videos/*") for path in (tmp_path / "d").glob(f"{kind}/chunk-*/*")
+    ]
     assert altered == len(files)
     assert digests(tmp_path / "d", tmp_path / "cache") != first
     other_actions(tmp_path / "d")
@@ -148,16 +176,20 @@ def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
     with RangeServer(tmp_path) as server:
         there = digests(f"{server.url}/d", spans=str(tmp_path / "spans"))
         here = digests(tmp_path / "d")
-        assert fingerprint.changed_kinds(here, there) == fingerprint.changed_kinds(there, here) == []
+        assert (
+            fingerprint.changed_kinds(here, there) == fingerprint.changed_kinds(there, here) == []
+        )
         assert [name for name, found in there.items() if found is not None]
         other_actions(tmp_path / "d")
     with RangeServer(tmp_path) as server:
-        assert fingerprint.changed_kinds(here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))) == [
-            "a sample of the data files"
-        ]
+        assert fingerprint.changed_kinds(
+            here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))
+        ) == ["a sample of the data files"]
 
 
-def test_digests_of_many_small_datasets_are_kept_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_of_many_small_datasets_are_kept_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mapped_tables, "GROUP", 2)
     roots = [tmp_path / f"set-{number}" for number in range(9)]
     for root in roots:
@@ -197,7 +229,9 @@ def test_digests_of_many_small_datasets_are_kept_in_groups(tmp_path: Path, monke
 
     path.unlink()
     lost = fingerprint.digest_several(requests(), cache)
-    assert lost == [fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()]
+    assert lost == [
+        fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()
+    ]
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     assert fingerprint.digest_several(requests(), cache) == alone

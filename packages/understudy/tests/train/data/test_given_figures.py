@@ -1,4 +1,6 @@
-"""Figures from outside against the rows of a run: named, refused, or mended before the first step."""
+"""Figures from outside against the rows of a run: named, refused, or mended before the first
+step.
+"""
 
 import json
 import logging
@@ -15,7 +17,11 @@ from understudy.config.train import TrainConfig
 from understudy.train.data import given_figures
 from understudy.train.data.given_figures import sample_rows
 from understudy.train.data.run_data import open_data
-from understudy.train.data.run_normalization import choose_normalization, confront_policy, confront_update
+from understudy.train.data.run_normalization import (
+    choose_normalization,
+    confront_policy,
+    confront_update,
+)
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_data.datasets.stats import norm_heads
 from understudy_kit.cli.main import main
@@ -29,9 +35,15 @@ KEYS = {STATE: "state", ACTION: "actions"}
 
 
 def recording(
-    root: Path, scale: float = 1.0, episodes: int = 4, length: int = 100, columns: dict[int, np.ndarray] | None = None
+    root: Path,
+    scale: float = 1.0,
+    episodes: int = 4,
+    length: int = 100,
+    columns: dict[int, np.ndarray] | None = None,
 ) -> Path:
-    """Normal values times `scale`; `columns` replaces dimensions of all keys by values, [episodes * length]."""
+    """Normal values times `scale`; `columns` replaces dimensions of all keys by values, [episodes *
+    length].
+    """
     rng = np.random.default_rng(3)
     features = {key: {"dtype": "float32", "shape": (3,), "names": list(NAMES)} for key in KEYS}
     with EpisodeWriter(root, fps=10, features=features, robot_type="arm") as writer:
@@ -53,16 +65,26 @@ def rare(count: int = 800, share: float = 0.005, noise: float = 1e-4) -> np.ndar
 
 
 def config_of(root: Path, **data: Any) -> TrainConfig:
-    made = override(TrainConfig(), data={"root": str(root), "val_fraction": 0.0, "control_mode": "joint", **data})
+    made = override(
+        TrainConfig(),
+        data={"root": str(root), "val_fraction": 0.0, "control_mode": "joint", **data},
+    )
     return made.with_policy_defaults()
 
 
-def openpi_file(root: Path, path: Path, change: dict[str, dict[int, float]] | None = None, factor: float = 1.0) -> str:
-    """Figures of a dataset as openpi writes them, with other ones in some dimensions of both keys."""
+def openpi_file(
+    root: Path, path: Path, change: dict[str, dict[int, float]] | None = None, factor: float = 1.0
+) -> str:
+    """Figures of a dataset as openpi writes them, with other ones in some dimensions of both
+    keys.
+    """
     recorded = json.loads((root / "meta/stats.json").read_text())
     entries = {}
     for key, name in KEYS.items():
-        figures = {figure: np.array(recorded[key][figure]) * factor for figure in ("mean", "std", "q01", "q99")}
+        figures = {
+            figure: np.array(recorded[key][figure]) * factor
+            for figure in ("mean", "std", "q01", "q99")
+        }
         for figure, values in (change or {}).items():
             for dim, value in values.items():
                 figures[figure][dim] = value
@@ -85,7 +107,9 @@ def radians(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("factor", [1 / 57.3, 1e-3])
 @pytest.mark.parametrize("mode", ["mean_std", "quantile"])
-def test_statistics_of_other_units_are_refused(radians: Path, tmp_path: Path, factor: float, mode: str) -> None:
+def test_statistics_of_other_units_are_refused(
+    radians: Path, tmp_path: Path, factor: float, mode: str
+) -> None:
     stats = openpi_file(radians, tmp_path / "norm_stats.json", factor=factor)
     big = recording(tmp_path / "d", scale=3.0 if factor > 0.01 else 1.0)
     with pytest.raises(DatasetError) as caught:
@@ -95,7 +119,9 @@ def test_statistics_of_other_units_are_refused(radians: Path, tmp_path: Path, fa
     assert "stats" in caught.value.fix
 
 
-def test_stale_recorded_statistics_are_refused_and_min_max_too(radians: Path, tmp_path: Path) -> None:
+def test_stale_recorded_statistics_are_refused_and_min_max_too(
+    radians: Path, tmp_path: Path
+) -> None:
     root = recording(tmp_path / "d", scale=300.0)
     (root / "meta/stats.json").write_bytes((radians / "meta/stats.json").read_bytes())
     for mode in ("mean_std", "min_max", "quantile"):
@@ -105,7 +131,9 @@ def test_stale_recorded_statistics_are_refused_and_min_max_too(radians: Path, tm
 
 
 def test_statistics_of_absolute_actions_for_differences_are_refused(tmp_path: Path) -> None:
-    """openpi's figures of absolute joints, one of which rests far from 0, where differences are learnt."""
+    """openpi's figures of absolute joints, one of which rests far from 0, where differences are
+    learnt.
+    """
     still = 1.569 + 1e-4 * np.random.default_rng(0).normal(size=400)
     root = recording(tmp_path / "d", columns={1: still})
     stats = openpi_file(root, tmp_path / "norm_stats.json")
@@ -120,7 +148,9 @@ def test_a_few_dimensions_beyond_the_figures_are_named_and_trained(
     radians: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stats = openpi_file(
-        radians, tmp_path / "norm_stats.json", {"std": {1: 1 / 30}, "q01": {1: -0.05}, "q99": {1: 0.05}}
+        radians,
+        tmp_path / "norm_stats.json",
+        {"std": {1: 1 / 30}, "q01": {1: -0.05}, "q99": {1: 0.05}},
     )
     config = config_of(radians, stats=stats)
     with caplog.at_level(logging.INFO):
@@ -137,7 +167,10 @@ def test_figures_a_thousand_times_too_wide_are_named(
 ) -> None:
     stats = openpi_file(radians, tmp_path / "norm_stats.json", factor=1000.0)
     chosen(config_of(radians, stats=stats))
-    assert any("stay within" in record.getMessage() and "action[0]" in record.getMessage() for record in caplog.records)
+    assert any(
+        "stay within" in record.getMessage() and "action[0]" in record.getMessage()
+        for record in caplog.records
+    )
 
 
 @pytest.mark.parametrize("stats", ["", "recorded", "file"])
@@ -216,7 +249,10 @@ def test_a_gripper_that_rarely_closes_is_divided_by_its_range(
         made = chosen(config_of(root, stats=stats, normalize="quantile"))
     for key in KEYS:
         assert made[key]["spread"][0][2] == pytest.approx(0.5, rel=0.01)
-    assert any("range" in r.getMessage() and "action[2] (gripper)" in r.getMessage() for r in caplog.records)
+    assert any(
+        "range" in r.getMessage() and "action[2] (gripper)" in r.getMessage()
+        for r in caplog.records
+    )
 
 
 @pytest.mark.parametrize("count", [500, 4000])
@@ -235,7 +271,9 @@ def test_a_nearly_constant_dimension_is_not_divided_by_noise_of_the_sample(tmp_p
     assert made[ACTION]["offset"][0][1] == np.float32(1.57)
 
 
-def test_equal_quantiles_of_a_dimension_that_moves_are_named_as_such(radians: Path, tmp_path: Path) -> None:
+def test_equal_quantiles_of_a_dimension_that_moves_are_named_as_such(
+    radians: Path, tmp_path: Path
+) -> None:
     stats = openpi_file(radians, tmp_path / "norm_stats.json", {"q01": {1: 0.0}, "q99": {1: 0.0}})
     with pytest.raises(DatasetError) as caught:
         chosen(config_of(radians, stats=stats, normalize="quantile"))
@@ -288,8 +326,15 @@ def test_the_sample_of_differences_stays_in_their_window(tmp_path: Path) -> None
 
 
 def test_single_dimensions_have_their_own_normalization(radians: Path) -> None:
-    plain = {mode: chosen(config_of(radians, normalize=mode)) for mode in ("mean_std", "min_max", "quantile")}
-    made = chosen(config_of(radians, normalize={"*": "quantile", "gripper": "identity", "action[1]": "min_max"}))
+    plain = {
+        mode: chosen(config_of(radians, normalize=mode))
+        for mode in ("mean_std", "min_max", "quantile")
+    }
+    made = chosen(
+        config_of(
+            radians, normalize={"*": "quantile", "gripper": "identity", "action[1]": "min_max"}
+        )
+    )
     for key in KEYS:
         assert (made[key]["offset"][0][2], made[key]["spread"][0][2]) == (0, 1)
         assert made[key]["spread"][0][0] == plain["quantile"][key]["spread"][0][0]
@@ -301,7 +346,9 @@ def test_single_dimensions_have_their_own_normalization(radians: Path) -> None:
 
 def test_identity_of_a_difference_and_of_a_constant_stays(tmp_path: Path) -> None:
     root = recording(tmp_path / "d", columns={2: np.full(400, 5.0)})
-    made = chosen(config_of(root, normalize={"gripper": "identity", "a": "identity"}, delta_action_dims=(0,)))
+    made = chosen(
+        config_of(root, normalize={"gripper": "identity", "a": "identity"}, delta_action_dims=(0,))
+    )
     assert [made[ACTION]["spread"][0][dim] for dim in (0, 2)] == [1, 1]
     assert made["delta"] == [[True, False, False]]
 
@@ -315,17 +362,25 @@ def test_identity_of_a_difference_and_of_a_constant_stays(tmp_path: Path) -> Non
         ({"gripper": "identity", "action[2]": "min_max"}, ("gripper", "action[2]")),
     ],
 )
-def test_an_unknown_or_double_name_is_refused(radians: Path, normalize: dict[str, str], words: Sequence[str]) -> None:
+def test_an_unknown_or_double_name_is_refused(
+    radians: Path, normalize: dict[str, str], words: Sequence[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         chosen(config_of(radians, normalize=normalize))
     assert all(word in str(caught.value) for word in words)
 
 
 def test_an_ambiguous_name_lists_all_that_it_may_be(tmp_path: Path) -> None:
-    features = {key: {"dtype": "float32", "shape": (2,), "names": ["left_gripper", "right_gripper"]} for key in KEYS}
+    features = {
+        key: {"dtype": "float32", "shape": (2,), "names": ["left_gripper", "right_gripper"]}
+        for key in KEYS
+    }
     with EpisodeWriter(tmp_path / "d", fps=10, features=features) as writer:
         for _ in range(20):
-            writer.add_frame({key: np.random.default_rng(0).normal(size=2).astype(np.float32) for key in KEYS}, "move")
+            writer.add_frame(
+                {key: np.random.default_rng(0).normal(size=2).astype(np.float32) for key in KEYS},
+                "move",
+            )
         writer.save_episode()
     with pytest.raises(ConfigError) as caught:
         chosen(config_of(tmp_path / "d", normalize={"gripper": "identity"}))
@@ -333,9 +388,13 @@ def test_an_ambiguous_name_lists_all_that_it_may_be(tmp_path: Path) -> None:
     assert "right_gripper" in str(caught.value)
 
 
-def test_given_statistics_need_the_figures_of_the_named_modes_alone(radians: Path, tmp_path: Path) -> None:
+def test_given_statistics_need_the_figures_of_the_named_modes_alone(
+    radians: Path, tmp_path: Path
+) -> None:
     stats = openpi_file(radians, tmp_path / "norm_stats.json")
-    made = chosen(config_of(radians, stats=stats, normalize={"*": "quantile", "gripper": "identity"}))
+    made = chosen(
+        config_of(radians, stats=stats, normalize={"*": "quantile", "gripper": "identity"})
+    )
     assert made[ACTION]["spread"][0][2] == 1
     with pytest.raises(DatasetError):
         chosen(config_of(radians, stats=stats, normalize={"gripper": "min_max"}))
@@ -350,30 +409,83 @@ def test_a_policy_that_was_trained_otherwise_refuses_identity(radians: Path) -> 
     assert confront_policy(config, open_data(config), own) == own
 
 
-SMALL = ("--batch-size", "4", "--val.every", "0", "--log.no-report", "--policy.width", "16", "--policy.layers", "1")
+SMALL = (
+    "--batch-size",
+    "4",
+    "--val.every",
+    "0",
+    "--log.no-report",
+    "--policy.width",
+    "16",
+    "--policy.layers",
+    "1",
+)
 
 
 def test_a_run_resumes_with_its_own_modes_alone(
     radians: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "--data.root", str(radians), "--output-dir", str(tmp_path / "r"), "--steps", "1", *SMALL]
+    words = [
+        "train",
+        "--data.root",
+        str(radians),
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--steps",
+        "1",
+        *SMALL,
+    ]
     assert main([*words, "--data.normalize", "gripper", "identity"]) == 0
     stored = json.loads((tmp_path / "r/policy/normalisation.json").read_text())
     assert stored[ACTION]["spread"][0][2] == 1
     assert main(["resume", str(tmp_path / "r"), "--steps", "2"]) == 0
-    assert main(["resume", str(tmp_path / "r"), "--steps", "3", "--data.normalize", "gripper", "min_max"]) == 2
+    assert (
+        main(
+            [
+                "resume",
+                str(tmp_path / "r"),
+                "--steps",
+                "3",
+                "--data.normalize",
+                "gripper",
+                "min_max",
+            ]
+        )
+        == 2
+    )
     assert "data.normalize" in capsys.readouterr().err
 
 
 def test_the_summary_of_a_source_is_read_once_at_the_start(
     radians: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The contract needs the actions as recorded, the normalization their differences: one pass has both."""
+    """The contract needs the actions as recorded, the normalization their differences: one pass has
+    both.
+    """
     read: list[object] = []
     original = norm_heads.load_or_compute_all
-    monkeypatch.setattr(norm_heads, "load_or_compute_all", lambda *args: read.extend(args[1]) or original(*args))
-    words = ["train", "--data.root", str(radians), "--output-dir", str(tmp_path / "r"), "--steps", "1", *SMALL]
-    words += ["--data.val-fraction", "0", "--data.delta-action-dims", "0", "1", "--data.cache", str(tmp_path / "c")]
+    monkeypatch.setattr(
+        norm_heads, "load_or_compute_all", lambda *args: read.extend(args[1]) or original(*args)
+    )
+    words = [
+        "train",
+        "--data.root",
+        str(radians),
+        "--output-dir",
+        str(tmp_path / "r"),
+        "--steps",
+        "1",
+        *SMALL,
+    ]
+    words += [
+        "--data.val-fraction",
+        "0",
+        "--data.delta-action-dims",
+        "0",
+        "1",
+        "--data.cache",
+        str(tmp_path / "c"),
+    ]
     assert main(words) == 0
     assert len(read) == 1
     (robot,) = json.loads((tmp_path / "r/policy/contract.json").read_text())["robots"].values()
@@ -383,7 +495,9 @@ def test_the_summary_of_a_source_is_read_once_at_the_start(
 
 @pytest.mark.parametrize("moves", [1, 3])
 def test_weights_of_a_dimension_that_rested_train_with_the_range(radians: Path, moves: int) -> None:
-    """openpi's formula leaves a spread of 5e-7; if most dimensions differ, the figures are of something else."""
+    """openpi's formula leaves a spread of 5e-7; if most dimensions differ, the figures are of
+    something else.
+    """
     data = open_data(config_of(radians))
     theirs = chosen(config_of(radians))
     resting = {name: np.array(rows) for name, rows in theirs[ACTION].items()}

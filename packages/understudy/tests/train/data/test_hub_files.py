@@ -1,4 +1,6 @@
-"""Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without one."""
+"""Files of a policy by a hub id: fetched once from a hub on this machine, and clear errors without
+one.
+"""
 
 import sys
 import traceback
@@ -21,7 +23,12 @@ from understudy_data.hub.ids import HubId, model_id
 from understudy_data.testing.writable_hub import Repo, WritableHub, serve_hub
 
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
-WEIGHTS = ("config.json", "model.safetensors", "assets/robot/norm_stats.json", "policy_preprocessor.json")
+WEIGHTS = (
+    "config.json",
+    "model.safetensors",
+    "assets/robot/norm_stats.json",
+    "policy_preprocessor.json",
+)
 
 
 @pytest.fixture
@@ -29,7 +36,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WritableHub
     """A hub with the repository me/words, whose only commit has the tag v1."""
     with serve_hub(monkeypatch, tmp_path / "cache") as found:
         found.repos["models/me/words"] = repo = Repo()
-        repo.add({name: name.encode() for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")})
+        repo.add(
+            {name: name.encode() for name in (*NAMES, *WEIGHTS, "pytorch_model.bin", "README.md")}
+        )
         repo.tags["v1"] = repo.main
         yield found
 
@@ -40,9 +49,13 @@ def config(**policy: str) -> TrainConfig:
 
 def test_files_of_hub_ids_become_local_paths(hub: WritableHub) -> None:
     found = with_local_files(config(tokenizer="me/words", fast="hf://me/words@v1"))
-    for field, names in {"tokenizer": ["tokenizer.model"], "fast": ["tokenizer.json", "processor_config.json"]}.items():
+    for field, names in {
+        "tokenizer": ["tokenizer.model"],
+        "fast": ["tokenizer.json", "processor_config.json"],
+    }.items():
         folder = Path(getattr(found.policy, field))
-        assert folder.name == hub.repos["models/me/words"].main  # another `main` later changes nothing
+        # another `main` later changes nothing
+        assert folder.name == hub.repos["models/me/words"].main
         assert all((folder / name).read_bytes() == name.encode() for name in names)
     assert sorted(path.rpartition("/")[2] for path in hub.downloads) == [
         "processor_config.json",
@@ -55,7 +68,9 @@ def test_files_of_hub_ids_become_local_paths(hub: WritableHub) -> None:
     assert with_local_files(found) == found
 
 
-def test_fetched_files_need_no_network_later(hub: WritableHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fetched_files_need_no_network_later(
+    hub: WritableHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first = with_local_files(config(tokenizer="me/words"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert with_local_files(config(tokenizer="me/words")) == first
@@ -87,7 +102,8 @@ def test_unknown_repository_is_named(hub: WritableHub, field: str, file: str, na
 def test_no_network_is_named(hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, "http://127.0.0.1:1")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the attempts of huggingface_hub
+    # between the attempts of huggingface_hub
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(ConfigError) as caught:
         with_local_files(config(tokenizer="me/words"))
     assert str(caught.value).startswith("policy.tokenizer: me/words: tokenizer.model")

@@ -1,4 +1,6 @@
-"""Sources whose images differ in size: a policy that keeps the aspect ratio keeps it in a mixture, too."""
+"""Sources whose images differ in size: a policy that keeps the aspect ratio keeps it in a mixture,
+too.
+"""
 
 import pickle
 from dataclasses import replace
@@ -23,7 +25,8 @@ from understudy_data.load.validation_data import ValidationData
 from understudy_data.video.color import ImageSize
 from understudy_kit.config.dataset import SourceConfig
 
-SIZES = {"tall": (128, 96), "wide": (96, 192)}  # height, width; multiples, so that nothing is rounded
+# height, width; multiples, so that nothing is rounded
+SIZES = {"tall": (128, 96), "wide": (96, 192)}
 SIDE = 64
 
 
@@ -39,7 +42,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SourceConfig]
     root = tmp_path_factory.mktemp("sizes")
     rng = np.random.default_rng(0)
     for name, size in SIZES.items():
-        vectors = {key: {"dtype": "float32", "shape": (2,)} for key in ("action", "observation.state")}
+        vectors = {
+            key: {"dtype": "float32", "shape": (2,)} for key in ("action", "observation.state")
+        }
         features = {TOP: {"dtype": "video", "shape": (*size, 3)}, **vectors}
         with EpisodeWriter(root / name, fps=10, features=features, codec="libx264") as writer:
             for _ in range(4):
@@ -58,9 +63,15 @@ def settings(*chosen: SourceConfig, policy: Any) -> TrainConfig:
 def images(config: TrainConfig, data: RunData) -> dict[tuple[str, int, int], Tensor]:
     """Images that a loader gives, by (source, episode, frame)."""
     found = {}
-    with Loader(data.training, order=data.order(config), num_threads=2, image_size=data.size) as loader:
+    with Loader(
+        data.training, order=data.order(config), num_threads=2, image_size=data.size
+    ) as loader:
         for _, batch in zip(range(8), loader):
-            numbers = zip(batch["source"].tolist(), batch["episode_index"].tolist(), batch["frame_index"].tolist())
+            numbers = zip(
+                batch["source"].tolist(),
+                batch["episode_index"].tolist(),
+                batch["frame_index"].tolist(),
+            )
             for row, (source, episode, frame) in enumerate(numbers):
                 found[data.names[source], episode, frame] = batch[TOP][row]
     return found
@@ -77,7 +88,9 @@ FLOW = FlowSettings(image_size=(SIDE, SIDE))
 
 
 def test_a_disc_of_each_source_stays_round(sources: dict[str, SourceConfig]) -> None:
-    """Each image of a mixture is to the bit that of its source alone; control: area averaging squashes the disc."""
+    """Each image of a mixture is to the bit that of its source alone; control: area averaging
+    squashes the disc.
+    """
     config = settings(*sources.values(), policy=PI05)
     data = open_data(config)
     assert data.size == (SIDE, SIDE)
@@ -86,7 +99,10 @@ def test_a_disc_of_each_source_stays_round(sources: dict[str, SourceConfig]) -> 
         single = settings(source, policy=PI05)
         alone_data = open_data(single)
         assert alone_data.size is None
-        alone = {key: letterbox(image[None], SIDE)[0] for key, image in images(single, alone_data).items()}
+        alone = {
+            key: letterbox(image[None], SIDE)[0]
+            for key, image in images(single, alone_data).items()
+        }
         shared = {key for key in together if key[0] == name} & alone.keys()
         assert len(shared) > 5
         for key in shared:
@@ -115,9 +131,13 @@ def test_validation_images_are_those_of_the_loader(sources: dict[str, SourceConf
             assert torch.equal(letterbox(batch[TOP], SIDE), letterbox(raw[None], SIDE))
 
 
-def test_stored_images_of_another_size_are_refused(sources: dict[str, SourceConfig], tmp_path: Path) -> None:
+def test_stored_images_of_another_size_are_refused(
+    sources: dict[str, SourceConfig], tmp_path: Path
+) -> None:
     features = {TOP: {"dtype": "image", "shape": (96, 96, 3)}}
-    features |= {key: {"dtype": "float32", "shape": (2,)} for key in ("action", "observation.state")}
+    features |= {
+        key: {"dtype": "float32", "shape": (2,)} for key in ("action", "observation.state")
+    }
     with EpisodeWriter(tmp_path / "rows", fps=10, features=features) as writer:
         for _ in range(2):
             for _ in range(4):
@@ -128,12 +148,15 @@ def test_stored_images_of_another_size_are_refused(sources: dict[str, SourceConf
     with pytest.raises(DatasetError) as caught:
         open_data(settings(*sources.values(), stored, policy=PI05))
     assert TOP in str(caught.value)
-    assert "policy.image_size" not in str(caught.value)  # which follows from the size of the network
+    # which follows from the size of the network
+    assert "policy.image_size" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (64, 48), (97, 31), (20, 20), (SIDE, SIDE)])
 def test_written_letterbox_is_the_letterbox(size: tuple[int, int]) -> None:
-    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image = torch.randint(
+        0, 256, (3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     out = np.empty((3, SIDE, SIDE), np.uint8)
     write_letterbox(image.numpy(), out)
     assert torch.equal(letterbox(torch.from_numpy(out)[None], SIDE), letterbox(image[None], SIDE))

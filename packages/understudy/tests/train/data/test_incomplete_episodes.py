@@ -1,4 +1,6 @@
-"""Datasets of which something is missing: an error before the first step, or left out by name and for good."""
+"""Datasets of which something is missing: an error before the first step, or left out by name and
+for good.
+"""
 
 import json
 import os
@@ -80,7 +82,9 @@ def test_train_refuses_a_camera_without_files(copy: Make, tmp_path: Path, versio
         train(tiny_config(root, tmp_path / "run"))
     assert not (tmp_path / "run/config.yaml").exists()
     assert opened(root, cameras=("none",)).cameras == ()
-    path = json.loads((root / "meta/info.json").read_text())["video_path"].replace("videos/", "video/")
+    path = json.loads((root / "meta/info.json").read_text())["video_path"].replace(
+        "videos/", "video/"
+    )
     assert opened(root, video_path=path).cameras == (TOP, WRIST)
 
 
@@ -175,7 +179,9 @@ def test_skip_refuses_a_dataset_without_complete_episodes(copy: Make) -> None:
 
 
 def test_skip_leaves_out_broken_episodes(copy: Make) -> None:
-    """A truncated video, rows that are no parquet, and one row less than listed: of v2.1 one episode each."""
+    """A truncated video, rows that are no parquet, and one row less than listed: of v2.1 one
+    episode each.
+    """
     root = copy()
     [video] = (root / "videos").glob(f"*/{TOP}/episode_000002.mp4")
     video.write_bytes(video.read_bytes()[:500])
@@ -190,7 +196,10 @@ def test_skip_leaves_out_broken_episodes(copy: Make) -> None:
     assert "4 episodes" in note
     assert note.endswith("skipped 2 5 7 8")
     again = open_data(
-        replace(tiny_config(root, root), data=replace(DataConfig(root=str(root)), on_bad_episode="skip", chunk_size=3)),
+        replace(
+            tiny_config(root, root),
+            data=replace(DataConfig(root=str(root)), on_bad_episode="skip", chunk_size=3),
+        ),
         [{"skipped": [2, 5, 7, 8]}],
         True,
     )
@@ -209,12 +218,18 @@ def test_skip_leaves_out_the_episodes_of_a_broken_packed_video(copy: Make) -> No
 def test_skipped_episodes_are_recorded_with_the_run(
     copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run that skips trains as the one that excludes, continues without restored episodes, and not without more."""
+    """The run that skips trains as the one that excludes, continues without restored episodes, and
+    not without more.
+    """
     root = copy()
     lose(root, TOP, 2, 5)
     config = tiny_config(root, tmp_path / "run", steps=4, val={"every": 0})
     config = replace(config, data=replace(config.data, on_bad_episode="skip"))
-    plain = replace(config, output_dir=str(tmp_path / "plain"), data=replace(config.data, exclude_episodes=(2, 5)))
+    plain = replace(
+        config,
+        output_dir=str(tmp_path / "plain"),
+        data=replace(config.data, exclude_episodes=(2, 5)),
+    )
     assert train(config) == 0
     said = capsys.readouterr().err
     assert "2 episodes are incomplete or broken of 10" in said
@@ -227,7 +242,10 @@ def test_skipped_episodes_are_recorded_with_the_run(
         (root / f"{TOP}-{episode}.mp4").rename(
             root / f"videos/chunk-{episode // 2:03d}/{TOP}/episode_{episode:06d}.mp4"
         )
-    assert evaluate_checkpoint(tmp_path / "run")["samples"] == evaluate_checkpoint(tmp_path / "plain")["samples"]
+    assert (
+        evaluate_checkpoint(tmp_path / "run")["samples"]
+        == evaluate_checkpoint(tmp_path / "plain")["samples"]
+    )
     assert resume(replace(config, steps=8)) == 0
     assert "2 5" in capsys.readouterr().err
     lose(root, TOP, 2)  # is left out anyway
@@ -251,7 +269,9 @@ def one_looks(root: Path, out: Path) -> list[int]:
 
 @pytest.mark.long
 def test_only_rank_0_checks_files(copy: Make, tmp_path: Path) -> None:
-    """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the same episodes."""
+    """A hundred thousand files are not listed by each of a thousand ranks, and all leave out the
+    same episodes.
+    """
     root = copy()
     lose(root, TOP, 2, 5)
     assert in_ranks(2, one_looks, root, tmp_path / "run", timeout=120) == [[2, 5], [2, 5]]
@@ -259,7 +279,11 @@ def test_only_rank_0_checks_files(copy: Make, tmp_path: Path) -> None:
 
 def test_train_refuses_git_lfs_pointers(copy: Make) -> None:
     root = copy()
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
+    pointer = (
+        b"version https://git-lfs.github.com/spec/v1\n"
+        b"oid sha256:4d7a214614ab2935c943f9e0ff69d22e\n"
+        b"size 12345\n"
+    )
     videos = sorted((root / "videos").rglob(f"{TOP}/*.mp4"))
     videos[0].write_bytes(pointer)
     with refused(1, 10, where=str(root)) as caught:
@@ -271,7 +295,9 @@ def test_train_refuses_git_lfs_pointers(copy: Make) -> None:
         opened(root, on_bad_episode="skip")
 
 
-def test_startup_summary_notes_odd_metadata(copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_summary_notes_odd_metadata(
+    copy: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = copy()
     edit_json(root / "meta/info.json", lambda info: info.update(total_frames=7, total_episodes=70))
     assert train(tiny_config(root, tmp_path / "run", steps=1, val={"every": 0})) == 0
@@ -289,6 +315,8 @@ def test_startup_summary_notes_odd_metadata(copy: Make, tmp_path: Path, capsys: 
         ({"cameras": ("observation.image.wrist",)}, WRIST),
     ],
 )
-def test_unknown_camera_gets_a_suggestion(written: Path, settings: dict[str, Any], meant: str) -> None:
+def test_unknown_camera_gets_a_suggestion(
+    written: Path, settings: dict[str, Any], meant: str
+) -> None:
     with refused(repr(meant), where=str(written / "v3.0")):
         opened(written / "v3.0", **settings)

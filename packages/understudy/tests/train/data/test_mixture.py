@@ -1,4 +1,6 @@
-"""The sources of a run: listed in a file, all errors reported at once, opened, split and recognised."""
+"""The sources of a run: listed in a file, all errors reported at once, opened, split and
+recognised.
+"""
 
 import json
 import shutil
@@ -38,14 +40,23 @@ def opened(*sources: SourceConfig, **data: Any) -> RunData:
     return open_data(replace(config, data=replace(config.data, **data)))
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
-def test_mixture_settings_read_back_equal(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_mixture_settings_read_back_equal(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     full = replace(
-        sources[0], val_episodes=(1, 2), delta_action_dims=(0, 1), exclude_episodes=(4,), keep_rule="start", stats="s"
+        sources[0],
+        val_episodes=(1, 2),
+        delta_action_dims=(0, 1),
+        exclude_episodes=(4,),
+        keep_rule="start",
+        stats="s",
     )
-    config = mixed((full, *sources[1:]), tmp_path / "r", mode={"policy": 2.0, "inverse_dynamics": 1.0})
+    config = mixed(
+        (full, *sources[1:]), tmp_path / "r", mode={"policy": 2.0, "inverse_dynamics": 1.0}
+    )
     (tmp_path / "c.yaml").write_text(dump_yaml(config))
     assert load(TrainConfig, tmp_path / "c.yaml") == config
 
@@ -68,7 +79,8 @@ def test_source_errors_are_reported_with_paths(tmp_path: Path) -> None:
         "data.sources.1.cameras: must be pairs as in `{NAME: TEXT, OTHER: TEXT}`, not 3",
         "data.sources.2.drop_n_first_frames: ",
         "data.sources.2.keep_rule: ",
-        "mode: must be one of 'policy', 'forward_dynamics', 'inverse_dynamics', 'joint', or weights as in ",
+        "mode: must be one of 'policy', 'forward_dynamics', 'inverse_dynamics', 'joint', or "
+        "weights as in ",
     ):
         assert told in text
     (tmp_path / "rules.yaml").write_text(
@@ -106,25 +118,35 @@ def test_source_names_are_unique() -> None:
     def names(*sources: SourceConfig) -> tuple[str, ...]:
         return DataConfig(sources=sources).names()
 
-    assert names(SourceConfig("x/pick"), SourceConfig("y/pick/"), SourceConfig("https://h/z/pick")) == (
+    assert names(
+        SourceConfig("x/pick"), SourceConfig("y/pick/"), SourceConfig("https://h/z/pick")
+    ) == (
         "pick",
         "pick#2",
         "pick#3",
     )
     assert names(SourceConfig("x/pick"), SourceConfig("y/other", name="pick")) == ("pick#2", "pick")
     assert DataConfig(root="x/pick").names() == ("pick",)
-    resolved = TrainConfig(data=DataConfig(sources=(SourceConfig("x/a"), SourceConfig("y/a")))).resolved()
+    resolved = TrainConfig(
+        data=DataConfig(sources=(SourceConfig("x/a"), SourceConfig("y/a")))
+    ).resolved()
     assert [source.name for source in resolved.data.sources] == ["a", "a#2"]
     assert resolved.resolved() == resolved
 
 
 def test_mode_weights_match_the_policy_modes() -> None:
     assert tuple(TrainConfig().mode_weights()) == MODES
-    assert TrainConfig().mode_weights() == {"policy": 1, "forward_dynamics": 0, "inverse_dynamics": 0}
+    assert TrainConfig().mode_weights() == {
+        "policy": 1,
+        "forward_dynamics": 0,
+        "inverse_dynamics": 0,
+    }
     assert set(TrainConfig(mode="joint").mode_weights().values()) == {1 / 3}
     shares = TrainConfig(mode={"inverse_dynamics": 3.0, "policy": 1.0}).mode_weights()
     assert shares == {"policy": 0.25, "forward_dynamics": 0, "inverse_dynamics": 0.75}
-    assert [TrainConfig(mode=mode).learns_dynamics() for mode in ("policy", "forward_dynamics", "joint")] == [
+    assert [
+        TrainConfig(mode=mode).learns_dynamics() for mode in ("policy", "forward_dynamics", "joint")
+    ] == [
         False,
         True,
         True,
@@ -138,7 +160,10 @@ def test_command_line_takes_a_file_with_sources(
     """Flags replace settings of the file and leave its sources; they do not clutter the help."""
     (tmp_path / "mix.yaml").write_text(dump_yaml(mixed(sources, tmp_path / "r")))
     config = main.read_settings("train", [str(tmp_path / "mix.yaml"), "--steps", "2"])
-    assert (config.steps, tuple(source.name or Path(source.root).name for source in config.data.sources)) == (2, NAMES)
+    assert (
+        config.steps,
+        tuple(source.name or Path(source.root).name for source in config.data.sources),
+    ) == (2, NAMES)
     assert config.data.sources[2].cameras == {TOP: "observation.images.cam_0"}
     assert main.main(["train", str(tmp_path / "mix.yaml"), "--data.root", "d"]) == 2
     assert "data.root: d: describes a single dataset" in capsys.readouterr().err
@@ -150,7 +175,7 @@ def test_command_line_takes_a_file_with_sources(
     assert "keep_rule" in text, "a setting of a source"
 
 
-# -- opening ---------------------------------------------------------------------------------------------------------
+# -- opening ---------------------------------------------------------------------------------------
 
 
 def test_open_data_maps_keys_per_source(sources: tuple[SourceConfig, ...]) -> None:
@@ -160,10 +185,16 @@ def test_open_data_maps_keys_per_source(sources: tuple[SourceConfig, ...]) -> No
     assert data.head_of_source.tolist() == [0, 1, 0]
     assert data.size == (16, 16)
     for part in data.training:
-        assert (part.windows["action"], part.reach_of("action")) == (3, (0, 2))  # seconds at its own rate
-        assert {"action", "observation.state", TOP, WRIST} <= set(part.sample(*part.segments[0, :2].tolist()))
+        # seconds at its own rate
+        assert (part.windows["action"], part.reach_of("action")) == (3, (0, 2))
+        assert {"action", "observation.state", TOP, WRIST} <= set(
+            part.sample(*part.segments[0, :2].tolist())
+        )
     with Loader(
-        data.training, order=data.order(mixed(sources, Path("r"))), num_threads=1, image_size=data.size
+        data.training,
+        order=data.order(mixed(sources, Path("r"))),
+        num_threads=1,
+        image_size=data.size,
     ) as loader:
         batch = next(loader)
     assert batch[TOP].shape == batch[WRIST].shape == (6, 3, 16, 16)
@@ -192,7 +223,9 @@ def test_shares_without_weights_follow_frames(sources: tuple[SourceConfig, ...])
     data = opened(*(replace(source, weight=None) for source in sources))
     assert data.weights == tuple(map(len, data.training))
     slots = data.order(mixed(sources, Path("r"))).spec.schedule[0].slots
-    np.testing.assert_allclose(np.array(slots) / sum(slots), np.array(data.weights) / sum(data.weights), rtol=0.03)
+    np.testing.assert_allclose(
+        np.array(slots) / sum(slots), np.array(data.weights) / sum(data.weights), rtol=0.03
+    )
 
 
 def test_unknown_robots_get_their_own_head(sources: tuple[SourceConfig, ...]) -> None:
@@ -208,7 +241,9 @@ def pasted(lines: list[str], folder: Path) -> tuple[SourceConfig, ...]:
     return load(TrainConfig, folder / "pasted.yaml").data.sources
 
 
-def test_open_data_reports_errors_of_all_sources(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_open_data_reports_errors_of_all_sources(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     wide, two, small = sources
     with pytest.raises(DatasetError) as caught:
         opened(
@@ -255,7 +290,14 @@ def test_sources_to_paste_leave_out_bad_episodes_and_wrong_sources(
     given = (
         replace(wide, name="wide", stats=str(tmp_path / "none.json")),
         replace(two, name="broken", root=str(tmp_path / "old")),
-        SourceConfig(str(parts), "third", "joint", name="parts", weight=2, cameras={TOP: "observation.images.cam_0"}),
+        SourceConfig(
+            str(parts),
+            "third",
+            "joint",
+            name="parts",
+            weight=2,
+            cameras={TOP: "observation.images.cam_0"},
+        ),
         replace(small, name="small", val_fraction=0.0),
     )
     (tmp_path / "old/meta/info.json").write_text("{")
@@ -275,7 +317,9 @@ def test_sources_to_paste_leave_out_bad_episodes_and_wrong_sources(
 
 def write_parts(root: Path) -> Path:
     """Three episodes, each in files of its own."""
-    spec = Spec("v2.1", lengths=(7, 8, 9), action_dim=4, state_dim=5, cameras=("observation.images.cam_0",))
+    spec = Spec(
+        "v2.1", lengths=(7, 8, 9), action_dim=4, state_dim=5, cameras=("observation.images.cam_0",)
+    )
     write_dataset(root, spec)
     return root
 
@@ -292,14 +336,22 @@ def test_all_sources_of_one_head_and_all_unlike_ones_are_named(
     assert told.splitlines()[0] == "2 of 3 sources cannot be used"
     assert told.count("head 'arm::joint'") == 2
     for name in ("whole", "numbers"):
-        features = {key: {"dtype": "int64", "shape": (2,)} for key in ("action", "observation.state")}
+        features = {
+            key: {"dtype": "int64", "shape": (2,)} for key in ("action", "observation.state")
+        }
         with EpisodeWriter(tmp_path / name, fps=10, features=features) as writer:
             for _ in range(4):
                 for _ in range(6):
                     writer.add_frame({key: np.arange(2) for key in features}, task="t")
                 writer.save_episode()
     with pytest.raises(DatasetError) as caught:
-        opened(wide, *(SourceConfig(str(tmp_path / name), name=name, weight=1) for name in ("whole", "numbers")))
+        opened(
+            wide,
+            *(
+                SourceConfig(str(tmp_path / name), name=name, weight=1)
+                for name in ("whole", "numbers")
+            ),
+        )
     told = str(caught.value)
     assert told.splitlines()[0] == "2 of 3 sources cannot be used"
     assert "source whole" in told
@@ -314,7 +366,9 @@ def test_one_source_tells_all_of_its_mistakes(sources: tuple[SourceConfig, ...])
 
 
 def test_copies_and_rates_are_a_line(many: Path, tmp_path: Path) -> None:
-    """The same files behind a link, or copied; parts of one dataset, and other recordings, are none."""
+    """The same files behind a link, or copied; parts of one dataset, and other recordings, are
+    none.
+    """
     (tmp_path / "link").symlink_to(many)
     shutil.copytree(many, tmp_path / "copy")
     write_dataset(tmp_path / "other", Spec(lengths=(5, 3, 6, 4), cameras=(), fps=20))
@@ -346,7 +400,9 @@ def test_copies_and_rates_are_a_line(many: Path, tmp_path: Path) -> None:
 def test_open_data_reports_source_errors_before_missing_cameras(
     sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:
-    """The chosen camera may be one of a source that cannot be opened: the error names that source."""
+    """The chosen camera may be one of a source that cannot be opened: the error names that
+    source.
+    """
     gone = replace(sources[1], name="gone", root=str(tmp_path / "nothing"))
     with refused("gone", tmp_path / "nothing", fix=None):
         opened(sources[0], gone, cameras=(TOP, WRIST))
@@ -354,7 +410,7 @@ def test_open_data_reports_source_errors_before_missing_cameras(
         opened(sources[0], cameras=(TOP, WRIST))
 
 
-# -- the split -------------------------------------------------------------------------------------------------------
+# -- the split -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +431,7 @@ def test_open_data_refuses_an_episode_in_both_parts(many: Path, tmp_path: Path) 
     assert [len(part) for part in both.training] == [45, 45]
 
 
-# -- the sequence of the sources -------------------------------------------------------------------------------------
+# -- the sequence of the sources -------------------------------------------------------------------
 
 
 def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]) -> None:
@@ -395,15 +451,26 @@ def test_sequence_of_sources_changes_no_number(sources: tuple[SourceConfig, ...]
 def test_dataset_fingerprint_names_the_changed_source(sources: tuple[SourceConfig, ...]) -> None:
     wide, two, small = sources
     before = dataset_fingerprint(opened(*sources))
-    now = dataset_fingerprint(opened(wide, replace(two, val_episodes=(0,)), replace(small, control_mode="velocity")))
-    assert {key for key in before if before[key] != now.get(key)} == {"two: held-out episodes", "small: norm head"}
+    now = dataset_fingerprint(
+        opened(wide, replace(two, val_episodes=(0,)), replace(small, control_mode="velocity"))
+    )
+    assert {key for key in before if before[key] != now.get(key)} == {
+        "two: held-out episodes",
+        "small: norm head",
+    }
     plain = dataset_fingerprint(open_data(tiny_config(Path(wide.root), Path("r"))))
     assert "fps" in plain  # as runs of one dataset have always had it
 
 
-def test_normalization_uses_external_statistics_and_deltas(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_normalization_uses_external_statistics_and_deltas(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     wide, two, small = sources
-    far = {"norm_stats": {key: {"mean": [7.0] * n, "std": [2.0] * n} for key, n in (("actions", 2), ("state", 2))}}
+    far = {
+        "norm_stats": {
+            key: {"mean": [7.0] * n, "std": [2.0] * n} for key, n in (("actions", 2), ("state", 2))
+        }
+    }
     (tmp_path / "norm_stats.json").write_text(json.dumps(far))
     arm = [replace(source, delta_action_dims=(0, 2)) for source in (wide, small)]
     scales = compute_normalization(
@@ -412,14 +479,22 @@ def test_normalization_uses_external_statistics_and_deltas(sources: tuple[Source
     assert scales["delta"] == [[True, False, True, False], [False] * 4]
     assert scales["action"]["offset"][1] == [7.0, 7.0, 0.0, 0.0]
     plain = compute_normalization(opened(*sources), "mean_std")["action"]["offset"][0]
-    assert [a == b for a, b in zip(scales["action"]["offset"][0], plain)] == [False, True, False, True]
+    assert [a == b for a, b in zip(scales["action"]["offset"][0], plain)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     with refused(2, 3, "wide", "small", fix=None):
         compute_normalization(
-            opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two), "mean_std"
+            opened(*(replace(s, stats=str(tmp_path / "none.json")) for s in (wide, small)), two),
+            "mean_std",
         )
 
 
-def test_open_data_refuses_to_resize_stored_images(sources: tuple[SourceConfig, ...], tmp_path: Path) -> None:
+def test_open_data_refuses_to_resize_stored_images(
+    sources: tuple[SourceConfig, ...], tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "stored", Spec(lengths=(6, 7), cameras=(), images=(WRIST,)))
     stored = SourceConfig(str(tmp_path / "stored"))
     with refused(repr(WRIST), where=stored.root, fix="policy.image_size"):

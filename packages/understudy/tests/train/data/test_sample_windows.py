@@ -1,4 +1,6 @@
-"""Windows that a policy asks for: in the batches of a run with defaults, training and validation, and not in `act`."""
+"""Windows that a policy asks for: in the batches of a run with defaults, training and validation,
+and not in `act`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ class AheadConfig(AheadSettings, PolicyConfig):
 
 
 class Ahead(Policy):
-    """Predicts actions and next states from the present state; keeps the shapes of what it was given."""
+    """Predicts actions and next states from the present state; keeps the shapes of what it was
+    given.
+    """
 
     seen: ClassVar[set[tuple[Any, ...]]] = set()
 
@@ -72,8 +76,12 @@ class Ahead(Policy):
         target = self.normalizer.actions(batch)
         moved = self.ahead(states[:, :1])
         return {
-            "regression": masked_squared_error(actions[:, None], target[:, None], batch["action_is_pad"]),
-            "next_state": masked_squared_error(moved[:, None], states[:, None, 1:2], batch[f"{STATE}_is_pad"][:, 1:2]),
+            "regression": masked_squared_error(
+                actions[:, None], target[:, None], batch["action_is_pad"]
+            ),
+            "next_state": masked_squared_error(
+                moved[:, None], states[:, None, 1:2], batch[f"{STATE}_is_pad"][:, 1:2]
+            ),
         }
 
     @torch.no_grad()
@@ -109,12 +117,20 @@ def test_run_with_defaults_trains_on_the_next_state(data: Path, tmp_path: Path) 
     assert run.train(config(data, tmp_path / "r")) == run.DONE
     ahead = (1 + CHUNK,)
     now = ()
-    assert Ahead.seen == {("losses", True, ahead, now), ("losses", False, ahead, now), ("act", False, now, now)}
+    assert Ahead.seen == {
+        ("losses", True, ahead, now),
+        ("losses", False, ahead, now),
+        ("act", False, now, now),
+    }
     for kind in ("train", "val"):
         assert all("next_state" in record["terms"] for record in series(tmp_path / "r", kind))
     policy = load_policy(tmp_path / "r")
     (camera,) = policy.metadata["cameras"]
-    observation = {STATE: np.zeros(policy.config.state_dim), camera: np.zeros((24, 32, 3), np.uint8), "task": ""}
+    observation = {
+        STATE: np.zeros(policy.config.state_dim),
+        camera: np.zeros((24, 32, 3), np.uint8),
+        "task": "",
+    }
     assert policy.act(observation).shape == (CHUNK, policy.config.action_dim)
 
 
@@ -124,13 +140,17 @@ def test_batches_have_the_states_that_follow(data: Path, tmp_path: Path) -> None
     for part in (*opened.training, *opened.apart):
         assert part is not None
         episode = int(part.episodes[0])
-        length = int(part.catalog.episodes.lengths[part.catalog.episodes.rows_of(np.array([episode]))[0]])
+        length = int(
+            part.catalog.episodes.lengths[part.catalog.episodes.rows_of(np.array([episode]))[0]]
+        )
         for frame in (0, length - 2):
             batch = part.batch(np.array([episode]), np.array([frame]))
             frames = np.minimum(frame + np.arange(1 + CHUNK), length - 1)
             expected = recorded.batch(np.full(1 + CHUNK, episode), frames)[STATE]
             assert torch.equal(batch[STATE][0], expected)
-            assert batch[f"{STATE}_is_pad"][0].tolist() == [frame + i >= length for i in range(1 + CHUNK)]
+            assert batch[f"{STATE}_is_pad"][0].tolist() == [
+                frame + i >= length for i in range(1 + CHUNK)
+            ]
             assert batch[ACTION].shape[1] == CHUNK
 
 
@@ -140,7 +160,11 @@ def test_images_that_follow_are_trained_and_not_acted_on(
     both = lambda chunk, cameras: {STATE: (0, 1), cameras[0]: np.array([0, 2, 5])}  # noqa: E731
     monkeypatch.setattr(AheadSettings, "answer", both)
     assert run.train(config(data, tmp_path / "r", steps=4)) == run.DONE
-    assert Ahead.seen == {("losses", True, (2,), (3,)), ("losses", False, (2,), (3,)), ("act", False, (), ())}
+    assert Ahead.seen == {
+        ("losses", True, (2,), (3,)),
+        ("losses", False, (2,), (3,)),
+        ("act", False, (), ()),
+    }
 
 
 @pytest.mark.parametrize(
@@ -167,7 +191,12 @@ def test_wrong_windows_are_refused_at_the_start(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, named: tuple[Any, ...]
 ) -> None:
     monkeypatch.setattr(AheadSettings, "answer", lambda chunk, cameras: answer)
-    with refused("windows", "ahead", *(value for value in named if str(value)[0] not in "'[-"), kind=ConfigError) as e:
+    with refused(
+        "windows",
+        "ahead",
+        *(value for value in named if str(value)[0] not in "'[-"),
+        kind=ConfigError,
+    ) as e:
         run.train(config(data, tmp_path / "r"))
     assert all(str(value) in str(e.value) for value in named)
 
@@ -179,10 +208,19 @@ def test_windows_need_a_state(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "times", "word"),
-    [("state", "state_times", (-0.1, 0.0), "history"), ("camera", "image_times", (-0.1, 0.0), "history")],
+    [
+        ("state", "state_times", (-0.1, 0.0), "history"),
+        ("camera", "image_times", (-0.1, 0.0), "history"),
+    ],
 )
 def test_a_key_has_one_window(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, name: str, times: Any, word: str
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    name: str,
+    times: Any,
+    word: str,
 ) -> None:
     monkeypatch.setattr(AheadSettings, name, property(lambda self: times))
     if owner == "camera":
@@ -191,7 +229,9 @@ def test_a_key_has_one_window(
         run.train(config(data, tmp_path / "r"))
 
 
-def test_mode_and_windows_agree_or_are_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mode_and_windows_agree_or_are_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     joint = config(data, tmp_path / "r", mode="joint").with_policy_defaults()
     assert open_data(joint).training[0].windows[STATE] == 1 + CHUNK
     monkeypatch.setattr(AheadSettings, "answer", lambda chunk, cameras: {STATE: (0, 1)})

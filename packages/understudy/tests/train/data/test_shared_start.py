@@ -1,4 +1,6 @@
-"""The start of a run from the tables of its host: equal to a start without them, whatever changed before."""
+"""The start of a run from the tables of its host: equal to a start without them, whatever changed
+before.
+"""
 
 import os
 import warnings
@@ -43,7 +45,10 @@ def start(config: TrainConfig) -> dict[str, Any]:
     validation = read_validation_data(config, data)
     order = data.order(config)
     assert validation is not None
-    with warnings.catch_warnings(), Loader(data.training, order=order, num_threads=1, rank=0, world_size=1) as loader:
+    with (
+        warnings.catch_warnings(),
+        Loader(data.training, order=order, num_threads=1, rank=0, world_size=1) as loader,
+    ):
         warnings.simplefilter("ignore")
         batch = next(loader)
     part = data.training[0]
@@ -52,7 +57,9 @@ def start(config: TrainConfig) -> dict[str, Any]:
         "segments": part.segments.tolist(),
         "stops": part.window_stops.tolist(),
         "episodes": part.episodes.tolist(),
-        "validation": [(e, f) for e, f in zip(validation.episode.tolist(), validation.frame.tolist())],
+        "validation": [
+            (e, f) for e, f in zip(validation.episode.tolist(), validation.frame.tolist())
+        ],
         "fingerprint": dataset_fingerprint(data),
         "order": order.to_json(),
         "samples": [numbers.tolist() for numbers in order.locate(np.arange(2 * len(part)))],
@@ -74,7 +81,9 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix == ""}
 
 
-def test_second_start_makes_no_table(config: TrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_start_makes_no_table(
+    config: TrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = private(config, monkeypatch)
     assert not tables.exists()
     assert start(config) == expected
@@ -101,7 +110,9 @@ def rewrite(root: Path, lengths: tuple[int, ...]) -> None:
 DATA: dict[str, Callable[[Path], None]] = {
     "rewritten": lambda root: rewrite(root, (6, 9, 7, 4, 5, 8)),
     "appended to": lambda root: rewrite(root, (*LENGTHS, 3, 11)),
-    "another rate": lambda root: edit_json(root / "meta/info.json", lambda info: info.update(fps=20)),
+    "another rate": lambda root: edit_json(
+        root / "meta/info.json", lambda info: info.update(fps=20)
+    ),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "another split": {"val_fraction": 0.6},
@@ -123,7 +134,9 @@ def test_changed_dataset(change: str, config: TrainConfig, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("change", SETTINGS)
-def test_changed_settings(change: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_settings(
+    change: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = start(config)
     changed = replace(config, data=replace(config.data, **SETTINGS[change]))
     after = private(changed, monkeypatch)
@@ -142,7 +155,9 @@ def test_another_version_makes_its_own_tables(
     assert len(files(tables)) == 2 * len(there)
 
 
-def test_a_key_without_its_inputs_is_noticed(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_its_inputs_is_noticed(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tests above would fail if a table did not depend on its inputs."""
     monkeypatch.setattr(mapped_tables, "_mark", lambda part: ("the same",))
     before = start(config)

@@ -54,7 +54,9 @@ def usable(episode: int, source: dict[str, Any]) -> set[tuple[int, int]]:
     found = set()
     for frame in range(source["drop_n_first_frames"], length - source["drop_n_last_frames"]):
         seen = range(frame, frame + CHUNK) if source["keep_rule"] == "window" else [frame]
-        merged = {f for start, stop in kept.get(episode, []) for f in range(start, min(stop, length))}
+        merged = {
+            f for start, stop in kept.get(episode, []) for f in range(start, min(stop, length))
+        }
         if not source["keep"] or all(f in merged for f in seen):
             found.add((episode, frame))
     return found
@@ -63,7 +65,8 @@ def usable(episode: int, source: dict[str, Any]) -> set[tuple[int, int]]:
 SOURCES = st.fixed_dictionaries(
     {
         "exclude_episodes": st.sets(st.sampled_from(sorted(ALL)), max_size=3),
-        "val": st.sampled_from([0.0, 0.1, 0.3, 0.9]) | st.sets(st.sampled_from(sorted(ALL)), min_size=1, max_size=3),
+        "val": st.sampled_from([0.0, 0.1, 0.3, 0.9])
+        | st.sets(st.sampled_from(sorted(ALL)), min_size=1, max_size=3),
         "more": st.none() | st.sets(st.sampled_from(sorted(ALL)), max_size=6),
         "drop_n_first_frames": st.integers(0, 2),
         "drop_n_last_frames": st.integers(0, 2),
@@ -74,8 +77,12 @@ SOURCES = st.fixed_dictionaries(
 
 
 @given(source=SOURCES)
-def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, source: dict[str, Any]) -> None:
-    """Validation episodes by a list or a fraction, of all episodes or some, whatever else is left out of them."""
+def test_both_sides_are_what_was_asked_for_and_share_no_episode(
+    root: Path, source: dict[str, Any]
+) -> None:
+    """Validation episodes by a list or a fraction, of all episodes or some, whatever else is left
+    out of them.
+    """
     val = source["val"]
     listed = val if isinstance(val, set) else set()
     excluded = source["exclude_episodes"] - listed
@@ -88,7 +95,9 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
         trained = there - listed
         possible = bool(held and trained)
     elif val and len(there) >= 2:
-        trained, held = (set(ids.tolist()) for ids in split_episodes(sorted(there), val, tasks=TASKS_OF))
+        trained, held = (
+            set(ids.tolist()) for ids in split_episodes(sorted(there), val, tasks=TASKS_OF)
+        )
         possible = bool(trained and held)
         assert possible
     else:
@@ -104,7 +113,10 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
         val_episodes=tuple(listed),
         val_fraction=0.0 if listed else val,
         keep_ranges=str(root / f"{source['keep']}.json") if source["keep"] else "",
-        **{name: source[name] for name in ("keep_rule", "drop_n_first_frames", "drop_n_last_frames")},
+        **{
+            name: source[name]
+            for name in ("keep_rule", "drop_n_first_frames", "drop_n_last_frames")
+        },
     )
     config = complete(override(config, data=data, val={} if listed or val else {"every": 0}))
     if not possible:
@@ -120,11 +132,17 @@ def test_both_sides_are_what_was_asked_for_and_share_no_episode(root: Path, sour
 
 
 def held_out(config: TrainConfig, recorded: list[dict[str, Any]] | None = None) -> list[list[int]]:
-    return [part.episodes.tolist() for part in open_data(config, recorded).validation if part is not None]
+    return [
+        part.episodes.tolist()
+        for part in open_data(config, recorded).validation
+        if part is not None
+    ]
 
 
 def test_validation_spreads_over_tasks_and_a_run_keeps_its_own(tmp_path: Path) -> None:
-    """All episodes of one task (5 and 11) hash to validation, until the dataset has a third of them."""
+    """All episodes of one task (5 and 11) hash to validation, until the dataset has a third of
+    them.
+    """
     ids = tuple(range(3, 15))
     longer = tuple(range(3, 18))
     plain = split_episodes(ids, 0.3)[1].tolist()
@@ -141,7 +159,9 @@ def test_validation_spreads_over_tasks_and_a_run_keeps_its_own(tmp_path: Path) -
 
 
 def test_sources_of_one_dataset_hold_out_the_same_episodes(tmp_path: Path) -> None:
-    """Where an exchange would give each its own validation episodes, the split is that of the ids alone."""
+    """Where an exchange would give each its own validation episodes, the split is that of the ids
+    alone.
+    """
     ids = tuple(range(3, 15))
     write_dataset(root := tmp_path / "d", Spec(lengths=(4,) * len(ids), ids=ids, cameras=()))
     (tmp_path / "link").symlink_to(root)

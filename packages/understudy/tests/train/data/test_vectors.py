@@ -1,4 +1,6 @@
-"""Actions and states of every width and type that datasets hold: one number, doubles, names in any form."""
+"""Actions and states of every width and type that datasets hold: one number, doubles, names in any
+form.
+"""
 
 from pathlib import Path
 
@@ -17,13 +19,18 @@ from understudy_kit.config.schema import override
 
 
 def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path) -> None:
-    """A vector of shape (1,) is stored as a plain column, and is a vector of one number to a policy."""
+    """A vector of shape (1,) is stored as a plain column, and is a vector of one number to a
+    policy.
+    """
     spec = Spec(lengths=(9, 7, 11, 8, 6), action_dim=1, state_dim=1, gop=4)
     truth = write_dataset(tmp_path / "d", spec)
     config = tiny_config(tmp_path / "d", tmp_path / "run", steps=4, val={"open_loop_every": 2})
     data = open_data(config)
     batch = data.training[0].batch(*data.training[0].locate([0, 3]))
-    assert (tuple(batch["action"].shape), tuple(batch["observation.state"].shape)) == ((2, 3, 1), (2, 1))
+    assert (tuple(batch["action"].shape), tuple(batch["observation.state"].shape)) == (
+        (2, 3, 1),
+        (2, 1),
+    )
     episode = int(batch["episode_index"][0])
     assert batch["action"][0].tolist() == truth.rows[episode]["action"][:3].tolist()
     assert train(config) == DONE
@@ -56,8 +63,12 @@ def test_a_dataset_of_doubles_trains(tmp_path: Path) -> None:
 def test_validation_names_the_joints_of_each_dataset(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(lengths=(9, 7, 11, 8, 6), gop=4))
     nested = [["waist", "wrist"]]
-    edit_json(tmp_path / "d/meta/info.json", lambda info: info["features"]["action"].update(names=nested))
-    config = override(tiny_config(tmp_path / "d", tmp_path / "run"), steps=2, val={"open_loop_every": 2})
+    edit_json(
+        tmp_path / "d/meta/info.json", lambda info: info["features"]["action"].update(names=nested)
+    )
+    config = override(
+        tiny_config(tmp_path / "d", tmp_path / "run"), steps=2, val={"open_loop_every": 2}
+    )
     assert train(config) == DONE
     result = evaluate_checkpoint(tmp_path / "run", per_dim=True)
     assert list(result["open_loop"]["sources"]["d"]["mse"]) == nested[0]
@@ -65,6 +76,8 @@ def test_validation_names_the_joints_of_each_dataset(tmp_path: Path) -> None:
     never = {**result["open_loop"]["sources"]["d"], "mse": {"waist": 0.1, "wrist": 0.0, "hip": 0.0}}
     never["mae"] = {"waist": 0.2, "wrist": 0.0, "hip": 1e-30}
     assert with_error(never) == ["waist", "hip"]  # a table has one line for all the others
-    shown = format_validation({**result, "open_loop": {**result["open_loop"], "sources": {"d": never}}})
+    shown = format_validation(
+        {**result, "open_loop": {**result["open_loop"], "sources": {"d": never}}}
+    )
     *_, last = shown.splitlines()
     assert last.split()[0] == "1"

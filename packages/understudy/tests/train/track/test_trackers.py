@@ -31,7 +31,9 @@ def config(*names: Any) -> TrainConfig:
 
 
 def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
-    done = subprocess.run([sys.executable, PROGRAM, root, names, str(begin), str(end), how], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, PROGRAM, root, names, str(begin), str(end), how], capture_output=True
+    )
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), done.stderr.decode()
 
 
@@ -47,14 +49,21 @@ def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> 
     assert sorted(rows) == sorted(wanted)
     for step, values in wanted.items():
         assert rows[step] == pytest.approx(values, rel=1e-6), step
-    assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(range(1, 32))
+    assert [r["step"] for r in metrics_file.read(tmp_path / "metrics.jsonl", "train")] == list(
+        range(1, 32)
+    )
 
 
 class Recorder:
     """A run of wandb that remembers its calls, and may fail."""
 
     def __init__(self, has: int = 0, fails_at: int = 1 << 30) -> None:
-        self.starting_step, self.fails_at, self.steps, self.closed = has + 1, fails_at, list[int](), 0
+        self.starting_step, self.fails_at, self.steps, self.closed = (
+            has + 1,
+            fails_at,
+            list[int](),
+            0,
+        )
 
     def log(self, values: dict[str, float], step: int) -> None:
         if step >= self.fails_at:
@@ -71,7 +80,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recor
     return MetricsLog(root, config("wandb"), step)
 
 
-def test_metrics_log_sends_a_tracker_only_missing_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_log_sends_a_tracker_only_missing_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = Recorder()
     log = opened(monkeypatch, tmp_path, 0, first)
     log.log_all(record for step in range(1, 13) for record in tracked.records(step))
@@ -103,7 +114,9 @@ def test_metrics_log_drops_a_failing_tracker(
     assert again.steps == list(range(3, 9))
 
 
-def test_metrics_log_refuses_a_missing_tracker_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_log_refuses_a_missing_tracker_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with refused("log.trackers", "wandb", "understudy[wandb]", kind=ConfigError):
         MetricsLog(tmp_path, config("wandb"), 0)
@@ -133,5 +146,12 @@ def test_copied_run_of_links_leaves_the_metrics_of_the_first(tmp_path: Path, lin
 
 
 def test_flatten_keeps_finite_numbers() -> None:
-    record = {"kind": "val", "step": 3, "loss": 1, "note": "x", "none": None, "tasks": {"a b": {"loss": 0.5}}}
+    record = {
+        "kind": "val",
+        "step": 3,
+        "loss": 1,
+        "note": "x",
+        "none": None,
+        "tasks": {"a b": {"loss": 0.5}},
+    }
     assert flatten(record | {"bad": float("inf")}) == {"val/loss": 1.0, "val/tasks/a b/loss": 0.5}

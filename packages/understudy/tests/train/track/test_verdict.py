@@ -14,7 +14,10 @@ from understudy_kit.config.schema import override
 
 
 def steps(losses: list[float | None], **more: Any) -> list[dict[str, Any]]:
-    return [{"kind": "train", "step": step, "loss": loss, **more} for step, loss in enumerate(losses, start=1)]
+    return [
+        {"kind": "train", "step": step, "loss": loss, **more}
+        for step, loss in enumerate(losses, start=1)
+    ]
 
 
 def validations(**losses: float | None) -> list[dict[str, Any]]:
@@ -22,7 +25,9 @@ def validations(**losses: float | None) -> list[dict[str, Any]]:
 
 
 def test_verdict_compares_the_steps_before_the_latest_validation() -> None:
-    verdict = compare_losses(steps([1.0] * 50 + [0.1] * 100 + [9.0] * 50), validations(s100=1.5, s150=2.0))
+    verdict = compare_losses(
+        steps([1.0] * 50 + [0.1] * 100 + [9.0] * 50), validations(s100=1.5, s150=2.0)
+    )
     assert verdict is not None
     assert (verdict.training, verdict.steps, verdict.validation) == (pytest.approx(0.1), 100, 2.0)
     assert verdict.ratio == pytest.approx(20)
@@ -57,15 +62,24 @@ def test_verdict_compares_a_common_term_where_the_sums_differ() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "val"),
-    [([1.0], {}), ([None, None], {"s2": 1.0}), ([1.0, 1.0], {"s1": 1.0, "s2": None}), ([], {"s0": 1.0})],
+    [
+        ([1.0], {}),
+        ([None, None], {"s2": 1.0}),
+        ([1.0, 1.0], {"s1": 1.0, "s2": None}),
+        ([], {"s0": 1.0}),
+    ],
 )
-def test_without_two_finite_losses_there_is_no_verdict(losses: list[float | None], val: dict[str, Any]) -> None:
+def test_without_two_finite_losses_there_is_no_verdict(
+    losses: list[float | None], val: dict[str, Any]
+) -> None:
     assert compare_losses(steps(losses), validations(**val)) is None
 
 
 def test_verdict_of_a_long_run_holds_few_of_its_steps(tmp_path: Path) -> None:
     records = [*steps([1.0] * 3000), *validations(s3000=2.0)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     tracemalloc.start()
     verdict = read_verdict(tmp_path / "metrics.jsonl")
     _, peak = tracemalloc.get_traced_memory()
@@ -75,13 +89,20 @@ def test_verdict_of_a_long_run_holds_few_of_its_steps(tmp_path: Path) -> None:
     assert peak < 300_000
 
 
-def test_run_logs_each_validation_and_a_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_logs_each_validation_and_a_verdict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The lowest loss of a resumed run is that of the whole run."""
     config = tiny_config(tiny_dataset(tmp_path / "data"), tmp_path / "r", val={"every": 4}, steps=4)
     with caplog.at_level("INFO", "understudy"):
         assert run.train(config) == run.DONE
         assert run.resume(override(config, steps=12)) == run.DONE
-    lines = [line for record in caplog.records for line in record.getMessage().split("\n") if "validation" in line]
+    lines = [
+        line
+        for record in caplog.records
+        for line in record.getMessage().split("\n")
+        if "validation" in line
+    ]
     told = [line for line in lines if line.startswith("validation at step")]
     val = series(tmp_path / "r", "val")
     assert [int(line.split()[3].strip(":")) for line in told] == [4, 8, 12]

@@ -1,4 +1,6 @@
-"""Actions predicted over a validation episode: against a loop over single frames, and through `understudy view RUN`."""
+"""Actions predicted over a validation episode: against a loop over single frames, and through
+`understudy view RUN`.
+"""
 
 import json
 from dataclasses import replace
@@ -35,7 +37,8 @@ def recorded(root: Path, episode: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("frames", "starts"), [(range(7), [0, 3, 6]), ([4, 5, 9, 10, 30], [0, 2, 4]), ([], []), ([8], [0])]
+    ("frames", "starts"),
+    [(range(7), [0, 3, 6]), ([4, 5, 9, 10, 30], [0, 2, 4]), ([], []), ([8], [0])],
 )
 def test_starts_are_a_chunk_apart(frames: list[int], starts: list[int]) -> None:
     assert choose_starts(np.asarray(frames, np.int64), CHUNK).tolist() == starts
@@ -49,7 +52,11 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
         length = int(data.catalog.episodes.lengths[data.catalog.episodes.row_of(episode)])
         found = actions.predict(0, episode, length)
         assert found["starts"] == list(range(0, length, CHUNK))
-        assert (found["chunk"], found["unreadable"], found["actions"].shape) == (CHUNK, 0, (length, 2))
+        assert (found["chunk"], found["unreadable"], found["actions"].shape) == (
+            CHUNK,
+            0,
+            (length, 2),
+        )
         policy = state.eval_policy.eval()
         for start in found["starts"]:
             own = np.flatnonzero((held.episode == episode) & (held.frame == start))
@@ -60,9 +67,13 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
             with torch.no_grad():
                 [chunk] = policy.act(batch, {name: noise}, STEPS, "policy")
             steps = min(CHUNK, length - start)
-            np.testing.assert_allclose(found["actions"][start : start + steps], chunk[:steps, :2], atol=1e-5)
+            np.testing.assert_allclose(
+                found["actions"][start : start + steps], chunk[:steps, :2], atol=1e-5
+            )
         truth = recorded(Path(RunDir(trained).settings().data.root), episode)
-        np.testing.assert_allclose(found["mae"], np.abs(found["actions"] - truth).mean(0), rtol=1e-5)
+        np.testing.assert_allclose(
+            found["mae"], np.abs(found["actions"] - truth).mean(0), rtol=1e-5
+        )
         state.config = replace(state.config, mode="forward_dynamics")
         with refused("forward_dynamics", kind=ConfigError):
             EpisodeActions(state, held)
@@ -71,9 +82,14 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
 @pytest.mark.long
 def test_view_shows_validation_episodes_of_a_run(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "page"
-    assert main.main(["view", str(trained), "--export", str(out), "--episodes", *map(str, range(10))]) == 0
+    assert (
+        main.main(["view", str(trained), "--export", str(out), "--episodes", *map(str, range(10))])
+        == 0
+    )
     validation = split_episodes(range(10), 0.3)[1].tolist()
-    assert sorted(path.name for path in (out / "0").iterdir()) == [str(episode) for episode in validation]
+    assert sorted(path.name for path in (out / "0").iterdir()) == [
+        str(episode) for episode in validation
+    ]
     text = (out / f"0/{validation[0]}/predicted.json.js").read_text()
     content = json.loads(text.partition(", ")[2].rpartition(")")[0])
     assert content["starts"][:2] == [0, CHUNK]
@@ -86,7 +102,11 @@ def test_view_refuses_training_episodes_and_settings_of_datasets(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = split_episodes(range(10), 0.3)[0].tolist()
-    for words in (["--episodes", str(training[0])], ["--keep-ranges", "keep.json"], ["--checkpoint", "77"]):
+    for words in (
+        ["--episodes", str(training[0])],
+        ["--keep-ranges", "keep.json"],
+        ["--checkpoint", "77"],
+    ):
         assert main.main(["view", str(trained), "--no-browser", *words]) == main.WRONG_INPUT
         assert words[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
     data = RunDir(trained).settings().data.root

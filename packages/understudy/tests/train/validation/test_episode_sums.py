@@ -55,7 +55,19 @@ def test_read_validated_takes_the_latest_file_of_a_logged_validation(tmp_path: P
 
 
 def test_digest_is_of_names_frames_and_weights() -> None:
-    two: dict[str, Any] = {"names": ("a",), "source": np.zeros(2), "episode": np.arange(2), "frame": np.zeros(2)}
-    changes: list[dict[str, Any]] = [{}, {"names": ("b",)}, {"frame": np.arange(2)}, {"weight": np.array([1.0, 2.0])}]
-    samples: list[Any] = [SimpleNamespace(**{"weight": np.ones(2)} | two | change) for change in changes]
+    two: dict[str, Any] = {
+        "names": ("a",),
+        "source": np.zeros(2),
+        "episode": np.arange(2),
+        "frame": np.zeros(2),
+    }
+    changes: list[dict[str, Any]] = [
+        {},
+        {"names": ("b",)},
+        {"frame": np.arange(2)},
+        {"weight": np.array([1.0, 2.0])},
+    ]
+    samples: list[Any] = [
+        SimpleNamespace(**{"weight": np.ones(2)} | two | change) for change in changes
+    ]
     assert len({EpisodeSums.from_samples({}, {}, held).digest for held in samples}) == len(samples)

@@ -34,7 +34,9 @@ def test_a_pixel_moved_if_one_of_its_colors_changed() -> None:
     assert torch.equal(moved(then, now), moved(now, then))
 
 
-def test_images_that_cannot_be_written_do_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_that_cannot_be_written_do_not_end_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     futures = Futures({}, [np.zeros((3, 4, 4, 3), np.uint8)], ["pick"], (1,))
     futures.write(tmp_path / "strips.png")
     assert (tmp_path / "strips.png").stat().st_size
@@ -51,7 +53,8 @@ def test_a_flow_policy_imagines_states_after_given_actions() -> None:
     draws = make_draws(model.random_spec("act"), 3, torch.arange(2))
     found = model.imagine(given, draws, 3)
     assert found.images is None
-    torch.testing.assert_close(found.actions[0, :, (0, 2)], given["action"][0, :, (0, 2)])  # the other never moves
+    # the other never moves
+    torch.testing.assert_close(found.actions[0, :, (0, 2)], given["action"][0, :, (0, 2)])
     own = model.imagine(given, draws, 3, POLICY)
     assert torch.equal(own.actions, model.act(given, draws, 3))
 

@@ -48,7 +48,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(data: Path, out: Path, **changes: Any) -> TrainConfig:
     config = tiny_config(
-        data, out, device="cpu", micro_batch_size=2, checkpoint={"keep_best": "loss"}, log={"report": False}
+        data,
+        out,
+        device="cpu",
+        micro_batch_size=2,
+        checkpoint={"keep_best": "loss"},
+        log={"report": False},
     )
     return override(config, **changes)
 
@@ -63,11 +68,13 @@ def small_chunks() -> Iterator[None]:
         validation_loss.BATCH = before
 
 
-# -- a stop -----------------------------------------------------------------------------------------------------------
+# -- a stop ----------------------------------------------------------------------------------------
 
 
 class Asked:
-    """Has this process asked to stop while the chunk `at` of the `which`-th validation is read, on one rank."""
+    """Has this process asked to stop while the chunk `at` of the `which`-th validation is read, on
+    one rank.
+    """
 
     def __init__(self, which: int, at: int = 1, rank: int = 0) -> None:
         self.which, self.at, self.mine = which, at, int(os.environ.get("RANK", "0")) == rank
@@ -96,11 +103,14 @@ class Asked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        validation_loss.evaluate, ValidationData.read = self._judge, self._read  # type: ignore[method-assign]
+        validation_loss.evaluate = self._judge
+        ValidationData.read = self._read  # type: ignore[method-assign]
 
 
 def stopped_and_carried_on(config: TrainConfig, which: int, rank: int) -> dict[str, Any]:
-    """A run that is stopped in one of its validations, and again in the same one, and then carried on."""
+    """A run that is stopped in one of its validations, and again in the same one, and then carried
+    on.
+    """
     out = RunDir(Path(config.output_dir))
     told: dict[str, Any] = {}
     with Asked(which, rank=rank) as asked:
@@ -121,13 +131,18 @@ def alone(config: TrainConfig, which: int) -> dict[str, Any]:
 
 
 def whole_and_stopped(config: TrainConfig, out: Path) -> list[dict[str, Any]]:
-    """On several ranks: a run that is never stopped, and one that is in each of its validations, asked on rank 1."""
+    """On several ranks: a run that is never stopped, and one that is in each of its validations,
+    asked on rank 1.
+    """
     import torch.distributed as dist
 
     dist.init_process_group("gloo")  # around all of them: the ranks cannot meet at one port twice
     with small_chunks():
         assert run.train(replace(config, output_dir=str(out / "whole"))) == run.DONE
-        return [stopped_and_carried_on(replace(config, output_dir=str(out / f"{n}")), n, 1) for n in (1, 3)]
+        return [
+            stopped_and_carried_on(replace(config, output_dir=str(out / f"{n}")), n, 1)
+            for n in (1, 3)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +168,9 @@ def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
     (told,) = in_ranks(1, alone, config_of(data, tmp_path / "r"), which)
     check(told, step, before)
     same_run(whole, tmp_path / "r")
-    best = [checkpoint.find_best(RunDir(root).checkpoints, "loss") for root in (whole, tmp_path / "r")]
+    best = [
+        checkpoint.find_best(RunDir(root).checkpoints, "loss") for root in (whole, tmp_path / "r")
+    ]
     assert best[0] is not None
     assert best[1] is not None
     assert best[0].name == best[1].name
@@ -192,19 +209,23 @@ def test_tracker_gets_a_validation_made_after_resume(
 
 
 def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Path) -> None:
-    for first, last in in_ranks(2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240):
+    for first, last in in_ranks(
+        2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240
+    ):
         check(first, 5, [])
         check(last, 12, [5, 10])
     for name in ("whole", "1", "3"):
         same_run(whole, tmp_path / name)
 
 
-# -- unreadable frames ------------------------------------------------------------------------------------------------
+# -- unreadable frames -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def damaged(data: Path) -> tuple[Path, int]:
-    """The same dataset with one frame of a validation episode overwritten, and the number of its sample."""
+    """The same dataset with one frame of a validation episode overwritten, and the number of its
+    sample.
+    """
     held = held_out_of(data)
     sample = 6
     episode = int(held.episode[sample])
@@ -223,7 +244,9 @@ def damaged(data: Path) -> tuple[Path, int]:
 
 
 def held_out_of(data: Path, skips: bool = False) -> ValidationData:
-    held = ValidationData.from_sources(open_data(config_of(data, Path("out"))), mixed=False, skip_unreadable=skips)
+    held = ValidationData.from_sources(
+        open_data(config_of(data, Path("out"))), mixed=False, skip_unreadable=skips
+    )
     assert held is not None
     return held
 
@@ -233,7 +256,9 @@ def substituting(config: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.long
-def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path) -> None:
+def test_evaluate_skips_an_unreadable_frame(
+    data: Path, whole: Path, damaged: tuple[Path, int], tmp_path: Path
+) -> None:
     root, sample = damaged
     out = tmp_path / "r"
     with small_chunks():
@@ -252,17 +277,24 @@ def test_evaluate_skips_an_unreadable_frame(data: Path, whole: Path, damaged: tu
         policy = FlowPolicy.load(out / "policy")
         options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
         without = evaluate(policy, held.select(chosen), config.seed, mesh, {"flow": 1.0}, **options)
-        left_out = evaluate(policy, held_out_of(root, True), config.seed, mesh, {"flow": 1.0}, **options)
+        left_out = evaluate(
+            policy, held_out_of(root, True), config.seed, mesh, {"flow": 1.0}, **options
+        )
     assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
     assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
     (one,), (two,) = left_out["sources"].values(), without["sources"].values()
     assert one["dims"] == pytest.approx(two["dims"], rel=1e-4)
-    (one,), (two,) = left_out["open_loop"]["sources"].values(), without["open_loop"]["sources"].values()
+    (one,), (two,) = (
+        left_out["open_loop"]["sources"].values(),
+        without["open_loop"]["sources"].values(),
+    )
     assert one["samples"] == two["samples"] == len(held) - 1
     assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
 
 
-def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tmp_path: Path) -> None:
+def test_unreadable_validation_frame_loses_no_step(
+    damaged: tuple[Path, int], tmp_path: Path
+) -> None:
     root, _ = damaged
     out = RunDir(tmp_path / "r")
     config = config_of(root, out.root)
@@ -278,8 +310,12 @@ def test_unreadable_validation_frame_loses_no_step(damaged: tuple[Path, int], tm
     same_run(tmp_path / "at once", out.root)
 
 
-def test_unreadable_frame_of_one_rank_ends_all_ranks(damaged: tuple[Path, int], tmp_path: Path) -> None:
-    for kind, said in outcomes_in_ranks(2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100):
+def test_unreadable_frame_of_one_rank_ends_all_ranks(
+    damaged: tuple[Path, int], tmp_path: Path
+) -> None:
+    for kind, said in outcomes_in_ranks(
+        2, run.train, config_of(damaged[0], tmp_path / "r"), timeout=100
+    ):
         assert kind == "raised"
         assert "ValidationFailed" in said
     assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
@@ -294,7 +330,7 @@ def test_evaluate_refuses_many_unreadable_frames(
     assert checkpoint.list_steps(RunDir(tmp_path / "r").checkpoints)[-1] == 5
 
 
-# -- a sample of the frames -------------------------------------------------------------------------------------------
+# -- a sample of the frames ------------------------------------------------------------------------
 
 
 def with_small_chunks(config: TrainConfig) -> int:
@@ -303,11 +339,16 @@ def with_small_chunks(config: TrainConfig) -> int:
 
 
 @pytest.mark.long
-def test_validation_sample_is_evaluated_and_reported(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_validation_sample_is_evaluated_and_reported(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
     """The same sample in each validation, in any process; the training does not notice."""
     config = config_of(data, tmp_path / "one", val={"frames": 10})
     assert with_small_chunks(config) == run.DONE
-    assert in_ranks(2, with_small_chunks, replace(config, output_dir=str(tmp_path / "two"))) == [run.DONE, run.DONE]
+    assert in_ranks(2, with_small_chunks, replace(config, output_dir=str(tmp_path / "two"))) == [
+        run.DONE,
+        run.DONE,
+    ]
     same_run(tmp_path / "one", tmp_path / "two")
     assert series(tmp_path / "one") == series(whole)
     val = series(tmp_path / "one", "val")

@@ -1,4 +1,6 @@
-"""Validation in a run over a mixture: it disturbs nothing, names the best checkpoint, is repeated later to the bit."""
+"""Validation in a run over a mixture: it disturbs nothing, names the best checkpoint, is repeated
+later to the bit.
+"""
 
 import shutil
 import sys
@@ -36,10 +38,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[SourceConfig, ...
 
 @pytest.fixture(scope="module")
 def done(sources: tuple[SourceConfig, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Validated at steps 2, 4, ... 8 of 8; the training is made so rough that the last is not the best."""
+    """Validated at steps 2, 4, ... 8 of 8; the training is made so rough that the last is not the
+    best.
+    """
     out = tmp_path_factory.mktemp("done") / "r"
-    base = mixed(sources, out, steps=8, val={"every": 2, "open_loop_every": 3}, checkpoint={"every": 8, "keep_last": 1})
-    run.train(override(base, checkpoint={"keep_best": "source:two"}, optim=replace(base.optim, lr=0.3)))
+    base = mixed(
+        sources,
+        out,
+        steps=8,
+        val={"every": 2, "open_loop_every": 3},
+        checkpoint={"every": 8, "keep_last": 1},
+    )
+    run.train(
+        override(base, checkpoint={"keep_best": "source:two"}, optim=replace(base.optim, lr=0.3))
+    )
     return out
 
 
@@ -53,24 +65,42 @@ def test_keep_best_by_a_named_figure(done: Path) -> None:
     assert checkpoint.list_best(done / "checkpoints") == [best]
     state = checkpoint.read_state(done / f"checkpoints/best-{best:08d}")
     assert state["judged"] == best_metrics(records[best])
-    assert {"loss", "macro", "weighted", "head:arm::joint", "source:two", "task:task 0", "open_loop"} <= set(
-        state["judged"]
-    )
+    assert {
+        "loss",
+        "macro",
+        "weighted",
+        "head:arm::joint",
+        "source:two",
+        "task:task 0",
+        "open_loop",
+    } <= set(state["judged"])
 
 
 def test_best_checkpoint_uses_the_named_figure(tmp_path: Path) -> None:
     for step, loss, hard in ((1, 1.0, 3.0), (2, 2.0, 1.0), (3, 3.0, 2.0)):
         judged = {"loss": loss, "task:hard": hard}
         checkpoint.save(tmp_path, step, {"weights/a": torch.ones(1)}, {"judged": judged})
-    found = {metric: find_checkpoint(tmp_path, "best", metric).name for metric in ("none", "loss", "task:hard")}
+    found = {
+        metric: find_checkpoint(tmp_path, "best", metric).name
+        for metric in ("none", "loss", "task:hard")
+    }
     assert found == {"none": "step-00000001", "loss": "step-00000001", "task:hard": "step-00000002"}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most"), [({"batch_size": 2}, 2), ({"batch_size": 6, "micro_batch_size": 3}, 3), ({"max_samples": 1}, 1)]
+    ("sizes", "most"),
+    [
+        ({"batch_size": 2}, 2),
+        ({"batch_size": 6, "micro_batch_size": 3}, 3),
+        ({"max_samples": 1}, 1),
+    ],
 )
 def test_forward_passes_of_a_validation_are_no_larger_than_those_of_the_training(
-    sources: tuple[SourceConfig, ...], tmp_path: Path, sizes: dict[str, int], most: int, monkeypatch: pytest.MonkeyPatch
+    sources: tuple[SourceConfig, ...],
+    tmp_path: Path,
+    sizes: dict[str, int],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
     losses = FlowPolicy.losses
@@ -84,7 +114,8 @@ def test_forward_passes_of_a_validation_are_no_larger_than_those_of_the_training
     for training in (True, False):
         assert max(size for trains, size in seen if trains == training) == most
     (record,) = series(tmp_path / "r", "val")
-    again = run.evaluate_checkpoint(tmp_path / "r")  # in the same chunks, on any number of processes
+    # in the same chunks, on any number of processes
+    again = run.evaluate_checkpoint(tmp_path / "r")
     assert again == {key: value for key, value in record.items() if key != "kind"}
 
 
@@ -102,11 +133,15 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
     shutil.copytree(done, tmp_path / "r")
     shutil.copytree(Path(RunDir(done).settings().data.sources[0].root).parent, tmp_path / "moved")
     now = RunDir(tmp_path / "r").settings()
-    sources = tuple(replace(s, root=str(tmp_path / "moved" / Path(s.root).name)) for s in now.data.sources)
+    sources = tuple(
+        replace(s, root=str(tmp_path / "moved" / Path(s.root).name)) for s in now.data.sources
+    )
     other = override(now, val={"open_loop_every": 7}, data=replace(now.data, sources=sources))
     (tmp_path / "r/config.yaml").write_text(dump_yaml(replace(other, loader={"num_threads": 3})))
     recorded = series(done, "val")[-1]
-    assert run.evaluate_checkpoint(tmp_path / "r") == {key: value for key, value in recorded.items() if key != "kind"}
+    assert run.evaluate_checkpoint(tmp_path / "r") == {
+        key: value for key, value in recorded.items() if key != "kind"
+    }
     edit_json(tmp_path / "moved/wide/meta/info.json", lambda info: info.update(fps=info["fps"] + 1))
     with refused(tmp_path / "r", "fps", kind=ConfigError):
         run.evaluate_checkpoint(tmp_path / "r")
@@ -115,7 +150,9 @@ def test_evaluate_checkpoint_uses_its_own_settings(done: Path, tmp_path: Path) -
 def test_evaluate_checkpoint_on_any_processes(done: Path) -> None:
     """The numbers of processes in its training settings do not matter then."""
     now = RunDir(done).settings()
-    then = replace(now, micro_batch_size=now.batch_size, parallel=ParallelConfig(dp_shard=3, dp_replicate=2))
+    then = replace(
+        now, micro_batch_size=now.batch_size, parallel=ParallelConfig(dp_shard=3, dp_replicate=2)
+    )
     assert parallel.mesh_shape(run._move_settings(then, now), 2) == (2, 1)
 
 
@@ -126,12 +163,17 @@ def test_evaluate_checkpoint_refuses_a_missing_one(done: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"val": {"every": 1, "open_loop_every": 1}}, pytest.param({"val": {"every": 0}}, marks=pytest.mark.long)],
+    [
+        {"val": {"every": 1, "open_loop_every": 1}},
+        pytest.param({"val": {"every": 0}}, marks=pytest.mark.long),
+    ],
 )
 def test_validation_does_not_affect_training_of_a_mixture(
     sources: tuple[SourceConfig, ...], done: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = override(RunDir(done).settings(), output_dir=str(tmp_path / "r"), checkpoint={"keep_best": "none"})
+    config = override(
+        RunDir(done).settings(), output_dir=str(tmp_path / "r"), checkpoint={"keep_best": "none"}
+    )
     run.train(override(config, **changes))
     assert series(tmp_path / "r") == series(done)
     one = final_tensors(done)
@@ -159,14 +201,28 @@ def test_validation_uses_a_trained_mode(
     (record,) = series(tmp_path / "r", "val")
     assert list(record["terms"]) == list(record["sources"]["two"]["terms"]) == terms
     assert record["loss"] == pytest.approx(sum(term["loss"] for term in record["terms"].values()))
-    assert sum(part["loss"] for part in record["time"]) / FlowPolicy.validation_draws == pytest.approx(record["loss"])
+    assert sum(
+        part["loss"] for part in record["time"]
+    ) / FlowPolicy.validation_draws == pytest.approx(record["loss"])
     assert ("open_loop" in record) == ("flow" in terms)
-    assert run.evaluate_checkpoint(tmp_path / "r") == {key: value for key, value in record.items() if key != "kind"}
+    assert run.evaluate_checkpoint(tmp_path / "r") == {
+        key: value for key, value in record.items() if key != "kind"
+    }
 
 
 def test_losses_that_are_not_finite_are_recorded_as_null(tmp_path: Path) -> None:
     log = metrics_file.MetricsFile(tmp_path / "metrics.jsonl")
-    log.write([{"kind": "val", "step": 1, "loss": nan, "groups": [{"loss": inf}], "tasks": {"x": {"loss": nan}}}])
+    log.write(
+        [
+            {
+                "kind": "val",
+                "step": 1,
+                "loss": nan,
+                "groups": [{"loss": inf}],
+                "tasks": {"x": {"loss": nan}},
+            }
+        ]
+    )
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     (record,) = metrics_file.read(tmp_path / "metrics.jsonl")
@@ -179,7 +235,13 @@ def test_saver_improves_only_on_a_lower_figure(tmp_path: Path) -> None:
     assert not saver.improves({"task:lift": nan, "loss": 0.0})
     assert not saver.improves({"loss": 0.0})
     assert not saver.improves({"task:lift": inf})
-    for step, value, better in ((1, 3.0, True), (2, 3.0, False), (3, nan, False), (4, 2.0, True), (5, 9.0, False)):
+    for step, value, better in (
+        (1, 3.0, True),
+        (2, 3.0, False),
+        (3, nan, False),
+        (4, 2.0, True),
+        (5, 9.0, False),
+    ):
         assert saver.improves({"task:lift": value}) == better
         saver.save(step, {"weights/a": torch.ones(1)}, {"judged": {"task:lift": value}})
     assert checkpoint.list_steps(tmp_path) == [4, 5]
@@ -209,14 +271,18 @@ def test_train_refuses_an_unknown_keep_best(
     named: list[str],
 ) -> None:
     monkeypatch.setattr(
-        run, "new_run_record", lambda *args: pytest.fail("minutes of statistics, and then a misspelt name")
+        run,
+        "new_run_record",
+        lambda *args: pytest.fail("minutes of statistics, and then a misspelt name"),
     )
     with refused(f"checkpoint.keep_best: {name}", *named, kind=ConfigError):
         run.train(mixed(sources, tmp_path / "r", checkpoint={"keep_best": name}, **changes))
     assert not (tmp_path / "r/config.yaml").exists()
 
 
-@pytest.mark.parametrize("change", [{"checkpoint": {"keep_best": "head:unknown"}}, {"log": {"trackers": ("wandb",)}}])
+@pytest.mark.parametrize(
+    "change", [{"checkpoint": {"keep_best": "head:unknown"}}, {"log": {"trackers": ("wandb",)}}]
+)
 def test_refused_setting_is_not_stored(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:

@@ -72,15 +72,31 @@ def spread_of(head: int) -> list[float]:
 
 
 def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
-    """A policy all of whose parameters matter (the last layers start at zero, which would hide much)."""
+    """A policy all of whose parameters matter (the last layers start at zero, which would hide
+    much).
+    """
     config = data.policy_config(mixed(sources, Path("out")))
     count = len(data.heads)
     offset = [0.1, 0.0, -0.2, 0.0][: config.action_dim]
-    maps = {"offset": [offset] * count, "spread": [spread_of(head)[: config.action_dim] for head in range(count)]}
-    state = {"offset": [[0.0] * config.state_dim] * count, "spread": [[1.0] * config.state_dim] * count}
+    maps = {
+        "offset": [offset] * count,
+        "spread": [spread_of(head)[: config.action_dim] for head in range(count)],
+    }
+    state = {
+        "offset": [[0.0] * config.state_dim] * count,
+        "spread": [[1.0] * config.state_dim] * count,
+    }
     own = {head: (WIDE[name], 5 if WIDE[name] == 4 else 2) for name, head in HEADS.items()}
-    dims = {"action": [own[head][0] for head in data.heads], "observation.state": [own[head][1] for head in data.heads]}
-    normalization = {"heads": list(data.heads), "action": maps, "observation.state": state, "dims": dims}
+    dims = {
+        "action": [own[head][0] for head in data.heads],
+        "observation.state": [own[head][1] for head in data.heads],
+    }
+    normalization = {
+        "heads": list(data.heads),
+        "action": maps,
+        "observation.state": state,
+        "dims": dims,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         policy = FlowPolicy(config, normalization)
@@ -98,8 +114,12 @@ def whole(sources: tuple[SourceConfig, ...], mesh: Mesh) -> dict[str, Any]:
 # -- the figures
 
 
-def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig, ...], whole: dict[str, Any]) -> None:
-    """One sample at a time, one source at a time, nothing shared with the code under test but the policy itself."""
+def test_it_is_what_a_slow_obvious_computation_finds(
+    sources: tuple[SourceConfig, ...], whole: dict[str, Any]
+) -> None:
+    """One sample at a time, one source at a time, nothing shared with the code under test but the
+    policy itself.
+    """
     data, _ = opened(sources)
     policy = untrained(sources, data)
     found: list[dict[str, Any]] = []
@@ -115,20 +135,35 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
                 action = torch.zeros(1, 3, 4)
                 state = torch.zeros(1, 5)
                 action[0, :, :width], state[0, : len(felt)] = one["action"], felt
-                batch = {key: value[None] for key, value in one.items() if isinstance(value, torch.Tensor)}
+                batch = {
+                    key: value[None]
+                    for key, value in one.items()
+                    if isinstance(value, torch.Tensor)
+                }
                 batch |= {"task": [one["task"]], "action": action, "observation.state": state}
                 batch |= {"head": torch.tensor([data.head_of_source[number]])}
                 if name == "two":
                     batch[f"{WRIST}_is_missing"] = torch.tensor([False])
                 at = sample_identity(np.array([episode]), np.array([frame]), source_key(name))
                 with torch.no_grad():
-                    loss = policy.losses(batch, make_draws(policy.random_spec("validation"), SEED, at), detail=True)[
-                        "flow"
-                    ]
+                    loss = policy.losses(
+                        batch, make_draws(policy.random_spec("validation"), SEED, at), detail=True
+                    )["flow"]
                 assert loss.detail is not None
-                row = {"source": name, "head": data.heads[data.head_of_source[number]], "task": one["task"]}
-                row |= {"episode": (name, episode), "sum": float(loss.sum), "count": int(loss.count)}
-                row |= {"draws": loss.detail.sum[0].sum(1).tolist(), "dims": loss.detail.sum[0].sum(0).tolist()[:width]}
+                row = {
+                    "source": name,
+                    "head": data.heads[data.head_of_source[number]],
+                    "task": one["task"],
+                }
+                row |= {
+                    "episode": (name, episode),
+                    "sum": float(loss.sum),
+                    "count": int(loss.count),
+                }
+                row |= {
+                    "draws": loss.detail.sum[0].sum(1).tolist(),
+                    "dims": loss.detail.sum[0].sum(0).tolist()[:width],
+                }
                 valid = 3 - int(one["action_is_pad"].sum())
                 row["slots"] = valid * DRAWS
                 assert row["count"] == valid * DRAWS * width
@@ -169,7 +204,9 @@ def test_it_is_what_a_slow_obvious_computation_finds(sources: tuple[SourceConfig
     for which, entry in groups.items():
         check(entry, [r for r in found if (r["head"], r["source"], r["task"]) == which])
     assert whole["macro"] == whole["macros"]["tasks"]
-    weighted = sum(SHARES[name] * entry["loss"] for name, entry in whole["heads"].items()) / sum(SHARES.values())
+    weighted = sum(SHARES[name] * entry["loss"] for name, entry in whole["heads"].items()) / sum(
+        SHARES.values()
+    )
     assert whole["weighted"] == pytest.approx(weighted)
     draws = np.array([r["draws"] for r in found]).sum(0) * DRAWS / sum(r["count"] for r in found)
     assert [bin["loss"] for bin in whole["time"]] == pytest.approx(draws.tolist(), rel=1e-5)
@@ -216,13 +253,19 @@ def test_a_group_without_an_element_is_absent_and_one_of_no_weight_does_not_pois
     assert math.isnan(result["weighted"])
     weights = tuple(0.0 if head == "hand::joint" else 1.0 for head in held.heads)
     assert group_losses(found, FLOW, replace(held, head_weights=weights), tasks)["weighted"] == 1.5
-    assert "weighted" not in group_losses(found, FLOW, replace(held, head_weights=(0.0, 0.0)), tasks)
+    assert "weighted" not in group_losses(
+        found, FLOW, replace(held, head_weights=(0.0, 0.0)), tasks
+    )
 
 
-def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(sources: tuple[SourceConfig, ...]) -> None:
+def test_where_nothing_counts_there_is_no_loss_that_could_be_the_best(
+    sources: tuple[SourceConfig, ...],
+) -> None:
     _, held = opened(sources)
     none = np.zeros(len(held))
-    result = group_losses({"flow": TermSums(none, none, np.zeros((2, len(held))))}, FLOW, held, ["x"] * len(held))
+    result = group_losses(
+        {"flow": TermSums(none, none, np.zeros((2, len(held))))}, FLOW, held, ["x"] * len(held)
+    )
     assert math.isnan(result["loss"])
     assert all(math.isnan(mean) for mean in (result["macro"], *result["macros"].values()))
     assert "weighted" not in result
@@ -235,7 +278,9 @@ def test_a_loss_beyond_all_numbers_is_told_and_no_more(sources: tuple[SourceConf
     sums = np.full(len(held), 3.0)
     counts = np.full(len(held), 2.0)
     sums[0], sums[-1], counts[-1] = np.inf, 0.0, 0.0
-    result = group_losses({"flow": TermSums(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held))
+    result = group_losses(
+        {"flow": TermSums(sums, counts, np.stack([sums, sums]) / 2)}, FLOW, held, ["x"] * len(held)
+    )
     assert result["loss"] == result["macro"] == math.inf
     assert math.isnan(result["se"])
     assert [entry["loss"] for entry in result["sources"].values()] == [math.inf, 1.5, 1.5]
@@ -251,16 +296,25 @@ def test_terms_are_pooled_apart_and_weighted(sources: tuple[SourceConfig, ...]) 
 
     one = term(4)
     two = term(6)
-    result = group_losses({"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held))
+    result = group_losses(
+        {"flow": one, "dynamics": two}, {"flow": 1.0, "dynamics": 0.5}, held, ["x"] * len(held)
+    )
     means = one.sums.sum() / one.counts.sum(), two.sums.sum() / two.counts.sum()
     assert result["loss"] == pytest.approx(means[0] + 0.5 * means[1])
-    assert result["terms"]["dynamics"] == {"loss": pytest.approx(means[1]), "elements": 6 * len(held)}
+    assert result["terms"]["dynamics"] == {
+        "loss": pytest.approx(means[1]),
+        "elements": 6 * len(held),
+    }
     assert np.mean([bin["loss"] for bin in result["time"]]) == pytest.approx(result["loss"])
     assert [set(bin) for bin in result["time"]] == [{"from", "to", "loss"}] * 2
 
 
-def test_means_of_groups_average_each_term_over_the_groups_that_have_it(sources: tuple[SourceConfig, ...]) -> None:
-    """A source without texts has loss 1, the others have 1 + 10. Control: a mean of the losses is another number."""
+def test_means_of_groups_average_each_term_over_the_groups_that_have_it(
+    sources: tuple[SourceConfig, ...],
+) -> None:
+    """A source without texts has loss 1, the others have 1 + 10. Control: a mean of the losses is
+    another number.
+    """
     _, held = opened(sources)
     silent = held.source == held.names.index("two")
     flow = TermSums(ones := np.ones(len(held)), ones, ones[None])
@@ -268,18 +322,27 @@ def test_means_of_groups_average_each_term_over_the_groups_that_have_it(sources:
     found = {"flow": flow, "text": text}
     weights = {"flow": 1.0, "text": 1.0}
     result = group_losses(found, weights, held, ["x" if no else "y" for no in silent])
-    assert [set(result["sources"][name]["terms"]) for name in ("two", "wide")] == [{"flow"}, {"flow", "text"}]
+    assert [set(result["sources"][name]["terms"]) for name in ("two", "wide")] == [
+        {"flow"},
+        {"flow", "text"},
+    ]
     assert np.mean([entry["loss"] for entry in result["sources"].values()]) < 11
     assert {*result["macros"].values(), result["macro"], result["weighted"]} == {11.0}
-    notes = [part for part in format_validation({"step": 1, **result}).split("\n\n") if "terms" in part]
+    notes = [
+        part for part in format_validation({"step": 1, **result}).split("\n\n") if "terms" in part
+    ]
     assert len(notes) == 1
     assert (
-        format_validation({"step": 1, **group_losses({"flow": flow}, FLOW, held, ["x"] * len(held))}).count("terms")
+        format_validation(
+            {"step": 1, **group_losses({"flow": flow}, FLOW, held, ["x"] * len(held))}
+        ).count("terms")
         == 0
     )
 
 
-def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple[SourceConfig, ...]) -> None:
+def test_terms_with_their_own_flow_times_have_their_own_intervals(
+    sources: tuple[SourceConfig, ...],
+) -> None:
     """Terms without a flow time are in the first ones, and terms without an element in none."""
     _, held = opened(sources)
     rng = np.random.default_rng(0)
@@ -288,14 +351,29 @@ def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple
         draws = rng.random((2, len(held))) if edges else np.ones((2, len(held)))
         return TermSums(draws.sum(0), np.full(len(held), count), draws, edges)
 
-    found = {"text": term(()), "flow": term((0.0, 0.5, 1.0)), "images": term((0.1, 0.9, 1.0)), "none": term((), 0.0)}
+    found = {
+        "text": term(()),
+        "flow": term((0.0, 0.5, 1.0)),
+        "images": term((0.1, 0.9, 1.0)),
+        "none": term((), 0.0),
+    }
     weights = {"text": 2.0, "flow": 1.0, "images": 0.5, "none": 1.0}
     result = group_losses(found, weights, held, ["x"] * len(held))
     size = 3.0 * len(held)
     flow, images = (found[name].draws.sum(1) * 2 / size for name in ("flow", "images"))
     assert result["time"] == [
-        {"from": 0.0, "to": 0.5, "loss": pytest.approx(flow[0] + 2 * 2 / 3), "terms": ["flow", "text"]},
-        {"from": 0.5, "to": 1.0, "loss": pytest.approx(flow[1] + 2 * 2 / 3), "terms": ["flow", "text"]},
+        {
+            "from": 0.0,
+            "to": 0.5,
+            "loss": pytest.approx(flow[0] + 2 * 2 / 3),
+            "terms": ["flow", "text"],
+        },
+        {
+            "from": 0.5,
+            "to": 1.0,
+            "loss": pytest.approx(flow[1] + 2 * 2 / 3),
+            "terms": ["flow", "text"],
+        },
         {"from": 0.1, "to": 0.9, "loss": pytest.approx(0.5 * images[0]), "terms": ["images"]},
         {"from": 0.9, "to": 1.0, "loss": pytest.approx(0.5 * images[1]), "terms": ["images"]},
     ]
@@ -305,12 +383,21 @@ def test_terms_with_their_own_flow_times_have_their_own_intervals(sources: tuple
 
 @pytest.mark.parametrize("name", ["flow", "world_action", "pi05", "pi0"])
 def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
-    """Those of images in a world-action model are shifted, those of released weights begin above 0."""
-    facts: dict[str, Any] = {"action_dim": 2, "state_dim": 2, "cameras": ("observation.images.a",), "chunk": 4}
+    """Those of images in a world-action model are shifted, those of released weights begin above
+    0.
+    """
+    facts: dict[str, Any] = {
+        "action_dim": 2,
+        "state_dim": 2,
+        "cameras": ("observation.images.a",),
+        "chunk": 4,
+    }
     sizes: dict[str, Any] = {"size": "tiny", "flow_time": "released", "future": True}
     if name == "flow":
         sizes = {"future": True, "width": 16, "layers": 1}
-    scales = {key: {"offset": [0.0, 0.0], "spread": [1.0, 1.0]} for key in ("action", "observation.state")}
+    scales = {
+        key: {"offset": [0.0, 0.0], "spread": [1.0, 1.0]} for key in ("action", "observation.state")
+    }
     kind = policy_type(name)
     policy = kind.build(kind.config(**facts | sizes), scales)
     spec = policy.random_spec("validation")
@@ -323,13 +410,16 @@ def test_intervals_of_flow_time_hold_the_draws(name: str) -> None:
         assert (edges[:-1] <= times.min(0) + 1e-6).all()
         assert (times.max(0) <= edges[1:] + 1e-6).all()
         width = np.diff(edges)
-        assert (times.min(0) < edges[:-1] + 0.25 * width).all()  # no interval is wider than its draws
+        # no interval is wider than its draws
+        assert (times.min(0) < edges[:-1] + 0.25 * width).all()
         assert (times.max(0) > edges[1:] - 0.25 * width).all()
         first[term] = edges[1]
     assert len(set(first.values())) == (3 if name == "world_action" else 1)
 
 
-def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tuple[SourceConfig, ...]) -> None:
+def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(
+    sources: tuple[SourceConfig, ...],
+) -> None:
     """Sums that cancel: added one by one, each of these sequences gives a sum of its own."""
     _, held = opened(sources)
     rng = np.random.default_rng(0)
@@ -344,9 +434,17 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
     counts += rng.random(count) * 10.0 ** rng.uniform(-16, 0, count)
     exact = [float(sum(map(Fraction, column.tolist()))) for column in (sums, counts)]
     plain = set()
-    for sequence in (np.arange(count), np.arange(count)[::-1], *(rng.permutation(count) for _ in range(4))):
+    for sequence in (
+        np.arange(count),
+        np.arange(count)[::-1],
+        *(rng.permutation(count) for _ in range(4)),
+    ):
         turned = replace(held, source=held.source[sequence], episode=held.episode[sequence])
-        found = {"flow": TermSums(sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2), (0.0, 0.5, 1.0))}
+        found = {
+            "flow": TermSums(
+                sums[sequence], counts[sequence], np.stack([sums[sequence]] * 2), (0.0, 0.5, 1.0)
+            )
+        }
         result = group_losses(found, FLOW, turned, ["x"] * count)
         assert result["loss"] == result["tasks"]["x"]["loss"] == exact[0] / exact[1]
         assert [bin["loss"] for bin in result["time"]] == [exact[0] * 2 / exact[1]] * 2
@@ -355,12 +453,18 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(sources: tup
 
 
 def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
-    """The times of the states lie in a drawn sequence beside those of the actions; both are reported by time."""
+    """The times of the states lie in a drawn sequence beside those of the actions; both are
+    reported by time.
+    """
     rng = np.random.default_rng(0)
-    time = torch.from_numpy(np.stack([np.sort(rng.random((5, DRAWS)), 1), rng.random((5, DRAWS))], axis=2))
+    time = torch.from_numpy(
+        np.stack([np.sort(rng.random((5, DRAWS)), 1), rng.random((5, DRAWS))], axis=2)
+    )
     losses = {}
     for stream, term in enumerate(("flow", "dynamics")):
-        detail = Detail(time[:, :, stream, None].float().expand(-1, -1, 2), torch.ones(5, 2, dtype=torch.int64))
+        detail = Detail(
+            time[:, :, stream, None].float().expand(-1, -1, 2), torch.ones(5, 2, dtype=torch.int64)
+        )
         detail = detail._replace(order=time[:, :, stream].argsort(dim=1))
         losses[term] = Loss(detail.sum.sum((1, 2)), torch.full((5,), 2 * DRAWS), detail)
     policy: Any = SimpleNamespace(loss_terms=("flow",), validation_draws=DRAWS)
@@ -368,7 +472,8 @@ def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
     table.add(slice(1, 6), losses, {}, [""] * 5, {})
     mesh: Any = SimpleNamespace(sum=lambda tensor: tensor, gather=lambda own: [own])
     figures, _, _ = table.gather(mesh)
-    for stream, term in enumerate(("flow", "dynamics")):  # here the loss of a draw is twice its time
+    # here the loss of a draw is twice its time
+    for stream, term in enumerate(("flow", "dynamics")):
         expected = 2 * time[:, :, stream].sort(dim=1).values.T
         draws = torch.from_numpy(figures[term][2:])
         torch.testing.assert_close(draws[:, 1:6], expected, rtol=1e-6, atol=0)
@@ -382,7 +487,11 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     policy = untrained(sources[1:2], data)
     policy.normalizer.action.spread.zero_()
     result = evaluate(policy, held, SEED, mesh, FLOW, open_loop=1)
-    assert result["open_loop"]["normalised"] is result["open_loop"]["sources"]["two"]["normalised"] is None
+    assert (
+        result["open_loop"]["normalised"]
+        is result["open_loop"]["sources"]["two"]["normalised"]
+        is None
+    )
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
     assert "open_loop" not in best_metrics(result)
 
@@ -391,8 +500,12 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
 
 
 def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) -> list[Any]:
-    """In one rank of some: the tables for each size of chunks, with weights in `shards` shards, and some threads."""
-    config = mixed(sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
+    """In one rank of some: the tables for each size of chunks, with weights in `shards` shards, and
+    some threads.
+    """
+    config = mixed(
+        sources, Path("out"), device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300)
+    )
     out = []
     data, held = opened(sources)
     with parallel.join_mesh(config) as mesh:
@@ -408,14 +521,27 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
             )
             validation_loss.BATCH = size
             every = 9 if size == 4 else 2  # 9: chunks of which no frame is acted on
-            out.append(evaluate(policy, held, SEED, mesh, FLOW, open_loop=every, per_dim=True, threads=1 + mesh.rank))
+            out.append(
+                evaluate(
+                    policy,
+                    held,
+                    SEED,
+                    mesh,
+                    FLOW,
+                    open_loop=every,
+                    per_dim=True,
+                    threads=1 + mesh.rank,
+                )
+            )
     return out
 
 
 def test_one_rank_two_and_three_find_the_same_bits(
     sources: tuple[SourceConfig, ...], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks that come out even, that do not, and fewer chunks than ranks; whole weights and sharded ones."""
+    """Chunks that come out even, that do not, and fewer chunks than ranks; whole weights and
+    sharded ones.
+    """
     _, held = opened(sources)
     sizes = [4, 7, len(held)]
     monkeypatch.setattr(validation_loss, "BATCH", validation_loss.BATCH)  # `several` changes it
@@ -428,7 +554,9 @@ def test_one_rank_two_and_three_find_the_same_bits(
 def test_the_mean_of_means_is_another_number(
     sources: tuple[SourceConfig, ...], mesh: Mesh, whole: dict[str, Any]
 ) -> None:
-    """The negative control: the average of figures per rank, or per batch, depends on how samples are dealt."""
+    """The negative control: the average of figures per rank, or per batch, depends on how samples
+    are dealt.
+    """
     data, held = opened(sources)
     policy = untrained(sources, data)
 
@@ -438,7 +566,8 @@ def test_the_mean_of_means_is_another_number(
             part = slice(low, min(low + size, len(held)))
             with torch.no_grad():
                 loss = policy.losses(
-                    held.batch(part), make_draws(policy.random_spec("validation"), SEED, held.identity(part))
+                    held.batch(part),
+                    make_draws(policy.random_spec("validation"), SEED, held.identity(part)),
                 )["flow"]
             means.append(float(loss.sum.sum() / loss.count.sum()))
         return float(np.mean(means))
@@ -454,7 +583,17 @@ def test_the_sequence_of_the_sources_changes_nothing(
 ) -> None:
     data, held = opened(sources[::-1])
     assert data.names == ("small", "two", "wide")
-    again = evaluate(untrained(sources, data), held, SEED, mesh, FLOW, open_loop=2, per_dim=True, threads=3, memory=0)
+    again = evaluate(
+        untrained(sources, data),
+        held,
+        SEED,
+        mesh,
+        FLOW,
+        open_loop=2,
+        per_dim=True,
+        threads=3,
+        memory=0,
+    )
     assert again == whole
 
 
@@ -464,20 +603,27 @@ def test_a_source_that_is_added_changes_no_draws(sources: tuple[SourceConfig, ..
     of_one = all_three.source == all_three.names.index("two")
     everything = all_three.identity(slice(0, len(all_three)))
     assert torch.equal(one.identity(slice(0, len(one))), everything[torch.from_numpy(of_one)])
-    assert len(set(everything.tolist())) == len(everything)  # though episodes and frames have the same numbers
+    # though episodes and frames have the same numbers
+    assert len(set(everything.tolist())) == len(everything)
     assert everything.min() >= 0
     assert np.array_equal(one.place, all_three.place[of_one])  # so the same frames are acted on
 
 
-def test_the_only_dataset_of_a_run_is_known_without_its_name(sources: tuple[SourceConfig, ...]) -> None:
+def test_the_only_dataset_of_a_run_is_known_without_its_name(
+    sources: tuple[SourceConfig, ...],
+) -> None:
     config = mixed(sources, Path("out"))
     flat = replace(config.data, sources=(), root=sources[0].root)
     held = ValidationData.from_sources(open_data(replace(config, data=flat)), mixed=False)
     assert held is not None
-    assert torch.equal(held.identity(slice(0, 5)), sample_identity(held.episode[:5], held.frame[:5]))
+    assert torch.equal(
+        held.identity(slice(0, 5)), sample_identity(held.episode[:5], held.frame[:5])
+    )
 
 
-def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, ...], mesh: Mesh) -> None:
+def test_it_repeats_to_the_bit_and_leaves_no_trace(
+    sources: tuple[SourceConfig, ...], mesh: Mesh
+) -> None:
     data, held = opened(sources[1:2])
     policy = untrained(sources, data)
     drawn = SEED
@@ -488,7 +634,8 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
     torch.manual_seed(6)
     resident = held.keep_decoded(1 << 30)
     assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
-    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first  # from frames that stayed decoded
+    # from frames that stayed decoded
+    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
@@ -497,7 +644,10 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(sources: tuple[SourceConfig, 
 
 
 def test_dropout_is_off_and_on_again(
-    sources: tuple[SourceConfig, ...], mesh: Mesh, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    sources: tuple[SourceConfig, ...],
+    mesh: Mesh,
+    whole: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, held = opened(sources)
     policy = untrained(sources, data)
@@ -517,7 +667,9 @@ def test_dropout_is_off_and_on_again(
     assert found() != whole, "the dropout does nothing: this test shows nothing"
 
 
-def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(mesh: Mesh, tmp_path: Path) -> None:
+def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
+    mesh: Mesh, tmp_path: Path
+) -> None:
     sources = tiny_sources(tmp_path)
     data, held = opened(sources)
     assert held.size is not None
@@ -527,10 +679,14 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
     kept = held.keep_decoded(1 << 30).batch(part)
     assert tuple(given[WRIST].shape) == (len(held), 3, *held.size)
     assert {
-        k for k, v in given.items() if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
+        k
+        for k, v in given.items()
+        if not (torch.equal(v, kept[k]) if torch.is_tensor(v) else v == kept[k])
     } == set()
     needed = sum(decoded_bytes(dataset, held.size) for dataset in held.datasets)
-    partly = [isinstance(d.video_frames, DecodedImages) for d in held.keep_decoded(needed - 1).datasets]
+    partly = [
+        isinstance(d.video_frames, DecodedImages) for d in held.keep_decoded(needed - 1).datasets
+    ]
     assert partly.count(False) == 1  # all of them would fit alone
     first = evaluate(policy, held, SEED, mesh, FLOW)
     assert evaluate(policy, held.keep_decoded(1 << 30), SEED, mesh, FLOW, threads=2) == first
@@ -575,7 +731,9 @@ def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(0, 5))
-def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(count: int, threads: int, room: int) -> None:
+def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(
+    count: int, threads: int, room: int
+) -> None:
     running = 0
     most = 0
     by_thread = defaultdict(list)
@@ -593,7 +751,10 @@ def test_chunks_are_read_once_each_thread_its_neighbors_within_the_memory(count:
         return made
 
     numbers = list(range(100, 100 + count))
-    got = [(number, int(batch["x"][0])) for number, batch in prefetch_chunks(read, numbers, threads, room * 8)]
+    got = [
+        (number, int(batch["x"][0]))
+        for number, batch in prefetch_chunks(read, numbers, threads, room * 8)
+    ]
     assert sorted(got) == [(number, number) for number in numbers]
     assert most <= max(1, min(threads, room))
 

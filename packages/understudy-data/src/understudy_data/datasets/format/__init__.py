@@ -3,9 +3,11 @@
 catalog           `Catalog`: features, episodes, files and tasks of a dataset
 features          declared columns and cameras, depth, and vectors of several columns
 sensors           signals at their own rates, as meta/sensors.json declares them
-episode_table     lengths, data files and video files of every episode; shared memory for large datasets; missing files
+episode_table     lengths, data files and video files of every episode; shared memory for large
+                  datasets; missing files
 layouts           tables of episodes and tasks in the layouts of v2.0 to v3.1
-pairing           the side that decides where the place of rows and their columns name different episodes
+pairing           the side that decides where the place of rows and their columns name different
+                  episodes
 meta_files        JSON files of `meta/`, checked value by value, and the path templates of info.json
 recorded_stats    statistics recorded with a dataset
 views             named selections, stored with a dataset

@@ -45,7 +45,9 @@ from understudy_data.storage.remote_options import RemoteOptions
 INFO = "meta/info.json"
 _MARKS = {"v2.0": ("meta/stats.json", INFO), "v2.1": (PER_EPISODE, INFO)}
 _MARKS |= dict.fromkeys(("v3.0", "v3.1"), ("meta/stats.json", INFO))
-"""Files by which versions of a dataset differ, beside the first and the last one of the episode table."""
+"""Files by which versions of a dataset differ, beside the first and the last one of the episode
+table.
+"""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
 
 logger = logging.getLogger("understudy.data.format.catalog")
@@ -64,13 +66,15 @@ class Catalog:
         skipped_features: key -> reason, for the features that cannot be read.
         cameras_without_files: the skipped features that are cameras without any video file.
         stored_names: key -> name in the files, for features that were renamed (`standard_keys.py`).
-        joined: key -> columns of a vector of several, each by its name in the files (`features.py`).
+        joined: key -> columns of a vector of several, each by its name in the files
+            (`features.py`).
         sensors: key -> signal with samples at its own rate (`sensors.py`).
         tasks: text by task_index; "" where an index is skipped (see `report`).
         episodes: the episode table, keyed by episode id.
         info: content of meta/info.json.
         oddities: irregularities of the metadata and how each was read, one line each.
-        view: the view of the address, which `Selection.apply` adds to a selection; the episodes are those of all.
+        view: the view of the address, which `Selection.apply` adds to a selection; the episodes are
+            those of all.
     """
 
     files: Files
@@ -103,19 +107,22 @@ class Catalog:
         """Read the metadata of a dataset.
 
         Args:
-            root: a path, a fsspec URL (`https://`, `s3://`, `hf://datasets/OWNER/NAME`, ...), or the hub id
-                OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. `#NAME` or `#NAME@VERSION` after it
-                is a view (`views.py`). An open catalog is returned as it is.
+            root: a path, a fsspec URL (`https://`, `s3://`, `hf://datasets/OWNER/NAME`, ...), or
+                the hub id OWNER/NAME where neither the folder OWNER/NAME nor OWNER exists. `#NAME`
+                or `#NAME@VERSION` after it is a view (`views.py`). An open catalog is returned as
+                it is.
             remote: how to read a dataset on another machine (credentials, cache folder, deadlines).
             video_path: path template to use instead of that in info.json, as in
                 "video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4".
             data_path: the same for the parquet files.
             version: format version to use instead of info.json's `codebase_version`.
-            pairing: side that decides where the name or place of rows and their columns name different episodes:
-                "files" or "columns" (`pairing.py`). By default such rows are refused in a dataset with images.
+            pairing: side that decides where the name or place of rows and their columns name
+                different episodes: "files" or "columns" (`pairing.py`). By default such rows are
+                refused in a dataset with images.
 
         Raises:
-            DatasetError: there is no dataset, its version is not supported, or its metadata is broken.
+            DatasetError: there is no dataset, its version is not supported, or its metadata is
+                broken.
         """
         if isinstance(root, Catalog):
             return root
@@ -123,8 +130,12 @@ class Catalog:
         return Opening(root, remote, **layout, pairing=pairing).finish()
 
     def with_view(self, address: str) -> "Catalog":
-        """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as `read_view` does."""
-        return replace(self, view=read_view(self.files, address[1:], self.episodes) if address else None)
+        """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as
+        `read_view` does.
+        """
+        return replace(
+            self, view=read_view(self.files, address[1:], self.episodes) if address else None
+        )
 
     @property
     def root(self) -> str:
@@ -143,7 +154,9 @@ class Catalog:
 
     @property
     def has_images_by_place(self) -> bool:
-        """Whether videos or sensors lie apart from the rows, which can then be paired with those of another episode."""
+        """Whether videos or sensors lie apart from the rows, which can then be paired with those of
+        another episode.
+        """
         return bool(self.episodes.videos or self.sensors)
 
     @property
@@ -160,7 +173,8 @@ class Catalog:
     def stats(self) -> Stats:
         """Statistics recorded with the dataset, read on first access; {} when there are none.
 
-        Per-episode records of v2.1 are aggregated (see `recorded_stats.py`). Depth has the unit of its images.
+        Per-episode records of v2.1 are aggregated (see `recorded_stats.py`). Depth has the unit of
+        its images.
         """
         stats = read_stats(self.files)
         if self.stored_names:
@@ -177,13 +191,20 @@ class Catalog:
         return stats
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
-        """Read the texts about episodes in the metadata, tasks aside: name -> episode id -> text."""
+        """Read the texts about episodes in the metadata, tasks aside: name -> episode id ->
+        text.
+        """
         columns = self.episode_metadata().items()
-        texts = {name: {e: text for e, text in column.items() if isinstance(text, str)} for name, column in columns}
+        texts = {
+            name: {e: text for e, text in column.items() if isinstance(text, str)}
+            for name, column in columns
+        }
         return {name: column for name, column in texts.items() if column}
 
     def episode_metadata(self) -> dict[str, dict[int, Any]]:
-        """Read the metadata of episodes beyond the format's own: name -> episode id -> value, without nulls."""
+        """Read the metadata of episodes beyond the format's own: name -> episode id -> value,
+        without nulls.
+        """
         return layouts.read_metadata(self.files, layouts.LAYOUTS[self.version])
 
     def data_place(self, row: int) -> str:
@@ -203,11 +224,17 @@ class Catalog:
         file = int(self.videos(camera).file[row])
         if file < 0:
             problem = f"episode {int(self.episodes.ids[row])} names no video of {camera}"
-            raise DatasetError(problem, where=self.root, fix=f"leave the episode out, or the key {camera!r}")
+            raise DatasetError(
+                problem, where=self.root, fix=f"leave the episode out, or the key {camera!r}"
+            )
         return self.videos(camera).files.find(self.files, file)
 
-    def explain_missing(self, error: MissingFileError, row: int, camera: str = "") -> MissingFileError:
-        """Return the error of the file of a table row, or another one if its recorder has joined it with others."""
+    def explain_missing(
+        self, error: MissingFileError, row: int, camera: str = ""
+    ) -> MissingFileError:
+        """Return the error of the file of a table row, or another one if its recorder has joined it
+        with others.
+        """
 
         def place(catalog: Catalog) -> tuple[int, int]:
             table = catalog.episodes.data
@@ -220,15 +247,22 @@ class Catalog:
         with suppress(DatasetError, IndexError):
             again = Catalog.open(self.root, self.files.options, pairing=self.episodes.pairing)
             if place(again) != place(self):
-                problem = "the dataset changed while it was read: its recorder joined this file with others"
-                return error.replaced(what=problem, fix="start again, on a finished or a published dataset")
+                problem = (
+                    "the dataset changed while it was read: its recorder joined this file "
+                    "with others"
+                )
+                return error.replaced(
+                    what=problem, fix="start again, on a finished or a published dataset"
+                )
         return error
 
     def videos(self, camera: str) -> Videos:
         """Video files of one camera, and the place of each episode in them."""
         if camera not in self.episodes.videos:
             cameras = ", ".join(self.episodes.videos) or "none"
-            raise DatasetError(f"no video camera {camera!r}", where=self.root, fix=f"its video cameras: {cameras}")
+            raise DatasetError(
+                f"no video camera {camera!r}", where=self.root, fix=f"its video cameras: {cameras}"
+            )
         return self.episodes.videos[camera]
 
     def __repr__(self) -> str:
@@ -239,7 +273,8 @@ class Catalog:
     def report(self) -> list[str]:
         """Irregularities of metadata and folder listings, one line each; [] for a clean dataset.
 
-        Opens no data or video file. `EpisodeDataset` reports errors inside files when it reads them.
+        Opens no data or video file. `EpisodeDataset` reports errors inside files when it reads
+        them.
         """
         lines = self.metadata_notes()
         if self.version == "v2.1" and not self.files.exists(PER_EPISODE):
@@ -255,7 +290,8 @@ class Catalog:
         return lines + [gap.line for gap in gaps or []]
 
     def missing_files(self, cameras: Iterable[str] | None = None) -> list[MissingFiles] | None:
-        """Data files and video files of `cameras` (all by default) that listings show to be missing or unreadable.
+        """Data files and video files of `cameras` (all by default) that listings show to be missing
+        or unreadable.
 
         Returns:
             None where folders cannot be listed.
@@ -263,19 +299,24 @@ class Catalog:
         Raises:
             DatasetError: a folder may not be read.
         """
-        return find_missing(self.files, self.episodes, self.episodes.videos if cameras is None else cameras)
+        return find_missing(
+            self.files, self.episodes, self.episodes.videos if cameras is None else cameras
+        )
 
     def metadata_notes(self) -> list[str]:
         """Lines of `report` about info.json and the tables, without recorded statistics."""
         lines = list(self.oddities)
-        kinds = {"data": self.episodes.data} | {key: videos.files for key, videos in self.episodes.videos.items()}
+        kinds = {"data": self.episodes.data} | {
+            key: videos.files for key, videos in self.episodes.videos.items()
+        }
         for kind, table in kinds.items():
             for file in range(min(len(table), 64)):
                 named = table.path(file)
                 actual = table.find(self.files, file)
                 if named != actual:
                     lines.append(
-                        f"{kind}: the path template names {named}, the file is {actual}; files are found by name"
+                        f"{kind}: the path template names {named}, the file is {actual}; files are "
+                        "found by name"
                     )
                     break
         return lines
@@ -287,12 +328,19 @@ class Catalog:
             return [str(error)]
         lines = []
         for key, entry in stats.items():
-            if key in self.features and not self.features[key].is_camera and key not in INDEX_KEYS and "std" in entry:
+            if (
+                key in self.features
+                and not self.features[key].is_camera
+                and key not in INDEX_KEYS
+                and "std" in entry
+            ):
                 flat = int((entry["std"] == 0).sum())
                 size = int(entry["std"].size)
                 if flat:
                     line = f"{key}: {flat} of {size} dimensions are constant (standard deviation 0)"
-                    lines.append(f"{line} according to the recorded statistics; the rows were not read")
+                    lines.append(
+                        f"{line} according to the recorded statistics; the rows were not read"
+                    )
         return lines
 
     def __getstate__(self) -> dict[str, Any]:
@@ -357,13 +405,17 @@ class Opening:
         return self.files.version(INFO), folder_of(self.files.root)
 
     def _list_episode_files(self) -> list[str]:
-        self._episode_files = list(layouts.episode_files(self.files, layouts.LAYOUTS[self._version]))
+        self._episode_files = list(
+            layouts.episode_files(self.files, layouts.LAYOUTS[self._version])
+        )
         return self._episode_files
 
     def inputs(self) -> tuple[str, int]:
-        """Return text that changes with each input of the tables of a local dataset, and their bytes.
+        """Return text that changes with each input of the tables of a local dataset, and their
+        bytes.
 
-        It has two states of info.json, that of the content which was read before and the present one.
+        It has two states of info.json, that of the content which was read before and the present
+        one.
 
         Raises:
             DatasetError: a folder may not be read.
@@ -371,7 +423,13 @@ class Opening:
         layout = layouts.LAYOUTS[self._version]
         paths = [INFO, *layouts.task_files(layout), *self._list_episode_files()]
         states = [self.files.state(path) for path in paths]
-        facts = [self.files.root, *folder_of(self.files.root), self._version, self._layout, self._before]
+        facts = [
+            self.files.root,
+            *folder_of(self.files.root),
+            self._version,
+            self._layout,
+            self._before,
+        ]
         text = json.dumps([facts, list(zip(paths, states, strict=True))])
         return text, sum(state[0] for state in states if state)
 
@@ -447,9 +505,9 @@ _SMALL = 1 << 20
 def read_tables_of_many(openings: Sequence[Opening]) -> None:
     """Read the tables of many small local datasets; their content is kept in the cache of the host.
 
-    Parsing the tables of thousands of datasets takes longer than all else of opening them. The content is found by the
-    size, times and inode of each file (`mapped_tables.once_per_group`). A dataset whose tables cannot be read stays
-    without them.
+    Parsing the tables of thousands of datasets takes longer than all else of opening them. The
+    content is found by the size, times and inode of each file (`mapped_tables.once_per_group`). A
+    dataset whose tables cannot be read stays without them.
     """
     members: list[Member[MetaTables]] = []
     small: list[Opening] = []
@@ -489,17 +547,30 @@ def _read(opening: Opening) -> MetaTables | None:
 def catalog_mark(catalog: Catalog) -> str:
     """Return a hash of a dataset's address and metadata, without its statistics."""
     table = catalog.episodes
-    digest = hashlib.sha256(repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode())
+    digest = hashlib.sha256(
+        repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode()
+    )
     digest.update(table.pairing.encode())
-    arrays = [table.ids, table.lengths, table.data_file, table.data_row, table.task_offsets, table.task_indices]
-    for array in arrays + [array for videos in table.videos.values() for array in (videos.file, videos.first)]:
+    arrays = [
+        table.ids,
+        table.lengths,
+        table.data_file,
+        table.data_row,
+        table.task_offsets,
+        table.task_indices,
+    ]
+    for array in arrays + [
+        array for videos in table.videos.values() for array in (videos.file, videos.first)
+    ]:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(json.dumps([catalog.info, catalog.tasks], sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
 def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (path, version) of files under the root; one that cannot be accessed has the version ""."""
+    """Return (path, version) of files under the root; one that cannot be accessed has the version
+    "".
+    """
     versions = []
     for path in paths:
         version = ""
@@ -509,8 +580,12 @@ def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
     return versions
 
 
-def _read_info(root: str | os.PathLike[str], remote: RemoteOptions | None) -> tuple[Files, dict[str, Any]]:
-    """Open the files of a dataset and read its info.json. Errors name the thing at the path instead."""
+def _read_info(
+    root: str | os.PathLike[str], remote: RemoteOptions | None
+) -> tuple[Files, dict[str, Any]]:
+    """Open the files of a dataset and read its info.json. Errors name the thing at the path
+    instead.
+    """
     address = _hub_address(root)
     files = Files(address, remote)
     if files.is_local and not files.exists(INFO):
@@ -530,7 +605,8 @@ def _read_info(root: str | os.PathLike[str], remote: RemoteOptions | None) -> tu
         if address is root:
             raise
         problem = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"
-        if error.where == address:  # without the hub it is a path, and a later attempt would fail alike
+        # without the hub it is a path, and a later attempt would fail alike
+        if error.where == address:
             raise DatasetError(problem, where=root, fix=error.fix) from error
         raise error.replaced(what=problem, where=root) from error
 
@@ -539,12 +615,14 @@ def _feature_notes(features: Mapping[str, Feature]) -> list[str]:
     """Lines about audio, color declared as depth, and numbers that look like images."""
     notes = [f"{key} {feature.audio}" for key, feature in features.items() if feature.audio]
     notes += [
-        f"{key} is declared as depth and is {feature.color_declared_as_depth}: it is delivered as color, uint8"
+        f"{key} is declared as depth and is {feature.color_declared_as_depth}: it is delivered as "
+        "color, uint8"
         for key, feature in features.items()
         if feature.color_declared_as_depth
     ]
     return notes + [
-        f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as a camera"
+        f"{key}: {feature.dtype} {feature.shape} looks like images; it is read as numbers, not as "
+        "a camera"
         for key, feature in features.items()
         if feature.looks_like_images and not feature.is_camera
     ]
@@ -560,20 +638,31 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
         return root
     address = f"hf://datasets/{root}"
     logger.info(
-        "%s: there is no such folder, so it is read from the hub, as %s; a folder would be read first", root, address
+        "%s: there is no such folder, so it is read from the hub, as %s; a folder would be read "
+        "first",
+        root,
+        address,
     )
     return address
 
 
 def _override(
-    files: Files, info: dict[str, Any], video_path: str | None, data_path: str | None, version: str | None
+    files: Files,
+    info: dict[str, Any],
+    video_path: str | None,
+    data_path: str | None,
+    version: str | None,
 ) -> str:
-    """Put the caller's values into the content of info.json; return the version. Checks both, and the frame rate."""
+    """Put the caller's values into the content of info.json; return the version. Checks both, and
+    the frame rate.
+    """
     overrides = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
     info |= {name: value for name, value in overrides.items() if value is not None}
     version = _version(info, files.where(INFO) if version is None else files.root)
     for name, template in (("video_path", video_path), ("data_path", data_path)):
-        fields = layouts.LAYOUTS[version].fields | ({"video_key"} if name == "video_path" else set())
+        fields = layouts.LAYOUTS[version].fields | (
+            {"video_key"} if name == "video_path" else set()
+        )
         try:
             if template is not None:
                 check_template(template, fields)
@@ -581,7 +670,9 @@ def _override(
             fix = "as in video_path='videos/{video_key}/…', with the fields " + ", ".join(
                 sorted(fields - {"video_key"})
             )
-            raise DatasetError(f"{name} is {template!r}: {error}", where=files.root, fix=fix) from error
+            raise DatasetError(
+                f"{name} is {template!r}: {error}", where=files.root, fix=fix
+            ) from error
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 1e-6 < fps < 1e6:
         problem = f"fps is {fps!r}, not within 0.000001 and 1,000,000"
@@ -594,7 +685,9 @@ def _version(info: Mapping[str, Any], where: str) -> str:
     storage = info.get("storage_format", "parquet")
     if storage not in ("parquet", None):
         fix = "convert it to parquet files with LeRobot"
-        raise DatasetError(f"storage_format is {storage!r}; only parquet is supported", where=where, fix=fix)
+        raise DatasetError(
+            f"storage_format is {storage!r}; only parquet is supported", where=where, fix=fix
+        )
     version = f"v{str(recorded).removeprefix('v')}"
     if recorded is None or version not in layouts.LAYOUTS:
         fix = f"supported are {', '.join(layouts.LAYOUTS)}; convert the dataset with LeRobot"
@@ -606,7 +699,9 @@ def _robot_type(info: Mapping[str, Any], oddities: list[str]) -> str | None:
     robot = info.get("robot_type")
     if robot is None or (isinstance(robot, str) and robot.isprintable()):
         return robot
-    oddities.append(f"robot_type is {repr(robot)[:80]}: left out, since it is not a name of printable letters")
+    oddities.append(
+        f"robot_type is {repr(robot)[:80]}: left out, since it is not a name of printable letters"
+    )
     return None
 
 
@@ -633,30 +728,35 @@ def _list_tasks(by_index: dict[int, str], where: str, oddities: list[str]) -> tu
     return tuple(by_index.get(index, "") for index in range(last + 1))
 
 
-def _check_totals(info: Mapping[str, Any], episodes: EpisodeTable, tasks: int, oddities: list[str]) -> None:
+def _check_totals(
+    info: Mapping[str, Any], episodes: EpisodeTable, tasks: int, oddities: list[str]
+) -> None:
     """Note totals in info.json that differ from the tables; the tables decide."""
     true = {"total_episodes": len(episodes), "total_frames": episodes.frames, "total_tasks": tasks}
     if "episode_chunk" in episodes.data.template or "total_chunks" in info:
         true["total_chunks"] = int(np.unique(episodes.data.chunk).size)
     if "total_videos" in info:
         true["total_videos"] = sum(
-            int(np.count_nonzero(np.bincount(v.file[v.file >= 0]))) for v in episodes.videos.values()
+            int(np.count_nonzero(np.bincount(v.file[v.file >= 0])))
+            for v in episodes.videos.values()
         )
     for key, value in true.items():
         if key in info and info[key] != value:
             oddities.append(f"info.json: {key} is {info[key]!r}, the tables hold {value}")
     if int(episodes.ids[-1]) != len(episodes) - 1 or int(episodes.ids[0]) != 0:
         oddities.append(
-            f"episode ids have gaps: {plural(len(episodes), 'episode')} from {int(episodes.ids[0])} to "
-            f"{int(episodes.ids[-1])}"
+            f"episode ids have gaps: {plural(len(episodes), 'episode')} from "
+            f"{int(episodes.ids[0])} to {int(episodes.ids[-1])}"
         )
     splits = info.get("splits")
     if isinstance(splits, dict) and splits.get("train") not in (None, f"0:{len(episodes)}"):
         oddities.append(
-            f"info.json: splits {splits} do not match {plural(len(episodes), 'episode')}; splits are ignored"
+            f"info.json: splits {splits} do not match {plural(len(episodes), 'episode')}; splits "
+            "are ignored"
         )
     empty = np.flatnonzero(episodes.lengths == 0)
     if len(empty):
         oddities.append(
-            f"{plural(len(empty), 'episode has', 'episodes have')} no frame, first {int(episodes.ids[empty[0]])}"
+            f"{plural(len(empty), 'episode has', 'episodes have')} no frame, first "
+            f"{int(episodes.ids[empty[0]])}"
         )

@@ -1,12 +1,13 @@
-"""The episode table: lengths, data files and video files of all episodes, a few integers each, in numpy.
+"""The episode table: lengths, data files and video files of all episodes, a few integers each, in
+numpy.
 
 The readers of both formats fill these tables. Other modules do not know the format.
 
-The table of a large dataset is parsed by one process of the host, and memory-mapped by the others. Its key covers the
-metadata files, their versions and everything else that parsing depends on.
+The table of a large dataset is parsed by one process of the host, and memory-mapped by the others.
+Its key covers the metadata files, their versions and everything else that parsing depends on.
 
-`find_missing` reads folder listings, and the first bytes of some files to detect git LFS pointers. Where folders cannot
-be listed (plain HTTP), it checks a few names only.
+`find_missing` reads folder listings, and the first bytes of some files to detect git LFS pointers.
+Where folders cannot be listed (plain HTTP), it checks a few names only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from understudy_data.storage import mapped_tables
 from understudy_data.storage.dataset_root import Files
 
 _CHUNK = re.compile(r"chunk-\d+")
-_IN_CHUNK = re.compile(r"((?:[^/]*/)*?)chunk-\d+/(.+)")  # a path by its parts before and in its chunk folder
+# a path by its parts before and in its chunk folder
+_IN_CHUNK = re.compile(r"((?:[^/]*/)*?)chunk-\d+/(.+)")
 
 
 @storable
@@ -41,7 +43,8 @@ class FileTable:
     """Files of one kind (data, or one camera's videos), named by a template and two integers each.
 
     Attributes:
-        template: path under the root, e.g. "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet".
+        template: path under the root, e.g.
+            "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet".
         chunk, number: int64 (F,), values of the template's chunk and file (or episode) fields.
         key: the camera, "" for data files.
     """
@@ -69,13 +72,16 @@ class FileTable:
 
     @property
     def named_apart(self) -> bool:
-        """Whether file names are unique: they hold the episode id instead of a number that restarts per chunk."""
+        """Whether file names are unique: they hold the episode id instead of a number that restarts
+        per chunk.
+        """
         return "{episode_index" in self.template.rpartition("/")[2]
 
     def find(self, files: Files, file: int) -> str:
         """Find a file by the template, else by its unique name in another chunk folder.
 
-        Real datasets name chunks that do not exist. Returns the template's path when the file is missing.
+        Real datasets name chunks that do not exist. Returns the template's path when the file is
+        missing.
         """
         path = self.path(file)
         match = _IN_CHUNK.fullmatch(path)
@@ -97,13 +103,14 @@ class Videos:
         files: the video files.
         file: int32 (N,), the file of each episode, -1 where the metadata names none.
         first: int64 (N,), frame number of the episode's first frame in that file, in display order.
-        drift: float64 (F,), most frames by which the recorded `from_timestamp`s of a file differ from `first`;
-            infinite where several episodes share a file and no time is recorded.
+        drift: float64 (F,), most frames by which the recorded `from_timestamp`s of a file differ
+            from `first`; infinite where several episodes share a file and no time is recorded.
         expected: int64 (F,), frames that a file should hold: the sum of its episodes' lengths.
-        first_by_time: int64 (N,), frame number by an episode's recorded time, in files whose times are whole frames,
-            do not overlap and leave gaps; -1 for the episodes of other files. None where there is no such file.
-        doubtful: bool (F,), files whose recorded times are far off and put the episodes into another order than their
-            rows have; None where there is none.
+        first_by_time: int64 (N,), frame number by an episode's recorded time, in files whose times
+            are whole frames, do not overlap and leave gaps; -1 for the episodes of other files.
+            None where there is no such file.
+        doubtful: bool (F,), files whose recorded times are far off and put the episodes into
+            another order than their rows have; None where there is none.
     """
 
     files: FileTable
@@ -125,9 +132,11 @@ class EpisodeTable:
         index_from: int64 (N,), dataset-wide number of the first frame.
         data: the data files.
         data_file: int32 (N,), the data file of each episode.
-        data_row: int64 (N,), the episode's first row there, if the file holds exactly the episodes listed for it.
+        data_row: int64 (N,), the episode's first row there, if the file holds exactly the episodes
+            listed for it.
         videos: camera key -> its video files.
-        task_offsets, task_indices: int64 (N+1,), int32: row r has task_indices[task_offsets[r]:task_offsets[r+1]].
+        task_offsets, task_indices: int64 (N+1,), int32: row r has
+            task_indices[task_offsets[r]:task_offsets[r+1]].
         own_files: each episode has its own data file, named after it.
         lists_places: meta/ lists the first row of each episode (`dataset_from_index`).
         pairing: side that decides which episode rows belong to (`pairing.py`).
@@ -197,7 +206,8 @@ class EpisodeTable:
         """Rows of the episodes in a data file, int64 (n,), ascending."""
         if not self._is_by_file:
             return np.flatnonzero(self.data_file == file)
-        limits = np.array([file, file + 1], self.data_file.dtype)  # of another dtype, the column would be converted
+        # of another dtype, the column would be converted
+        limits = np.array([file, file + 1], self.data_file.dtype)
         begin, end = np.searchsorted(self.data_file, limits).tolist()
         return np.arange(begin, end)
 
@@ -211,14 +221,29 @@ class EpisodeTable:
         videos = {key: replace(table, **_take(table, rows)) for key, table in self.videos.items()}
         offsets = np.cumsum([0, *map(len, tasks)])
         parts = _take(self, rows)
-        return replace(self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks))
+        return replace(
+            self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks)
+        )
 
 
-_BY_EPISODE = ("ids", "lengths", "index_from", "data_file", "data_row", "file", "first", "first_by_time")
+_BY_EPISODE = (
+    "ids",
+    "lengths",
+    "index_from",
+    "data_file",
+    "data_row",
+    "file",
+    "first",
+    "first_by_time",
+)
 
 
 def _take(table: object, rows: np.ndarray) -> dict[str, Any]:
-    return {name: column[rows] for name in _BY_EPISODE if (column := getattr(table, name, None)) is not None}
+    return {
+        name: column[rows]
+        for name in _BY_EPISODE
+        if (column := getattr(table, name, None)) is not None
+    }
 
 
 def describe_ids(ids: np.ndarray) -> str:
@@ -258,7 +283,8 @@ def load_episode_table(
     oddities: list[str],
     read: Callable[[list[str]], EpisodeTable],
 ) -> EpisodeTable:
-    """Return `read(oddities)`, shared with other processes of the host if info.json declares a large dataset.
+    """Return `read(oddities)`, shared with other processes of the host if info.json declares a
+    large dataset.
 
     Args:
         files: the dataset's files.
@@ -294,7 +320,8 @@ def load_episode_table(
 _REMOTE_CHECKS = 8  # files of a remote camera whose existence is checked
 _MAX_LISTINGS = 100  # remote folders that are listed, one request each
 _LISTED = 4  # paths in a message
-_MAX_OPENED = 64  # files of a kind whose first bytes are read; all of them where one is a git LFS pointer
+# files of a kind whose first bytes are read; all of them where one is a git LFS pointer
+_MAX_OPENED = 64
 
 
 def spread_evenly(count: int, limit: int | None) -> list[int]:
@@ -319,15 +346,22 @@ class MissingFiles:
     rows: np.ndarray
 
 
-def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> list[MissingFiles] | None:
-    """Find missing data files and missing video files of `cameras`; None where folders cannot be listed.
+def find_missing(
+    files: Files, table: EpisodeTable, cameras: Iterable[str]
+) -> list[MissingFiles] | None:
+    """Find missing data files and missing video files of `cameras`; None where folders cannot be
+    listed.
 
     Raises:
         DatasetError: a folder may not be read.
     """
     missing: list[MissingFiles] = []
     kinds: list[tuple[str, FileTable, np.ndarray]] = [("data", table.data, table.data_file)]
-    kinds += [(key, table.videos[key].files, table.videos[key].file) for key in cameras if key in table.videos]
+    kinds += [
+        (key, table.videos[key].files, table.videos[key].file)
+        for key in cameras
+        if key in table.videos
+    ]
     listing = _Listing(files)
     for kind, places, file_of in kinds:
         find = partial(_needed_files, table.lengths, file_of)
@@ -341,7 +375,9 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
         lost = [file for file, path in paths.items() if not path and places.number[file] >= 0]
         bad = {_MISSING: lost, _LFS: _find_pointers(files, paths)}
         if kind == "data":  # files of the number -1: meta/ names none
-            unnamed = np.flatnonzero((table.lengths > 0) & (places.number[np.maximum(file_of, 0)] < 0))
+            unnamed = np.flatnonzero(
+                (table.lengths > 0) & (places.number[np.maximum(file_of, 0)] < 0)
+            )
         for why, numbers in bad.items():
             if not numbers:
                 continue
@@ -354,25 +390,35 @@ def find_missing(files: Files, table: EpisodeTable, cameras: Iterable[str]) -> l
             missing.append(MissingFiles(kind, line, rows))
         if len(unnamed):
             what = "no data file" if kind == "data" else "no video"
-            line = f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} {what}, first "
+            line = (
+                f"{kind}: {plural(len(unnamed), 'episode names', 'episodes name')} {what}, first "
+            )
             line += str(int(table.ids[unnamed[0]]))
             missing.append(MissingFiles(kind, line, unnamed))
     return missing
 
 
 def _needed_files(lengths: np.ndarray, file_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Files of episodes with frames, and rows of those that name none; an episode without frames needs no file."""
+    """Files of episodes with frames, and rows of those that name none; an episode without frames
+    needs no file.
+    """
     some = lengths > 0
-    return np.flatnonzero(np.bincount(file_of[some & (file_of >= 0)])), np.flatnonzero(some & (file_of < 0))
+    return np.flatnonzero(np.bincount(file_of[some & (file_of >= 0)])), np.flatnonzero(
+        some & (file_of < 0)
+    )
 
 
 def has_any_file(files: Files, videos: Videos) -> bool:
-    """Check whether a camera has any video file, by its path template or by name in another chunk folder.
+    """Check whether a camera has any video file, by its path template or by name in another chunk
+    folder.
 
-    For a remote dataset this checks a few evenly spread files first, then lists folders if possible.
+    For a remote dataset this checks a few evenly spread files first, then lists folders if
+    possible.
     """
     table = videos.files
-    if not files.is_local and any(files.exists(table.path(file)) for file in spread_evenly(len(table), _REMOTE_CHECKS)):
+    if not files.is_local and any(
+        files.exists(table.path(file)) for file in spread_evenly(len(table), _REMOTE_CHECKS)
+    ):
         return True
     listing = _Listing(files)
     for file in range(len(table)):
@@ -393,11 +439,15 @@ def similar_folder(files: Files, path: str, others: Iterable[str] = ()) -> str:
         folders = [name for name, is_folder in files.entries("/".join(parts)) or [] if is_folder]
         if part in folders:
             parts.append(part)
-        elif _CHUNK.fullmatch(part) and (chunks := [name for name in folders if _CHUNK.fullmatch(name)]):
+        elif _CHUNK.fullmatch(part) and (
+            chunks := [name for name in folders if _CHUNK.fullmatch(name)]
+        ):
             parts.append(chunks[0])
         else:
             folders = [name for name in folders if name not in set(others)]
-            near = get_close_matches(part, folders, n=1) or [name for name in folders if part.endswith(name)]
+            near = get_close_matches(part, folders, n=1) or [
+                name for name in folders if part.endswith(name)
+            ]
             return "/".join([*parts, near[0]]) if near else ""
     return ""
 
@@ -427,7 +477,11 @@ class _Listing:
         """Path of a file (see `FileTable.find`); "" when missing, None when unknown."""
         path = table.path(file)
         folder, _, name = path.rpartition("/")
-        if folder not in self._names and not self._files.is_local and len(self._names) >= _MAX_LISTINGS:
+        if (
+            folder not in self._names
+            and not self._files.is_local
+            and len(self._names) >= _MAX_LISTINGS
+        ):
             return None
         names = self._listed(folder)
         if names is None or name in names:
@@ -437,7 +491,9 @@ class _Listing:
     def _listed(self, folder: str) -> frozenset[str] | None:
         if folder not in self._names:
             listed = self._files.entries(folder)
-            self._names[folder] = None if listed is None else frozenset(n for n, is_folder in listed if not is_folder)
+            self._names[folder] = (
+                None if listed is None else frozenset(n for n, is_folder in listed if not is_folder)
+            )
         return self._names[folder]
 
     def _in_another_chunk(self, path: str) -> str:
@@ -446,7 +502,8 @@ class _Listing:
         if match is None:
             return ""
         head, (under, _, name) = match[1], match[2].rpartition("/")
-        if (head, under) not in self._chunks:  # once: an interrupted download lacks most of its files
+        # once: an interrupted download lacks most of its files
+        if (head, under) not in self._chunks:
             chunk_of: dict[str, str] = {}
             for chunk, is_folder in self._files.entries(head.rstrip("/")) or []:
                 if is_folder and _CHUNK.fullmatch(chunk):

@@ -5,14 +5,15 @@ Depth has one of these forms; `Feature.unreadable` says why another one cannot b
 stored as                                             delivered as
 video of 12-bit codes, with `video.depth_min` etc.    float32, meters
 video of 16-bit numbers (gray16le), without them      uint16, as stored
-images of 16-bit integers                             uint16, as stored; millimeters by LeRobot's convention
+images of 16-bit integers                             uint16, as stored; millimeters by LeRobot's
+                                                      convention
 images of 32-bit floats, `depth_unit` "m"             float32, meters
 ordinary 8-bit video, or images of three channels     uint8 color: their pixels are not distances
 
 With a requested unit, all of them but color are float32 in that unit, as LeRobot delivers them.
 
-A key may name several columns, `action.joint_velocity + action.gripper_position`. The values of the columns follow each
-other in each frame. A column of one number is a vector of one.
+A key may name several columns, `action.joint_velocity + action.gripper_position`. The values of the
+columns follow each other in each frame. A column of one number is a vector of one.
 """
 
 import math
@@ -41,9 +42,14 @@ def _codes(info: Record) -> DepthCodes | None:
         raise ValueError(f"is depth video whose scale lacks {', '.join(lacking)}")
     low, high, shift = (_number(name, scale[name]) for name in _SCALE[:3])
     if not isinstance(scale["use_log"], bool):
-        raise ValueError(f"is depth video with video.use_log {scale['use_log']!r}, which is neither true nor false")
+        raise ValueError(
+            f"is depth video with video.use_log {scale['use_log']!r}, which is neither true nor "
+            "false"
+        )
     if not low < high or (scale["use_log"] and low + shift <= 0):
-        raise ValueError(f"is depth video of an impossible scale: from {low} to {high} m, with shift {shift} m")
+        raise ValueError(
+            f"is depth video of an impossible scale: from {low} to {high} m, with shift {shift} m"
+        )
     return DepthCodes(low, high, shift, scale["use_log"])
 
 
@@ -56,7 +62,18 @@ def _number(name: str, value: object) -> float:
 INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 """Keys of every sample; the reader computes those that the rows lack."""
 
-NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64")
+NUMBERS = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "float32",
+    "float64",
+)
 """Numeric dtypes that can be written."""
 
 _IMAGES = ("video", "image")
@@ -76,8 +93,10 @@ class Feature:
         shape: as declared; (H, W, C) or (C, H, W) for images.
         names: names of the dimensions as declared (list, nested list, dict or None).
         info: encoding of the images (`info` or the older `video_info`), {} when there is none.
-        is_vector: a value of shape (1,) is a vector of one number instead of a scalar as in LeRobot.
-        depth_unit: unit in which depth images are delivered, "m" or "mm"; "": meters from codes, others as stored.
+        is_vector: a value of shape (1,) is a vector of one number instead of a scalar as in
+            LeRobot.
+        depth_unit: unit in which depth images are delivered, "m" or "mm"; "": meters from codes,
+            others as stored.
     """
 
     key: str
@@ -90,7 +109,9 @@ class Feature:
 
     @property
     def is_camera(self) -> bool:
-        """Whether this is a camera, stored as video, as encoded images, or as arrays in the rows."""
+        """Whether this is a camera, stored as video, as encoded images, or as arrays in the
+        rows.
+        """
         return self.is_encoded or self.is_array
 
     @property
@@ -100,7 +121,9 @@ class Feature:
 
     @property
     def is_array(self) -> bool:
-        """Whether this is a camera stored as uint8 arrays, with three channels as the first or last axis."""
+        """Whether this is a camera stored as uint8 arrays, with three channels as the first or last
+        axis.
+        """
         return self.looks_like_images and 3 in (self.shape[0], self.shape[2])
 
     @property
@@ -110,12 +133,16 @@ class Feature:
 
     @property
     def is_text(self) -> bool:
-        """Whether values are strings or nested language records, delivered as Python values instead of tensors."""
+        """Whether values are strings or nested language records, delivered as Python values instead
+        of tensors.
+        """
         return self.dtype in _TEXTS
 
     @property
     def looks_like_images(self) -> bool:
-        """Whether the declaration is uint8 of (height, width, channels) or (channels, height, width)."""
+        """Whether the declaration is uint8 of (height, width, channels) or (channels, height,
+        width).
+        """
         sides = sorted(self.shape)
         return self.dtype == "uint8" and len(sides) == 3 and sides[0] in (1, 3, 4) and sides[1] >= 8
 
@@ -123,11 +150,19 @@ class Feature:
     def pixel_axes(self) -> tuple[int, int] | None:
         """Axes of height and width of numbers in the rows that are images; None for other features.
 
-        They are uint8 of three axes that look like images, or of any dtype with axes named height and width, both of at
-        least 8.
+        They are uint8 of three axes that look like images, or of any dtype with axes named height
+        and width, both of at least 8.
         """
-        names = [str(name).lower() for name in self.names] if isinstance(self.names, (list, tuple)) else []
-        if len(names) == len(self.shape) and {"height", "width"} <= set(names) and self.dtype in NUMBERS:
+        names = (
+            [str(name).lower() for name in self.names]
+            if isinstance(self.names, (list, tuple))
+            else []
+        )
+        if (
+            len(names) == len(self.shape)
+            and {"height", "width"} <= set(names)
+            and self.dtype in NUMBERS
+        ):
             axes = names.index("height"), names.index("width")
             is_image = len(names) in (2, 3) and min(self.shape[axis] for axis in axes) >= 8
             return axes if is_image else None
@@ -138,7 +173,9 @@ class Feature:
 
     @property
     def statistics_shape(self) -> tuple[int, ...]:
-        """Shape of the statistics: (C, 1, 1) of images, (1, 1) without an axis of channels, else that of a value."""
+        """Shape of the statistics: (C, 1, 1) of images, (1, 1) without an axis of channels, else
+        that of a value.
+        """
         axes = self.pixel_axes
         if axes is None or len(self.shape) == 2:
             return self.shape if axes is None else (1, 1)
@@ -156,11 +193,14 @@ class Feature:
 
     @property
     def color_declared_as_depth(self) -> str:
-        """Color images that info.json declares as depth, in words; "" where there are none. They stay color.
+        """Color images that info.json declares as depth, in words; "" where there are none. They
+        stay color.
 
         They are video of 8 bits without a scale, or images of three channels.
         """
-        if not self._declares_depth or any(self.info.get(f"video.{name}") is not None for name in _SCALE):
+        if not self._declares_depth or any(
+            self.info.get(f"video.{name}") is not None for name in _SCALE
+        ):
             return ""
         if not self.is_video:
             return "images of three channels" if self.channels == 3 else ""
@@ -172,14 +212,17 @@ class Feature:
         """Channels and dtype of the images of a camera; color without depth.
 
         Raises:
-            ValueError: depth that cannot be read exactly. The message is the rest of a sentence about the camera.
+            ValueError: depth that cannot be read exactly. The message is the rest of a sentence
+                about the camera.
         """
         if not self.is_depth:
             return RGB
         unit = self.depth_unit
         stored_unit = self.info.get("depth_unit")
         if stored_unit not in (None, "m", "mm"):
-            raise ValueError(f"is depth in depth_unit {stored_unit!r}, which is neither 'm' nor 'mm'")
+            raise ValueError(
+                f"is depth in depth_unit {stored_unit!r}, which is neither 'm' nor 'mm'"
+            )
         codes = None
         pixel_format = ""
         if self.is_video:
@@ -188,17 +231,26 @@ class Feature:
             recorded = self.info.get("video.pix_fmt")
             if recorded not in (None, pixel_format):
                 why = "without a recorded scale" if codes is None else "with a recorded scale"
-                raise ValueError(f"is depth video {why} in pixel format {recorded}; {pixel_format} is read")
+                raise ValueError(
+                    f"is depth video {why} in pixel format {recorded}; {pixel_format} is read"
+                )
         if codes is not None:
             return Pixels(1, "float32", codes, pixel_format, unit=unit or "m")
         if unit and stored_unit is None:
-            raise ValueError(f"is depth without a depth_unit in meta/info.json, so it cannot be delivered in {unit!r}")
+            raise ValueError(
+                "is depth without a depth_unit in meta/info.json, so it cannot be delivered in "
+                f"{unit!r}"
+            )
         if not unit and stored_unit == "m" and not self.is_video:
             unit = "m"
-        return Pixels(1, "float32" if unit else "uint16", None, pixel_format, stored_unit or "", unit)
+        return Pixels(
+            1, "float32" if unit else "uint16", None, pixel_format, stored_unit or "", unit
+        )
 
     def convert_statistics(self, entry: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """Convert recorded statistics of depth to the unit of its images; None where their unit is unknown."""
+        """Convert recorded statistics of depth to the unit of its images; None where their unit is
+        unknown.
+        """
         unit = self.pixels.unit
         recorded = self.info.get("depth_unit")
         if not unit or recorded == unit:
@@ -223,11 +275,17 @@ class Feature:
 
     @property
     def audio(self) -> str:
-        """Facts about the audio stream in a camera's videos, as the rest of a sentence; "" without one."""
+        """Facts about the audio stream in a camera's videos, as the rest of a sentence; "" without
+        one.
+        """
         if not (self.is_video and self.info.get("has_audio") is True):
             return ""
         facts = [self.info.get(f"audio.{name}") for name in ("codec", "sample_rate", "channels")]
-        details = ", ".join(f"{fact}{unit}" for fact, unit in zip(facts, ("", " Hz", " channels")) if fact is not None)
+        details = ", ".join(
+            f"{fact}{unit}"
+            for fact, unit in zip(facts, ("", " Hz", " channels"))
+            if fact is not None
+        )
         return f"has an audio stream{f' ({details})' if details else ''}, which is not read"
 
     @property
@@ -237,9 +295,11 @@ class Feature:
 
     @property
     def dimension_names(self) -> list[str]:
-        """Names of a vector's dimensions; "0", "1", ... where the declared names are not unique or not as many.
+        """Names of a vector's dimensions; "0", "1", ... where the declared names are not unique or
+        not as many.
 
-        Names are a list, nested (LeRobot's {"motors": [...]}, a list in a list, a list per limb), or {name: number}.
+        Names are a list, nested (LeRobot's {"motors": [...]}, a list in a list, a list per limb),
+        or {name: number}.
         """
         width = math.prod(self.shape)
         names = _flatten(self.names)
@@ -266,7 +326,8 @@ class Feature:
     def max_pixels(self) -> int:
         """Most pixels that one image may have: four times the declared size and at least 8 million.
 
-        The margin is for info.json files with another size or axis order. Without a declared size: 64 million.
+        The margin is for info.json files with another size or axis order. Without a declared size:
+        64 million.
         """
         sides = sorted(self.shape)[-2:] if len(self.shape) == 3 else [0]
         declared = math.prod(sides)
@@ -274,7 +335,9 @@ class Feature:
 
     @property
     def _channels_first(self) -> bool:
-        """Whether channels are the first axis: by the axes' names if declared; for arrays by the axis of size three."""
+        """Whether channels are the first axis: by the axes' names if declared; for arrays by the
+        axis of size three.
+        """
         if self.is_array:
             return self.shape[0] == 3
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
@@ -293,27 +356,39 @@ def parse_features(entries: Any, where: str) -> dict[str, Feature]:
     """Parse the features of info.json, in its order.
 
     Raises:
-        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is not a list of sizes.
+        DatasetError: an entry has the wrong type, an unknown dtype, or a shape that is not a list
+            of sizes.
     """
     if not isinstance(entries, dict) or not entries:
         raise DatasetError(
-            f"'features' is {_shorten(entries)}, not an object of features", where=where, fix="repair info.json"
+            f"'features' is {_shorten(entries)}, not an object of features",
+            where=where,
+            fix="repair info.json",
         )
     return {key: _parse(key, entry, where) for key, entry in entries.items()}
 
 
 def _parse(key: str, entry: Any, where: str) -> Feature:
     def refuse(problem: str) -> DatasetError:
-        return DatasetError(f"feature {key!r}: {problem}", where=where, fix="repair this entry of info.json")
+        return DatasetError(
+            f"feature {key!r}: {problem}", where=where, fix="repair this entry of info.json"
+        )
 
     if not key.isprintable() or not key or key.startswith("/") or ".." in key.split("/"):
-        raise DatasetError(f"features names {_shorten(key)}, which is not a valid feature name", where=where, fix=_NAME)
+        raise DatasetError(
+            f"features names {_shorten(key)}, which is not a valid feature name",
+            where=where,
+            fix=_NAME,
+        )
     if not isinstance(entry, dict):
         raise refuse(f"is {_shorten(entry)}, not an object with dtype and shape")
     dtype = entry.get("dtype")
     shape = entry.get("shape")
     if not isinstance(dtype, str) or not _is_known_dtype(dtype):
-        raise refuse(f"dtype {_shorten(dtype)} is none of a numpy number type, bool, string, language, image, video")
+        raise refuse(
+            f"dtype {_shorten(dtype)} is none of a numpy number type, bool, string, language, "
+            "image, video"
+        )
     if dtype == "video" and "/" in key:
         raise refuse("a camera name with a '/' would name folders of other cameras")
     if shape is None and dtype in _TEXTS:
@@ -321,11 +396,15 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise refuse(f"shape {_shorten(shape)} is not a list of sizes")
     info = entry.get("info") or entry.get("video_info") or {}
-    return Feature(key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {})
+    return Feature(
+        key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {}
+    )
 
 
 def _flatten(names: Any, depth: int = 8) -> list[str]:
-    """Flatten nested lists and objects of names in order; an object of numbers gives its keys, by number."""
+    """Flatten nested lists and objects of names in order; an object of numbers gives its keys, by
+    number.
+    """
     if isinstance(names, dict):
         if names and sorted(map(repr, names.values())) == sorted(map(repr, range(len(names)))):
             return [str(name) for name in sorted(names, key=lambda name: int(names[name]))]
@@ -353,7 +432,9 @@ SEPARATOR = "+"
 
 
 def key_parts(key: str, features: Collection[str]) -> tuple[str, ...]:
-    """Return the columns that a key names; a key in `features` names itself, also with a `+` in it."""
+    """Return the columns that a key names; a key in `features` names itself, also with a `+` in
+    it.
+    """
     return (key,) if key in features else tuple(part.strip() for part in key.split(SEPARATOR))
 
 
@@ -363,18 +444,26 @@ def joined_name(parts: Sequence[str]) -> str:
 
 
 def join_features(parts: Sequence[Feature]) -> Feature:
-    """Return the feature (D,) of joined vectors (D1,), (D2,), …; `joint_0`, … names where they are unique."""
+    """Return the feature (D,) of joined vectors (D1,), (D2,), …; `joint_0`, … names where they are
+    unique.
+    """
     names = [name for part in parts for name in part.dimension_names]
     if len(set(names)) < len(names):  # both have dimensions "0", "1", or arms of one kind
         names = [f"{part.key}.{name}" for part in parts for name in part.dimension_names]
     dtype = np.result_type(*(np.dtype(part.dtype) for part in parts)).name
-    return Feature(joined_name([part.key for part in parts]), dtype, (len(names),), names, is_vector=True)
+    return Feature(
+        joined_name([part.key for part in parts]), dtype, (len(names),), names, is_vector=True
+    )
 
 
 def join_stats(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the recorded statistics of a joined vector: those that all parts have; the count is the first one's."""
+    """Return the recorded statistics of a joined vector: those that all parts have; the count is
+    the first one's.
+    """
     common = [name for name in parts[0] if all(name in part for part in parts)]
     return {
-        name: parts[0][name] if name == "count" else np.concatenate([part[name].reshape(-1) for part in parts])
+        name: parts[0][name]
+        if name == "count"
+        else np.concatenate([part[name].reshape(-1) for part in parts])
         for name in common
     }

@@ -1,10 +1,11 @@
 """Tables of episodes and tasks in LeRobot's two layouts: v2.0 and v2.1, and v3.0 and v3.1.
 
-v2 has one parquet file per episode and one video file per episode and camera, and tables as JSON lines. v3 packs many
-episodes into each file, and has tables as parquet. Only the needed columns of `meta/episodes` are read, without the
-statistics (some forty columns). An episode starts in a packed video at the sum of the lengths of the episodes before it
-there. The recorded `from_timestamp` gives their order and is checked. It gives a position only in files that hold more
-frames than the tables list (`Videos.first_by_time`).
+v2 has one parquet file per episode and one video file per episode and camera, and tables as JSON
+lines. v3 packs many episodes into each file, and has tables as parquet. Only the needed columns of
+`meta/episodes` are read, without the statistics (some forty columns). An episode starts in a packed
+video at the sum of the lengths of the episodes before it there. The recorded `from_timestamp` gives
+their order and is checked. It gives a position only in files that hold more frames than the tables
+list (`Videos.first_by_time`).
 """
 
 import json
@@ -19,9 +20,19 @@ import pyarrow.compute as pc
 
 from understudy_base.errors import DatasetError, EmptyDatasetError
 from understudy_base.plural import plural
-from understudy_data.datasets.format.episode_table import EpisodeTable, FileTable, Videos, starts_within
+from understudy_data.datasets.format.episode_table import (
+    EpisodeTable,
+    FileTable,
+    Videos,
+    starts_within,
+)
 from understudy_data.datasets.format.features import Feature
-from understudy_data.datasets.format.meta_files import integer_column, read_columns, template_or_default, whole_numbers
+from understudy_data.datasets.format.meta_files import (
+    integer_column,
+    read_columns,
+    template_or_default,
+    whole_numbers,
+)
 from understudy_data.storage.dataset_root import Files
 
 
@@ -63,25 +74,34 @@ LAYOUTS = {"v2.0": V2, "v2.1": V2, "v3.0": V3, "v3.1": V3}
 
 _TASKS = "meta/tasks.parquet"
 _TASK_LINES = "meta/tasks.jsonl"
-_EPISODES_SCHEMA = pa.schema([("episode_index", pa.int64()), ("length", pa.int64()), ("tasks", pa.list_(pa.string()))])
+_EPISODES_SCHEMA = pa.schema(
+    [("episode_index", pa.int64()), ("length", pa.int64()), ("tasks", pa.list_(pa.string()))]
+)
 _TASKS_SCHEMA = pa.schema([("task_index", pa.int64()), ("task", pa.string())])
 _CLEAR = 0.25  # share of an episode by which times may be off, and still give the order
 _EXACT = 0.02  # frames by which a recorded time may be off: seconds have four digits or more
-OF_FORMAT = re.compile(r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$")
+OF_FORMAT = re.compile(
+    r"(data|videos|stats|meta)/|(episode_index|tasks|length|dataset_(from|to)_index)$"
+)
 """Names of columns that belong to the format."""
 END_IS_CUT = "end_is_cut"
-"""Metadata of episodes: true where the episode is a part of a longer one, without its last frame."""
+"""Metadata of episodes: true where the episode is a part of a longer one, without its last frame.
+"""
 _CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
 
 
-def asked_first(layout: Layout, info: Mapping[str, Any], cameras: Iterable[str]) -> tuple[list[str], list[str]]:
+def asked_first(
+    layout: Layout, info: Mapping[str, Any], cameras: Iterable[str]
+) -> tuple[list[str], list[str]]:
     """Return files and folders that the opening of a dataset asks for, behind info.json."""
     if not layout.is_packed:
         return [_TASK_LINES, layout.episodes], ["meta"]
     chunk = f"{layout.episodes}/chunk-000"
     folders = ["meta", layout.episodes, chunk]
     fields = layout.fields | {"video_key"}
-    template = template_or_default(info.get("video_path"), fields, layout.video_path, [], "video_path")
+    template = template_or_default(
+        info.get("video_path"), fields, layout.video_path, [], "video_path"
+    )
     first = FileTable(template, np.zeros(1, np.int64), np.zeros(1, np.int64))
     folders += [replace(first, key=camera).path(0).rpartition("/")[0] for camera in cameras]
     return [_TASKS, f"{chunk}/file-000.parquet"], folders
@@ -93,11 +113,15 @@ def task_files(layout: Layout) -> tuple[str, ...]:
 
 
 def read_tasks(files: Files, layout: Layout, oddities: list[str]) -> dict[int, str]:
-    """Read task_index -> text. The text column is `task`, pandas' unnamed index, or the only text column."""
+    """Read task_index -> text. The text column is `task`, pandas' unnamed index, or the only text
+    column.
+    """
     if layout.is_packed and (files.exists(_TASKS) or not files.exists(_TASK_LINES)):
         return _read_packed_tasks(files, oddities)
     if layout.is_packed:
-        oddities.append(f"{_TASKS} is not there; {_TASK_LINES} of an older version was read instead")
+        oddities.append(
+            f"{_TASKS} is not there; {_TASK_LINES} of an older version was read instead"
+        )
     table = read_columns(files, _TASK_LINES, _TASKS_SCHEMA)
     where = files.where(_TASK_LINES)
     return _tasks_by_index(integer_column(table, "task_index", where), table.column("task"), where)
@@ -107,15 +131,27 @@ def _read_packed_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
     where = files.where(_TASKS)
     table = files.table(_TASKS)
     texts = [f.name for f in table.schema if _is_text(f.type)]
-    name = next((n for n in ("task", "__index_level_0__") if n in texts), texts[0] if len(texts) == 1 else None)
+    name = next(
+        (n for n in ("task", "__index_level_0__") if n in texts),
+        texts[0] if len(texts) == 1 else None,
+    )
     if name is None:
-        raise DatasetError(f"no text column among {table.column_names}", where=where, fix="name the task texts 'task'")
-    kind = table.schema.field("task_index").type if "task_index" in table.column_names else pa.null()
+        raise DatasetError(
+            f"no text column among {table.column_names}",
+            where=where,
+            fix="name the task texts 'task'",
+        )
+    kind = (
+        table.schema.field("task_index").type if "task_index" in table.column_names else pa.null()
+    )
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         numbers = whole_numbers(table.column("task_index"), "task_index", where)
         if numbers.null_count:
             lost = table.column(name).filter(numbers.is_null()).to_pylist()
-            oddities.append(f"{_TASKS}: {plural(len(lost), 'task has', 'tasks have')} no task_index, first {lost[0]!r}")
+            oddities.append(
+                f"{_TASKS}: {plural(len(lost), 'task has', 'tasks have')} no task_index, first "
+                f"{lost[0]!r}"
+            )
             table = table.filter(numbers.is_valid())
         indices = numbers.drop_null().to_numpy()
     else:
@@ -132,7 +168,9 @@ def _tasks_by_index(indices: np.ndarray, texts: pa.ChunkedArray, where: str) -> 
     if (counts > 1).any() or (len(unique) and unique[0] < 0):
         bad = int(unique[counts > 1][0]) if (counts > 1).any() else int(unique[0])
         raise DatasetError(
-            f"task_index {bad} is negative or listed twice", where=where, fix="number the tasks 0, 1, 2, ..."
+            f"task_index {bad} is negative or listed twice",
+            where=where,
+            fix="number the tasks 0, 1, 2, ...",
         )
     return {int(index): text for index, text in zip(indices, texts.to_pylist())}
 
@@ -145,7 +183,9 @@ def episode_files(files: Files, layout: Layout = V3) -> Iterator[str]:
     chunks = files.entries(layout.episodes)
     if chunks is None:  # no listings: files are numbered without gaps
         number = 0
-        while files.exists(path := f"{layout.episodes}/chunk-{number // 1000:03d}/file-{number % 1000:03d}.parquet"):
+        while files.exists(
+            path := f"{layout.episodes}/chunk-{number // 1000:03d}/file-{number % 1000:03d}.parquet"
+        ):
             yield path
             number += 1
         return
@@ -165,7 +205,8 @@ def read_episodes(
     oddities: list[str],
     lengths_by_id: Mapping[int, int] | None = None,
 ) -> EpisodeTable:
-    """Read the episode table. A video that no other episode shares starts with its episode's first frame.
+    """Read the episode table. A video that no other episode shares starts with its episode's first
+    frame.
 
     Args:
         files: the dataset's files.
@@ -181,7 +222,11 @@ def read_episodes(
     """
     where = files.where(layout.episodes)
     cameras = [key for key, feature in features.items() if feature.is_video]
-    table = _read_packed(files, cameras) if layout.is_packed else read_columns(files, layout.episodes, _EPISODES_SCHEMA)
+    table = (
+        _read_packed(files, cameras)
+        if layout.is_packed
+        else read_columns(files, layout.episodes, _EPISODES_SCHEMA)
+    )
     ids = integer_column(table, "episode_index", where)
     lengths = integer_column(table, "length", where)
     order = _check_episodes(ids, lengths, where)
@@ -201,26 +246,36 @@ def read_episodes(
     if layout.is_packed:
         chunk, number = _file_numbers(table, "data", where)
         if (number < 0).all():
-            raise DatasetError("no episode names a data file", where=where, fix="restore meta/episodes")
+            raise DatasetError(
+                "no episode names a data file", where=where, fix="restore meta/episodes"
+            )
     else:
         chunk = ids // _chunk_size(info, oddities)
         number = ids
-    template = template_or_default(info.get("data_path"), layout.fields, layout.data_path, oddities, "data_path")
+    template = template_or_default(
+        info.get("data_path"), layout.fields, layout.data_path, oddities, "data_path"
+    )
     data, data_file = _file_table(template, chunk, number, unnamed=True)
     videos: dict[str, Videos] = {}
     if cameras:
         fields = layout.fields | {"video_key"}
-        template = template_or_default(info.get("video_path"), fields, layout.video_path, oddities, "video_path")
+        template = template_or_default(
+            info.get("video_path"), fields, layout.video_path, oddities, "video_path"
+        )
         if layout.is_packed:
             fps = float(info["fps"])
             videos = {
-                key: _videos(table, key, template, ids, index_from, lengths, fps, where, oddities) for key in cameras
+                key: _videos(table, key, template, ids, index_from, lengths, fps, where, oddities)
+                for key in cameras
             }
         else:  # all cameras share their arrays
             first = np.zeros(len(ids), np.int64)
             drift = np.zeros(len(ids))
             places = {key: replace(data, template=template, key=key) for key in cameras}
-            videos = {key: Videos(place, data_file, first, drift, lengths) for key, place in places.items()}
+            videos = {
+                key: Videos(place, data_file, first, drift, lengths)
+                for key, place in places.items()
+            }
     offsets = np.zeros(len(ids) + 1, np.int64)
     indices = np.zeros(0, np.int32)
     if "tasks" in table.column_names:
@@ -249,7 +304,9 @@ def _chunk_size(info: dict[str, Any], oddities: list[str]) -> int:
 
 
 def read_metadata(files: Files, layout: Layout) -> dict[str, dict[int, Any]]:
-    """Read the values about episodes that are not of the format: name -> episode id -> value; without nulls."""
+    """Read the values about episodes that are not of the format: name -> episode id -> value;
+    without nulls.
+    """
     if layout.is_packed:
         return read_episode_columns(files, lambda name: OF_FORMAT.match(name) is None)
     columns: dict[str, dict[int, Any]] = {}
@@ -261,7 +318,9 @@ def read_metadata(files: Files, layout: Layout) -> dict[str, dict[int, Any]]:
     return columns
 
 
-def read_episode_columns(files: Files, is_needed: Callable[[str], bool]) -> dict[str, dict[int, Any]]:
+def read_episode_columns(
+    files: Files, is_needed: Callable[[str], bool]
+) -> dict[str, dict[int, Any]]:
     """Read columns of v3's meta/episodes: name -> episode id -> value; without nulls."""
     columns: dict[str, dict[int, Any]] = {}
     for path in episode_files(files):
@@ -271,7 +330,9 @@ def read_episode_columns(files: Files, is_needed: Callable[[str], bool]) -> dict
         ids = table.column("episode_index").to_pylist()
         for name in names:
             values = zip(ids, table.column(name).to_pylist())
-            columns.setdefault(name, {}).update({int(e): value for e, value in values if value is not None})
+            columns.setdefault(name, {}).update(
+                {int(e): value for e, value in values if value is not None}
+            )
     return columns
 
 
@@ -279,29 +340,40 @@ def _check_episodes(ids: np.ndarray, lengths: np.ndarray, where: str) -> np.ndar
     """Return the order that sorts the ids.
 
     Raises:
-        DatasetError: an id is repeated or negative, or a length is below 0 or at least 2**31 frames.
+        DatasetError: an id is repeated or negative, or a length is below 0 or at least 2**31
+            frames.
     """
     order = np.argsort(ids, kind="stable")
     fix = "repair or restore this file"
     if len(ids) == 0:
-        raise EmptyDatasetError("lists no episode", where=where, fix="record or download the dataset again")
+        raise EmptyDatasetError(
+            "lists no episode", where=where, fix="record or download the dataset again"
+        )
     if ids[order[0]] < 0:
         raise DatasetError(f"episode id {int(ids[order[0]])} is negative", where=where, fix=fix)
     twice = np.flatnonzero(np.diff(ids[order]) == 0)
     if len(twice):
-        raise DatasetError(f"episode {int(ids[order[twice[0]]])} is listed twice", where=where, fix=fix)
+        raise DatasetError(
+            f"episode {int(ids[order[twice[0]]])} is listed twice", where=where, fix=fix
+        )
     bad = np.flatnonzero((lengths < 0) | (lengths >= 1 << 31))
     if len(bad):
-        raise DatasetError(f"episode {int(ids[bad[0]])} has length {int(lengths[bad[0]])}", where=where, fix=fix)
+        raise DatasetError(
+            f"episode {int(ids[bad[0]])} has length {int(lengths[bad[0]])}", where=where, fix=fix
+        )
     return order
 
 
 def _task_lists(
     column: pa.ChunkedArray, tasks: dict[int, str], oddities: list[str], path: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert per-episode task texts to (offsets int64 (N+1,), task indices int32); -1 for texts not in `tasks`."""
+    """Convert per-episode task texts to (offsets int64 (N+1,), task indices int32); -1 for texts
+    not in `tasks`.
+    """
     lists = column.combine_chunks()
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = (
+        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     texts = lists.flatten()
     matches = pc.index_in(texts, value_set=pa.array(list(tasks.values()), pa.string()))
@@ -311,7 +383,9 @@ def _task_lists(
     unknown = np.flatnonzero(position < 0)
     if len(unknown):
         text = texts[int(unknown[0])].as_py()
-        oddities.append(f"{path}: {len(unknown)} task texts are not in the task list, the first is {text!r}")
+        oddities.append(
+            f"{path}: {len(unknown)} task texts are not in the task list, the first is {text!r}"
+        )
     return offsets, indices
 
 
@@ -322,7 +396,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _read_packed(files: Files, cameras: list[str]) -> pa.Table:
     """Read the needed columns of all files of meta/episodes, integers as int64."""
-    kinds: dict[str, pa.DataType] = {name: pa.int64() for name in ("episode_index", "length", "dataset_from_index")}
+    kinds: dict[str, pa.DataType] = {
+        name: pa.int64() for name in ("episode_index", "length", "dataset_from_index")
+    }
     for kind in ("data", *(f"videos/{key}" for key in cameras)):
         kinds |= {f"{kind}/chunk_index": pa.int64(), f"{kind}/file_index": pa.int64()}
     kinds |= {f"videos/{key}/from_timestamp": pa.float64() for key in cameras}
@@ -354,7 +430,9 @@ def _read_packed(files: Files, cameras: list[str]) -> pa.Table:
 
 
 def _file_numbers(table: pa.Table, name: str, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (chunk, file), int64 (N,) each, for one kind of file; -1 where the metadata names none."""
+    """Return (chunk, file), int64 (N,) each, for one kind of file; -1 where the metadata names
+    none.
+    """
     both = [f"{name}/chunk_index", f"{name}/file_index"]
     if not set(both) <= set(table.column_names):
         nothing = np.full(len(table), -1, np.int64)
@@ -373,7 +451,8 @@ def _file_table(
     """
     present = (number >= 0) | unnamed
     listed = np.stack([chunk[present], number[present]], 1)
-    begins = np.append(True, (listed[1:] != listed[:-1]).any(axis=1))[: len(listed)]  # episodes of a file are neighbors
+    # episodes of a file are neighbors
+    begins = np.append(True, (listed[1:] != listed[:-1]).any(axis=1))[: len(listed)]
     pairs, of_run = np.unique(listed[begins], axis=0, return_inverse=True)
     file = np.full(len(number), -1, np.int32)
     file[present] = of_run.reshape(-1)[np.cumsum(begins) - 1]
@@ -412,10 +491,11 @@ def _videos(
     if len(late):
         e = int(late[0])
         oddities.append(
-            f"{key}: from_timestamp of {plural(len(late), 'episode')} is more than half a frame off its place in order "
-            f"(first: episode {int(ids[e])} in {files.path(int(file[e]))}, recorded {start[e]:.4f} s = frame "
-            f"{start[e] * fps:.2f}, in order frame {int(first[e])}); the order is used, except in files that also hold "
-            "frames of other episodes"
+            f"{key}: from_timestamp of {plural(len(late), 'episode')} is more than half a frame "
+            f"off its place in order (first: episode {int(ids[e])} in {files.path(int(file[e]))}, "
+            f"recorded {start[e]:.4f} s = frame {start[e] * fps:.2f}, in order frame "
+            f"{int(first[e])}); the order is used, except in files that also hold frames of other "
+            "episodes"
         )
     moved = (file >= 0) & (lengths > 0) & (first != starts_within(file, index_from, lengths))
     doubtful = np.zeros(len(files), bool)
@@ -424,7 +504,9 @@ def _videos(
     np.minimum.at(shortest, file[moved], lengths[moved])
     doubtful &= drift > np.maximum(0.5, _CLEAR * shortest)
     by_time = _first_by_time(file, first, start, lengths, fps)
-    return Videos(files, file, first, drift, expected, by_time, doubtful if doubtful.any() else None)
+    return Videos(
+        files, file, first, drift, expected, by_time, doubtful if doubtful.any() else None
+    )
 
 
 def _first_by_time(
@@ -432,8 +514,8 @@ def _first_by_time(
 ) -> np.ndarray | None:
     """Compute `Videos.first_by_time`.
 
-    The tables may list only some of a file's episodes. Recorded times that are exact to the frame then give the number
-    of frames before each listed episode.
+    The tables may list only some of a file's episodes. Recorded times that are exact to the frame
+    then give the number of frames before each listed episode.
     """
     frame_time = np.where(np.isfinite(start), start, -1.0) * fps
     near = np.abs(frame_time) < 1 << 40

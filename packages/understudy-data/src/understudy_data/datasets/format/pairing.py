@@ -1,9 +1,10 @@
 """Pairing of rows with episodes, where the place of rows and their columns name different episodes.
 
-The place is the name of a data file that holds one episode (v2), or the position in a file of several (v3). Videos and
-meta/ go by the place. Rows and images of two episodes are mixed where data files were renamed without their videos;
-where both were renamed, only the columns are old. Nothing in the files decides this, so such rows are refused until
-`pairing` names the right side. Without images, a warning is enough.
+The place is the name of a data file that holds one episode (v2), or the position in a file of
+several (v3). Videos and meta/ go by the place. Rows and images of two episodes are mixed where data
+files were renamed without their videos; where both were renamed, only the columns are old. Nothing
+in the files decides this, so such rows are refused until `pairing` names the right side. Without
+images, a warning is enough.
 """
 
 from dataclasses import replace
@@ -17,13 +18,15 @@ from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.storage.dataset_root import Files
 
 Pairing = Literal["", "files", "columns"]
-"""Side that decides which episode rows belong to; "": neither, rows of contradicting files are refused."""
+"""Side that decides which episode rows belong to; "": neither, rows of contradicting files are
+refused.
+"""
 MIXED = -1
 """Claim of a file whose columns name several episodes."""
 PAIRING_FIX = (
-    "name the right side: `understudy edit SRC OUT --pairing files` if data files and videos were renamed or joined "
-    "together, `--pairing columns` if data files alone were; in a training --data.pairing; `understudy check` compares "
-    "lengths; or leave the episodes out"
+    "name the right side: `understudy edit SRC OUT --pairing files` if data files and videos were "
+    "renamed or joined together, `--pairing columns` if data files alone were; in a training "
+    "--data.pairing; `understudy check` compares lengths; or leave the episodes out"
 )
 """Remedy for rows of doubtful episodes."""
 
@@ -31,11 +34,16 @@ PAIRING_FIX = (
 def check_pairing(value: str) -> None:
     """Raise DatasetError for another value than those of `Pairing`."""
     if value not in ("", "files", "columns"):
-        fix = "give 'files' (names and places of data files) or 'columns' (episode_index), or leave it out"
+        fix = (
+            "give 'files' (names and places of data files) or 'columns' (episode_index), or "
+            "leave it out"
+        )
         raise DatasetError(f"pairing is {value!r}", fix=fix)
 
 
-def claimed_episode(table: EpisodeTable, row: int, ids: np.ndarray | None, index: np.ndarray | None) -> int:
+def claimed_episode(
+    table: EpisodeTable, row: int, ids: np.ndarray | None, index: np.ndarray | None
+) -> int:
     """Return the id of the episode that the columns of a file of one episode name.
 
     Args:
@@ -52,7 +60,8 @@ def claimed_episode(table: EpisodeTable, row: int, ids: np.ndarray | None, index
         if not len(ids):
             return own
         return int(ids[0]) if (ids == ids[0]).all() else MIXED
-    is_count = int(table.ids[0]) == 0 and int(table.ids[-1]) == len(table) - 1  # else `index` is that of a larger set
+    # else `index` is that of a larger set
+    is_count = int(table.ids[0]) == 0 and int(table.ids[-1]) == len(table) - 1
     if index is None or not len(index) or not is_count or int(index[0]) == table.index_from[row]:
         return own
     starting = np.flatnonzero((table.index_from == int(index[0])) & (table.lengths > 0))
@@ -60,10 +69,11 @@ def claimed_episode(table: EpisodeTable, row: int, ids: np.ndarray | None, index
 
 
 def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
-    """Return the table of files of one episode with the file of each episode chosen by the columns in it.
+    """Return the table of files of one episode with the file of each episode chosen by the columns
+    in it.
 
-    An episode that no file names gets a file that names none, whose rows are refused when they are read. Reads two
-    columns of each file.
+    An episode that no file names gets a file that names none, whose rows are refused when they are
+    read. Reads two columns of each file.
 
     Raises:
         DatasetError: several files name one episode.
@@ -85,13 +95,18 @@ def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
         if place == len(table) or table.ids[place] != claimed:
             unclaimed.append(file)
         elif place in claims:
-            paths = " and ".join(table.data.path(number) for number in sorted((claims[place], file)))
+            paths = " and ".join(
+                table.data.path(number) for number in sorted((claims[place], file))
+            )
             problem = f"columns of two files name episode {claimed}: {paths}"
-            raise DatasetError(problem, where=files.root, fix="remove one of them, or give pairing 'files'")
+            raise DatasetError(
+                problem, where=files.root, fix="remove one of them, or give pairing 'files'"
+            )
         else:
             claims[place] = file
     chosen = np.empty_like(table.data_file)
-    for row, file in enumerate(table.data_file.tolist()):  # an unclaimed file stays with its name if it can
+    # an unclaimed file stays with its name if it can
+    for row, file in enumerate(table.data_file.tolist()):
         if row not in claims and file in unclaimed:
             claims[row] = file
             unclaimed.remove(file)
@@ -101,7 +116,9 @@ def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a column of whole numbers, one in each row, as int64. Raises ArrowException for others."""
+    """Return a column of whole numbers, one in each row, as int64. Raises ArrowException for
+    others.
+    """
     values = column.combine_chunks()
     while pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
         values = values.flatten()
@@ -111,12 +128,18 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def doubtful_places(
-    table: EpisodeTable, rows: np.ndarray, begins: np.ndarray, counts: np.ndarray, index: np.ndarray | None, total: int
+    table: EpisodeTable,
+    rows: np.ndarray,
+    begins: np.ndarray,
+    counts: np.ndarray,
+    index: np.ndarray | None,
+    total: int,
 ) -> np.ndarray:
-    """Return which episodes of a file of several have rows elsewhere than listed, so that column and place disagree.
+    """Return which episodes of a file of several have rows elsewhere than listed, so that column
+    and place disagree.
 
-    An episode is free of doubt where `index` confirms its column, where meta/ lists no place, and where the file holds
-    further rows and the order is that of the list.
+    An episode is free of doubt where `index` confirms its column, where meta/ lists no place, and
+    where the file holds further rows and the order is that of the list.
 
     Args:
         table: all episodes.

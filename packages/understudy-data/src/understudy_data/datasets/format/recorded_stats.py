@@ -16,12 +16,16 @@ from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.storage.dataset_root import Files
 
 Stats = dict[str, dict[str, np.ndarray]]
-"""Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1) for images."""
+"""Feature key -> statistic ("min", "max", "mean", "std", "count", "q01", ...) -> float64, (C, 1, 1)
+for images.
+"""
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
 _MAY_BE_BOOLEAN = ("min", "max", "mask")
-"""Figures that may be booleans: LeRobot writes the extremes of `next.done` so, and others a mask of dimensions."""
+"""Figures that may be booleans: LeRobot writes the extremes of `next.done` so, and others a mask of
+dimensions.
+"""
 
 
 def read_stats(files: Files) -> Stats:
@@ -45,13 +49,17 @@ def parse_stats(entries: Record, where: str) -> Stats:
 def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Combine the statistics of disjoint parts (min, max, mean, std, count each).
 
-    Mean and variance by the parallel formula: with n_i, m_i, v_i of the parts and N = sum n_i,
-    m = sum n_i m_i / N and v = sum n_i (v_i + (m_i - m)^2) / N (Chan, Golub & LeVeque 1979). Quantiles do not
-    follow from quantiles and are left out.
+    Mean and variance by the parallel formula: with n_i, m_i, v_i of the parts and N = sum n_i, m =
+    sum n_i m_i / N and v = sum n_i (v_i + (m_i - m)^2) / N (Chan, Golub & LeVeque 1979). Quantiles
+    do not follow from quantiles and are left out.
     """
     count = np.asarray([part["count"].reshape(-1)[0] for part in parts], np.float64)
     mean, std = (np.stack([part[name] for part in parts]) for name in ("mean", "std"))
-    weight = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1)) if count.sum() > 0 else np.zeros((len(parts), 1))
+    weight = (
+        (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1))
+        if count.sum() > 0
+        else np.zeros((len(parts), 1))
+    )
     total = (weight * mean).sum(0)
     with np.errstate(over="ignore", invalid="ignore"):  # overflow stays inf or NaN
         variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)
@@ -81,7 +89,9 @@ def read_per_episode(files: Files, path: str) -> Stats:
             lacking = {"min", "max", "mean", "std", "count"} - part.keys()
             if lacking:
                 raise DatasetError(
-                    f"line {number}, {key!r}: no {', '.join(sorted(lacking))}", where=where, fix="restore it"
+                    f"line {number}, {key!r}: no {', '.join(sorted(lacking))}",
+                    where=where,
+                    fix="restore it",
                 )
             done.setdefault(key, []).append(part)
             if len(done[key]) >= 1000:  # bounds memory for any number of episodes
@@ -100,7 +110,9 @@ def _aggregate(parts: list[dict[str, np.ndarray]], where: str, key: str) -> dict
 def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
     if not isinstance(entry, dict):
         raise DatasetError(
-            f"statistics of {key!r} are not an object", where=where, fix="restore this file or remove it"
+            f"statistics of {key!r} are not an object",
+            where=where,
+            fix="restore this file or remove it",
         )
     arrays = {}
     for name, value in entry.items():
@@ -110,7 +122,9 @@ def _arrays(entry: Any, where: str, key: str) -> dict[str, np.ndarray]:
             arrays[name] = np.asarray(value, dtype=np.float64)
         except (ValueError, TypeError, OverflowError) as error:
             problem = f"statistic {name!r} of {key!r} holds no numbers: {error}"
-            raise DatasetError(problem, where=where, fix="restore this file or remove it") from error
+            raise DatasetError(
+                problem, where=where, fix="restore this file or remove it"
+            ) from error
         if arrays[name].ndim == 0:
             arrays[name] = arrays[name].reshape(1)
     return arrays

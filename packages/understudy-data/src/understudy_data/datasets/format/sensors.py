@@ -3,8 +3,9 @@
     {"imu": {"path": "sensors/imu.parquet", "dtype": "float32", "shape": [6], "names": ["ax", ...],
              "interpolation": "hold", "max_age": 0.05}}
 
-`path` is one file for all episodes, or one for each: "sensors/imu/episode-{episode_index:06d}.parquet". Optional are
-`names`, `interpolation` ("hold" without it) and `max_age` (no limit without it).
+`path` is one file for all episodes, or one for each:
+"sensors/imu/episode-{episode_index:06d}.parquet". Optional are `names`, `interpolation` ("hold"
+without it) and `max_age` (no limit without it).
 """
 
 from collections.abc import Collection
@@ -29,7 +30,8 @@ class Sensor:
     Attributes:
         feature: key, dtype, shape and names of one sample.
         path: path of its file, or the template of one file per episode.
-        linear: whether values between two samples are interpolated; otherwise the earlier one is held.
+        linear: whether values between two samples are interpolated; otherwise the earlier one is
+            held.
         max_age: seconds after which a sample no longer counts; None: no limit.
     """
 
@@ -57,7 +59,9 @@ def read_sensors(files: Files, taken: Collection[str]) -> dict[str, Sensor]:
     if not files.exists(SENSORS):
         return {}
     where = files.where(SENSORS)
-    return {key: _parse(key, entry, taken, where) for key, entry in read_json(files, SENSORS).items()}
+    return {
+        key: _parse(key, entry, taken, where) for key, entry in read_json(files, SENSORS).items()
+    }
 
 
 def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
@@ -71,8 +75,13 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     for name in entry:
         if name not in _FIELDS:
             near = get_close_matches(name, _FIELDS, n=1)
-            raise refuse(f"{name!r} is not a field", f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS))
-    feature = parse_features({key: {name: entry.get(name) for name in ("dtype", "shape", "names")}}, where)[key]
+            raise refuse(
+                f"{name!r} is not a field",
+                f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS),
+            )
+    feature = parse_features(
+        {key: {name: entry.get(name) for name in ("dtype", "shape", "names")}}, where
+    )[key]
     if feature.is_encoded or feature.is_text or not feature.shape or 0 in feature.shape:
         raise refuse(f"{feature.dtype} of shape {feature.shape} is not a vector of numbers")
     path = entry.get("path")
@@ -85,8 +94,18 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     if interpolation not in ("hold", "linear"):
         raise refuse(f"interpolation is {interpolation!r}", "write 'hold' or 'linear'")
     if interpolation == "linear" and not feature.dtype.startswith("float"):
-        raise refuse(f"interpolation is 'linear', and {feature.dtype} has no values between two", "write 'hold'")
-    if age is not None and (isinstance(age, bool) or not isinstance(age, (int, float)) or not 0 <= age < 1e9):
+        raise refuse(
+            f"interpolation is 'linear', and {feature.dtype} has no values between two",
+            "write 'hold'",
+        )
+    if age is not None and (
+        isinstance(age, bool) or not isinstance(age, (int, float)) or not 0 <= age < 1e9
+    ):
         raise refuse(f"max_age is {age!r}", "give seconds, or leave it out")
     assert isinstance(path, str)
-    return Sensor(feature, path, interpolation == "linear", None if age is None or not isfinite(age) else float(age))
+    return Sensor(
+        feature,
+        path,
+        interpolation == "linear",
+        None if age is None or not isfinite(age) else float(age),
+    )

@@ -1,10 +1,12 @@
 """Standard keys: one naming of features shared by a policy and all datasets of a mixture.
 
-A mapping goes from standard key to the dataset's own, `{"action": "actions.joint", "observation.images.front":
-"observation.images.cam_0"}`. The result is another `Catalog` over the same files. Its features, videos and recorded
-statistics have the standard keys. Only readers of parquet columns look up `Catalog.stored_names`. Keys that are not
-mapped keep their names. One key of the dataset may serve as two (a state that is also the action, one frame later).
-An action or a state may be several columns, "action.joint_velocity + action.gripper_position" (`features.py`).
+A mapping goes from standard key to the dataset's own,
+`{"action": "actions.joint", "observation.images.front": "observation.images.cam_0"}`. The result is
+another `Catalog` over the same files. Its features, videos and recorded statistics have the
+standard keys. Only readers of parquet columns look up `Catalog.stored_names`. Keys that are not
+mapped keep their names. One key of the dataset may serve as two (a state that is also the action,
+one frame later). An action or a state may be several columns, "action.joint_velocity +
+action.gripper_position" (`features.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,13 @@ from difflib import get_close_matches
 
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS, Feature, join_features, joined_name, key_parts
+from understudy_data.datasets.format.features import (
+    INDEX_KEYS,
+    Feature,
+    join_features,
+    joined_name,
+    key_parts,
+)
 
 _IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`
 _VECTORS = ("action", "observation.state")
@@ -21,38 +29,53 @@ _FIXED = (*INDEX_KEYS, "task")
 
 
 def rename_keys(
-    catalog: Catalog, names: Mapping[str, str], missing_cameras: Mapping[str, tuple[int, int]] | None = None
+    catalog: Catalog,
+    names: Mapping[str, str],
+    missing_cameras: Mapping[str, tuple[int, int]] | None = None,
 ) -> Catalog:
     """Return the catalog under standard keys; `catalog` itself where there is nothing to rename.
 
     Args:
-        names: standard key -> key in this dataset. The mapped feature hides another one that already has the standard
-            key.
+        names: standard key -> key in this dataset. The mapped feature hides another one that
+            already has the standard key.
         missing_cameras: standard key -> (height, width), for cameras that this dataset lacks.
 
     Raises:
-        DatasetError: all errors of the mapping at once: keys that info.json does not declare (with a suggestion), index
-            keys, a camera mapped to a feature that is none, an action or state that is not a vector, a missing camera
-            that exists, an invalid size.
+        DatasetError: all errors of the mapping at once: keys that info.json does not declare (with
+            a suggestion), index keys, a camera mapped to a feature that is none, an action or state
+            that is not a vector, a missing camera that exists, an invalid size.
     """
     for name, mapping in (("names", names), ("missing_cameras", missing_cameras or {})):
         if not isinstance(mapping, Mapping):
-            raise DatasetError(f"{name} is {str(mapping)[:80]}", fix=f"give an object, as in {_EXAMPLES[name]}")
-    wrong = [problem for key, source in names.items() for problem in _mapping_errors(catalog, key, source)]
+            raise DatasetError(
+                f"{name} is {str(mapping)[:80]}", fix=f"give an object, as in {_EXAMPLES[name]}"
+            )
+    wrong = [
+        problem
+        for key, source in names.items()
+        for problem in _mapping_errors(catalog, key, source)
+    ]
     wrong += [
         problem
         for key, size in (missing_cameras or {}).items()
         for problem in _missing_camera_errors(catalog, names, key, size)
     ]
     if wrong:
-        fix = "correct the mapping: `names`, or --data.action, --data.state and data.cameras; `check` lists the keys"
+        fix = (
+            "correct the mapping: `names`, or --data.action, --data.state and data.cameras; "
+            "`check` lists the keys"
+        )
         raise DatasetError("; ".join(wrong), where=catalog.root, fix=fix)
     if all(key == source for key, source in names.items()):
         return catalog
     features = catalog.features
     videos = catalog.episodes.videos
     parts = {key: key_parts(source, features) for key, source in names.items()}
-    joined = {key: tuple(features[part] for part in source) for key, source in parts.items() if len(source) > 1}
+    joined = {
+        key: tuple(features[part] for part in source)
+        for key, source in parts.items()
+        if len(source) > 1
+    }
     mapped = {part for source in parts.values() for part in source}
     unmapped = [key for key in features if key not in names and key not in mapped]
     places: dict[str, list[str]] = {key: [key] for key in unmapped}  # in the dataset's own order
@@ -67,9 +90,13 @@ def rename_keys(
             key: replace(join_features(joined[key]) if key in joined else features[source], key=key)
             for key, source in now
         },
-        episodes=replace(catalog.episodes, videos={key: videos[source] for key, source in now if source in videos}),
+        episodes=replace(
+            catalog.episodes,
+            videos={key: videos[source] for key, source in now if source in videos},
+        ),
         stored_names={key: name for key, name in stored.items() if name != key},
-        joined={key: catalog.joined[source] for key, source in now if source in catalog.joined} | joined,
+        joined={key: catalog.joined[source] for key, source in now if source in catalog.joined}
+        | joined,
     )
 
 
@@ -85,7 +112,10 @@ def _mapping_errors(catalog: Catalog, key: object, source: object) -> list[str]:
         return [f"{key!r} is mapped to {source!r}, both must be keys"]
     for fixed_key in dict.fromkeys((key, source)):
         if fixed_key in _FIXED:
-            return [f"{key!r} is mapped to {source!r}: {fixed_key!r} is the same in every dataset and cannot be mapped"]
+            return [
+                f"{key!r} is mapped to {source!r}: {fixed_key!r} is the same in every dataset and "
+                "cannot be mapped"
+            ]
     parts = key_parts(source, catalog.features)
     if len(parts) > 1 and all(part in catalog.features for part in parts):
         return _joined_errors(catalog, key, parts)
@@ -95,7 +125,8 @@ def _mapping_errors(catalog: Catalog, key: object, source: object) -> list[str]:
     if feature is None:
         if key in catalog.features and (source in _VECTORS or source.startswith(_IMAGES)):
             return [
-                f"{key!r} is mapped to {source!r}, which is not a feature (the other way round? standard key first)"
+                f"{key!r} is mapped to {source!r}, which is not a feature (the other way round? "
+                "standard key first)"
             ]
         unknown = next(part for part in parts if part not in catalog.features)
         hint = suggest_key(unknown, list(catalog.features))
@@ -126,11 +157,16 @@ def _joined_errors(catalog: Catalog, key: str, parts: Sequence[str]) -> list[str
     return []
 
 
-def _missing_camera_errors(catalog: Catalog, names: Mapping[str, str], key: object, size: object) -> list[str]:
+def _missing_camera_errors(
+    catalog: Catalog, names: Mapping[str, str], key: object, size: object
+) -> list[str]:
     if not isinstance(key, str) or not key or key in _FIXED or key in _VECTORS:
         return [f"missing_cameras names {key!r}, which is not a camera"]
     if key in names or (key in catalog.features and key not in names.values()):
-        return [f"missing_cameras names {key!r}, which exists" + (f" ({names[key]!r})" if key in names else "")]
+        return [
+            f"missing_cameras names {key!r}, which exists"
+            + (f" ({names[key]!r})" if key in names else "")
+        ]
     pair = list(size) if isinstance(size, (list, tuple)) else []
     if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
         return [f"missing_cameras[{key!r}] is {size!r}, not (height, width) in pixels"]
@@ -146,7 +182,9 @@ def suggest_key(key: str, keys: Sequence[str]) -> str:
 
     A key whose last part equals the unknown key counts as similar.
     """
-    near = [name for name in keys if name.rpartition(".")[2] == key] or get_close_matches(key, keys, n=1, cutoff=0.6)
+    near = [name for name in keys if name.rpartition(".")[2] == key] or get_close_matches(
+        key, keys, n=1, cutoff=0.6
+    )
     if len(near) == 1:
         return f" (did you mean {near[0]!r}?)"
     return f" (there are {', '.join(keys) or 'none'})"

@@ -1,12 +1,15 @@
-"""Views: named selections of a dataset, stored in it as `meta/views/NAME.json`, a list of versions that only grows.
+"""Views: named selections of a dataset, stored in it as `meta/views/NAME.json`, a list of versions
+that only grows.
 
-    select    settings in the words of a run's `data`: where, episodes, keep_ranges, val_fraction and others
+    select    settings in the words of a run's `data`: where, episodes, keep_ranges, val_fraction
+              and others
     made_on   number of the dataset's episodes at that time, and a digest of their ids and lengths
     selected  number of episodes that it selected then
     digest    SHA-256 of all of the above
 
-Files that it uses are copies in `meta/views/files`, named by their SHA-256. A dataset may grow: the episodes of that
-time come first, as they were. Otherwise ids may name other episodes, and the view is refused.
+Files that it uses are copies in `meta/views/files`, named by their SHA-256. A dataset may grow: the
+episodes of that time come first, as they were. Otherwise ids may name other episodes, and the view
+is refused.
 """
 
 import hashlib
@@ -29,7 +32,14 @@ from understudy_data.storage.remote_options import RemoteOptions
 
 FOLDER = "meta/views"
 SETTINGS = (
-    *("where", "episodes", "exclude_episodes", "val_episodes", "val_fraction", "drop_n_first_frames"),
+    *(
+        "where",
+        "episodes",
+        "exclude_episodes",
+        "val_episodes",
+        "val_fraction",
+        "drop_n_first_frames",
+    ),
     *("drop_n_last_frames", "keep_ranges", "keep_rule", "frame_weights", "frame_weights_in"),
 )
 """Names of the settings that a view may have: those of `data` in a run that select."""
@@ -63,8 +73,13 @@ def _are_weights(value: object) -> bool:
 
 
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("episodes", "exclude_episodes", "val_episodes"), (_are_ids, "it is a list of episode ids")),
-    **dict.fromkeys(("drop_n_first_frames", "drop_n_last_frames"), (_is_natural, "it is a number of frames from 0")),
+    **dict.fromkeys(
+        ("episodes", "exclude_episodes", "val_episodes"), (_are_ids, "it is a list of episode ids")
+    ),
+    **dict.fromkeys(
+        ("drop_n_first_frames", "drop_n_last_frames"),
+        (_is_natural, "it is a number of frames from 0"),
+    ),
     "where": (_is_text, "it is a condition in text"),
     "val_fraction": (_is_fraction, "it is a share from 0 to below 1"),
     "keep_ranges": (_is_copy, f"it is a file of {FOLDER}/files"),
@@ -96,12 +111,14 @@ class View:
         return f"{self} {self.digest}"
 
     def combine(self, beside: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings that select the frames of the view that the settings `beside` it select, too.
+        """Return settings that select the frames of the view that the settings `beside` it select,
+        too.
 
         Settings of the view that `beside` does not name are left out.
 
         Raises:
-            DatasetError: both have another value of a setting that has no intersection, or no episode is in both.
+            DatasetError: both have another value of a setting that has no intersection, or no
+                episode is in both.
         """
         merged = dict(beside)
         split = _SPLIT & beside.keys() if _SPLIT & self.select.keys() else set()
@@ -119,14 +136,19 @@ class View:
             elif name == "episodes" and (common := {*value} & {*other}):
                 merged[name] = tuple(sorted(common))
             else:
-                problem = f"{name} is {str(other)[:80]} beside the view {self}, which has {str(value)[:80]}"
+                problem = (
+                    f"{name} is {str(other)[:80]} beside the view {self}, which has "
+                    f"{str(value)[:80]}"
+                )
                 raise DatasetError(problem, fix="leave the setting out, or save another view")
         if left := {*(merged.get("episodes") or ())} - {*(merged.get("exclude_episodes") or ())}:
             merged["episodes"] = tuple(sorted(left))
         return merged
 
     def describe(self, episodes: int, of: int) -> str:
-        """Describe the view in one line: `episodes` that it selects `of` those that the dataset has now."""
+        """Describe the view in one line: `episodes` that it selects `of` those that the dataset has
+        now.
+        """
         then = f"{self.selected['episodes']:,} of {self.made_on['episodes']:,} when it was made"
         return f"#{self} ({self.digest[:12]}): selects {episodes:,} of {of:,} episodes, {then}"
 
@@ -138,14 +160,19 @@ def view_path(name: str) -> str:
 
 def list_views(files: Files) -> list[str]:
     """Return the names of all views, sorted; [] where folders cannot be listed."""
-    return [entry[:-5] for entry, _ in files.entries(FOLDER) or () if re.fullmatch(rf"{NAME}\.json", entry)]
+    return [
+        entry[:-5]
+        for entry, _ in files.entries(FOLDER) or ()
+        if re.fullmatch(rf"{NAME}\.json", entry)
+    ]
 
 
 def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
     """Read the view `NAME` or `NAME@VERSION` of a dataset with these episodes.
 
     Raises:
-        DatasetError: there is no such view, it or a file of it changed, or its episodes are not those of the time.
+        DatasetError: there is no such view, it or a file of it changed, or its episodes are not
+            those of the time.
     """
     name, _, version = address.partition("@")
     where = files.where(view_path(name))
@@ -153,29 +180,48 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
         versions = _versions(files, name)
         number = int(version or len(versions))
         if not 0 < number <= len(versions):
-            fix = f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} versions of {name}"
+            fix = (
+                f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} "
+                f"versions of {name}"
+            )
             raise DatasetError(f"there is no view {address!r}", where=files.root, fix=fix)
         content = dict(versions[number - 1])
         digest = content.pop("digest")
         made_on = content["made_on"]
         if digest != _digest(content) or not content["select"].keys() <= set(SETTINGS):
-            raise DatasetError(f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE)
+            raise DatasetError(
+                f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE
+            )
         if made_on != _facts(episodes, made_on["episodes"]):
-            problem = f"the view was made on {made_on['episodes']} episodes, which are not the first ones here"
+            problem = (
+                f"the view was made on {made_on['episodes']} episodes, which are not the "
+                "first ones here"
+            )
             raise DatasetError(problem, where=where, fix=_SAVE)
         _check_settings(content["select"], where)
         if not _is_natural(content["selected"]["episodes"]):
-            raise DatasetError(f"version {number} gives no number of selected episodes", where=where, fix=_SAVE)
-        select = {key: tuple(value) if isinstance(value, list) else value for key, value in content["select"].items()}
-        select |= {key: _fetch(files, str(value)) for key, value in select.items() if _COPY.fullmatch(str(value))}
+            raise DatasetError(
+                f"version {number} gives no number of selected episodes", where=where, fix=_SAVE
+            )
+        select = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in content["select"].items()
+        }
+        select |= {
+            key: _fetch(files, str(value))
+            for key, value in select.items()
+            if _COPY.fullmatch(str(value))
+        }
         return View(name, number, digest, select, made_on, content["selected"])
 
 
 def _check_settings(select: Mapping[str, Any], where: str) -> None:
-    """Check the settings of a view as those of flags: the file may come with the dataset of a stranger.
+    """Check the settings of a view as those of flags: the file may come with the dataset of a
+    stranger.
 
     Raises:
-        DatasetError: names the first setting that no flag takes. A file that is none of `meta/views/files` is not read.
+        DatasetError: names the first setting that no flag takes. A file that is none of
+            `meta/views/files` is not read.
     """
     for name, value in select.items():
         is_good, rule = _RULES[name]
@@ -184,14 +230,20 @@ def _check_settings(select: Mapping[str, Any], where: str) -> None:
             raise DatasetError(problem, where=where, fix=_SAVE)
 
 
-def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any) -> View:
-    """Save settings as the next version of a view; where they and the facts are those of its latest, return that one.
+def save_view(
+    files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any
+) -> View:
+    """Save settings as the next version of a view; where they and the facts are those of its
+    latest, return that one.
 
     Raises:
         DatasetError: the dataset is on another machine, or `name` is no name of a view.
     """
     if not files.is_local or not re.fullmatch(NAME, name):
-        fix = "give a name of letters, digits, - and _, which begins with a letter, and a folder on this machine"
+        fix = (
+            "give a name of letters, digits, - and _, which begins with a letter, and a folder "
+            "on this machine"
+        )
         raise DatasetError(f"no view can be saved as {name!r}", where=files.root, fix=fix)
     folder = Path(files.where(FOLDER))
     settings = dict(select)
@@ -199,7 +251,9 @@ def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: Epis
     for key, value in select.items():
         if key == "keep_ranges" or str(value).endswith(".parquet"):
             data = Path(value).read_bytes()
-            settings[key] = hashlib.sha256(data).hexdigest() + (".json" if key == "keep_ranges" else ".parquet")
+            settings[key] = hashlib.sha256(data).hexdigest() + (
+                ".json" if key == "keep_ranges" else ".parquet"
+            )
             write_bytes(folder / "files" / settings[key], data)
     made_on = _facts(episodes, len(episodes))
     content = {"select": settings, "made_on": made_on, "selected": selected}
@@ -215,7 +269,9 @@ def save_view(files: Files, name: str, select: Mapping[str, Any], episodes: Epis
 def _versions(files: Files, name: str) -> list[dict[str, Any]]:
     """Return the content of all versions of a view; [] where there is none."""
     versions: list[dict[str, Any]] = []
-    return read_json(files, view_path(name))["versions"] if files.exists(view_path(name)) else versions
+    return (
+        read_json(files, view_path(name))["versions"] if files.exists(view_path(name)) else versions
+    )
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Rows and images of episodes.
 
-rows             values by episode and frame, with columns of data files in memory within a budget or mapped
+rows             values by episode and frame, with columns of data files in memory within a budget
+                 or mapped
 columns          columns of data files as numpy arrays of their declared type
 row_parts        rows of single episodes of data files on a server
 row_tables       mapped files of columns, decoded once per host

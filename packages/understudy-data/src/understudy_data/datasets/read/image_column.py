@@ -1,7 +1,8 @@
-"""Images stored in the rows of parquet files (`image` dtype, encoded bytes, or arrays), read by row group.
+"""Images stored in the rows of parquet files (`image` dtype, encoded bytes, or arrays), read by row
+group.
 
-Data files with images are large, so only the needed row groups are read. A group is one episode where the writer made
-one group per episode.
+Data files with images are large, so only the needed row groups are read. A group is one episode
+where the writer made one group per episode.
 """
 
 import io
@@ -42,7 +43,8 @@ class ImageColumns(ProcessLocal):
         self._forget()
 
     def _forget(self) -> None:
-        self._ends: dict[int, np.ndarray] = {}  # file -> int64 (G,), rows up to the end of each row group
+        # file -> int64 (G,), rows up to the end of each row group
+        self._ends: dict[int, np.ndarray] = {}
         self._groups: LRUCache[tuple[int, int], pa.Table] = LRUCache(
             self.cache_bytes, lambda table: table.nbytes, keep=1
         )
@@ -82,13 +84,19 @@ class ImageColumns(ProcessLocal):
                     out = np.empty((*flat.shape, *image.shape), image.dtype)
                 if image.shape != out.shape[2:]:
                     problem = f"{key!r}: images of {out.shape[2:]} and {image.shape} in one batch"
-                    raise DatasetError(problem, where=self.catalog.data_place(row), fix="select episodes of one size")
+                    raise DatasetError(
+                        problem,
+                        where=self.catalog.data_place(row),
+                        fix="select episodes of one size",
+                    )
                 out[b, t] = image
         assert out is not None
         return out if places.ndim == 2 else out[:, 0]
 
     def stored(self, key: str, row: int, places: np.ndarray) -> list[Any]:
-        """Return values of a column as stored, at ascending rows `places` of the data file of a table row."""
+        """Return values of a column as stored, at ascending rows `places` of the data file of a
+        table row.
+        """
         name = self.catalog.stored_names.get(key, key)
         return [table.column(name)[place].as_py() for table, place in self._located(row, places)]
 
@@ -104,7 +112,9 @@ class ImageColumns(ProcessLocal):
         feature = self.catalog.features[key]
         where = self.catalog.data_place(row)
         if not feature.is_array:
-            return decode_image(self.stored(key, row, np.array([place]))[0], feature, self.catalog, where)
+            return decode_image(
+                self.stored(key, row, np.array([place]))[0], feature, self.catalog, where
+            )
         ((table, row_in_group),) = self._located(row, np.array([place]))
         column = table.slice(row_in_group, 1).column(self.catalog.stored_names.get(key, key))
         image = to_numpy(column, feature, where, key)[0]
@@ -116,7 +126,10 @@ class ImageColumns(ProcessLocal):
                 with_location(self.catalog.data_place(row)),
                 self.catalog.files.parquet(self.catalog.data_path(row)) as parquet,
             ):
-                counts = [parquet.metadata.row_group(g).num_rows for g in range(parquet.metadata.num_row_groups)]
+                counts = [
+                    parquet.metadata.row_group(g).num_rows
+                    for g in range(parquet.metadata.num_row_groups)
+                ]
                 self._ends[file] = np.cumsum(np.asarray(counts, np.int64))
         return self._ends[file]
 
@@ -130,7 +143,9 @@ class ImageColumns(ProcessLocal):
             table = self.catalog.files.table(self.catalog.data_path(row), stored, group)
         for name in stored:
             if name not in table.column_names:
-                raise DatasetError(f"there is no column {name!r}", where=self.catalog.data_place(row), fix=_REPAIR)
+                raise DatasetError(
+                    f"there is no column {name!r}", where=self.catalog.data_place(row), fix=_REPAIR
+                )
         with self._lock:
             self._groups.put((file, group), table)
         return table
@@ -146,7 +161,9 @@ def image_bytes(value: object, key: str, catalog: Catalog, where: str) -> bytes:
     if data is None and isinstance(value, dict) and isinstance(value.get("path"), str):
         path = value["path"]
         if ".." in path.split("/"):
-            raise DatasetError(f"{key!r} lies outside the dataset: {path!r}", where=where, fix=_REPAIR)
+            raise DatasetError(
+                f"{key!r} lies outside the dataset: {path!r}", where=where, fix=_REPAIR
+            )
         data = catalog.files.read(path)
     if not isinstance(data, bytes):
         raise DatasetError(f"{key!r} holds no image bytes", where=where, fix=_REPAIR)
@@ -154,10 +171,11 @@ def image_bytes(value: object, key: str, catalog: Catalog, where: str) -> bytes:
 
 
 def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) -> np.ndarray:
-    """Decode an image of an `image` column to uint8 (C, H, W), C as declared; depth to uint16 or float32 (1, H, W).
+    """Decode an image of an `image` column to uint8 (C, H, W), C as declared; depth to uint16 or
+    float32 (1, H, W).
 
-    An image is turned and mirrored as its EXIF data asks (`video/orientation.py`). A grey image fills all three
-    channels where color is declared. A fully opaque alpha channel is dropped.
+    An image is turned and mirrored as its EXIF data asks (`video/orientation.py`). A grey image
+    fills all three channels where color is declared. A fully opaque alpha channel is dropped.
 
     Args:
         value: {"bytes": encoded image or None, "path": file under the root}, or the encoded bytes.
@@ -166,22 +184,30 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         where: name of the row, for errors.
 
     Raises:
-        DatasetError: no bytes, bytes that are not an image, far more pixels than declared, transparency, more than
-            8 bits per channel, or depth of another type than info.json declares.
+        DatasetError: no bytes, bytes that are not an image, far more pixels than declared,
+            transparency, more than 8 bits per channel, or depth of another type than info.json
+            declares.
     """
     data = image_bytes(value, feature.key, catalog, where)
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image, feature, where)  # before memory is allocated
             image.load()
-            array = (_to_depth if feature.is_depth else _to_channels)(upright(image), feature, where)
+            array = (_to_depth if feature.is_depth else _to_channels)(
+                upright(image), feature, where
+            )
     except DatasetError:
         raise
     except Image.DecompressionBombError as error:
-        pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
+        pixels = next(
+            (word.strip("(") for word in str(error).split() if word.strip("(").isdigit()),
+            "too many",
+        )
         raise _too_large(f"{pixels} pixels", feature, where) from error
     except Exception as error:
-        problem = f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
+        problem = (
+            f"{feature.key!r} is not a readable image: {type(error).__name__}: {str(error)[:100]}"
+        )
         raise DatasetError(problem, where=where, fix=_REPAIR) from error
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
@@ -196,15 +222,21 @@ def _check_size(image: Image.Image, feature: Feature, where: str) -> None:
 def _too_large(size: str, feature: Feature, where: str) -> DatasetError:
     declared = feature.size
     words = f"info.json declares {declared[1]}x{declared[0]}, and " if declared else ""
-    problem = f"{feature.key!r} is an image of {size}, {words}{feature.max_pixels:,} pixels are the limit"
-    return DatasetError(problem, where=where, fix="correct the shape in info.json, or repair the row")
+    problem = (
+        f"{feature.key!r} is an image of {size}, {words}{feature.max_pixels:,} pixels are the limit"
+    )
+    return DatasetError(
+        problem, where=where, fix="correct the shape in info.json, or repair the row"
+    )
 
 
 _DEPTH_MODES = {"uint16": ("I;16", "I;16L", "I;16B", "I;16N", "I"), "float32": ("F",)}
 
 
 def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
-    """Values of an opened depth image: uint16 or float32 (H, W, 1), as stored or in the requested unit."""
+    """Values of an opened depth image: uint16 or float32 (H, W, 1), as stored or in the requested
+    unit.
+    """
     pixels = feature.pixels
     dtype = "float32" if pixels.stored_unit == "m" else "uint16"
     array = np.asarray(image)
@@ -212,27 +244,43 @@ def _to_depth(image: Image.Image, feature: Feature, where: str) -> np.ndarray:
         array.astype(dtype), array, equal_nan=dtype == "float32"
     ):
         unit = feature.info.get("depth_unit")
-        problem = f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} is read as {dtype}"
+        problem = (
+            f"{feature.key!r} is an image of mode {image.mode}; depth in depth_unit {unit} "
+            f"is read as {dtype}"
+        )
         fix = "set depth_unit in info.json: mm for 16-bit integers, m for 32-bit floats"
         if image.mode in _OTHER_MODES:
             fix = "remove is_depth_map from info.json, and " + _OTHER_MODES[image.mode][1]
         elif image.mode in ("RGB", "RGBA", "P"):
-            fix = "remove is_depth_map from info.json to read them as color, or leave the camera out of keys"
+            fix = (
+                "remove is_depth_map from info.json to read them as color, or leave the camera "
+                "out of keys"
+            )
         raise DatasetError(problem, where=where, fix=fix)
     return pixels.convert(array.astype(dtype))[..., None]
 
 
 _CONVERT = (
-    "convert it to 8-bit RGB with its color profile and write the row again, or leave the key out with keys=[...]"
+    "convert it to 8-bit RGB with its color profile and write the row again, or leave the "
+    "key out with keys=[...]"
 )
 _OTHER_MODES = {
     "CMYK": ("of printing colors (CMYK)", _CONVERT),
     "YCbCr": ("of luma and chroma (YCbCr)", _CONVERT),
     "LAB": ("of the color space L*a*b*", _CONVERT),
     "HSV": ("of hue, saturation and value (HSV)", _CONVERT),
-    "PA": ("of a palette with transparency (PA)", "write the row again without transparency, as 8-bit RGB"),
-    "La": ("of gray multiplied by its transparency (La)", "write the row again without transparency, as 8-bit RGB"),
-    "RGBa": ("of colors multiplied by their transparency (RGBa)", "write the row again as 8-bit RGB"),
+    "PA": (
+        "of a palette with transparency (PA)",
+        "write the row again without transparency, as 8-bit RGB",
+    ),
+    "La": (
+        "of gray multiplied by its transparency (La)",
+        "write the row again without transparency, as 8-bit RGB",
+    ),
+    "RGBa": (
+        "of colors multiplied by their transparency (RGBa)",
+        "write the row again as 8-bit RGB",
+    ),
     "RGBX": ("of RGB with a fourth channel of padding (RGBX)", "write the row again as 8-bit RGB"),
 }
 """Modes of Pillow that are neither read nor depth -> words and remedy."""
@@ -242,7 +290,9 @@ def _odd_mode(image: Image.Image, feature: Feature, where: str) -> DatasetError:
     """Return the error of an image in a mode that is not read as color."""
     if image.mode in _OTHER_MODES:
         kind, fix = _OTHER_MODES[image.mode]
-        return DatasetError(f"{feature.key!r} is an image {kind}, not 8-bit gray or RGB", where=where, fix=fix)
+        return DatasetError(
+            f"{feature.key!r} is an image {kind}, not 8-bit gray or RGB", where=where, fix=fix
+        )
     kind = "32-bit floats" if image.mode == "F" else "whole numbers of more than 8 bits"
     problem = f"{feature.key!r} is an image of {kind} (mode {image.mode}), not 8-bit gray or RGB"
     fix = 'declare "info": {"is_depth_map": true} in info.json if this is depth, or ' + _REPAIR

@@ -55,5 +55,7 @@ class RecordedImages:
         rows = np.full(1, row)
         if self._catalog.features[camera].is_video:
             return self._videos.take(camera, rows, frames[None])[0]
-        images: np.ndarray = self._stored.take(camera, rows, self._rows.file_rows(rows, frames[None]))[0]
+        images: np.ndarray = self._stored.take(
+            camera, rows, self._rows.file_rows(rows, frames[None])
+        )[0]
         return images

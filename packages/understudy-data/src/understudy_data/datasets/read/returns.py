@@ -1,18 +1,20 @@
 """Returns of frames, the targets of a value function, from the outcomes or the rewards of episodes.
 
-The return of frame t of an episode of T frames is G_t = sum over k = t to T - 1 of discount^(k - t) r_k, with the
-reward r_k of the step that follows frame k:
+The return of frame t of an episode of T frames is G_t = sum over k = t to T - 1 of discount^(k - t)
+r_k, with the reward r_k of the step that follows frame k:
 
     success   r is 1 behind the last frame of a success, otherwise 0
-    time      r is -1 / fps; behind the last frame it is 0 for a success, and -horizon for a failure. Returns below
-              -horizon are -horizon. So they are minus the seconds to success (Physical Intelligence 2025, "pi*0.6: a
-              VLA that learns from experience", without its division by the longest episode)
+    time      r is -1 / fps; behind the last frame it is 0 for a success, and -horizon for a
+              failure. Returns below -horizon are -horizon. So they are minus the seconds to success
+              (Physical Intelligence 2025, "pi*0.6: a VLA that learns from experience", without its
+              division by the longest episode)
     KEY       r is the value of a column, one number per frame
 
-An episode that was cut before its end (a time limit, a stopped recording) has no outcome: `truncated` is true and
-`success` is not, or `success` is missing. Its returns are not known. Nor are those of an episode that `edit` or
-`segment` cut from a longer one before its last frame (`END_IS_CUT`), whatever its outcome. Returns belong to whole
-episodes: selected frames and windows do not change them.
+An episode that was cut before its end (a time limit, a stopped recording) has no outcome:
+`truncated` is true and `success` is not, or `success` is missing. Its returns are not known. Nor
+are those of an episode that `edit` or `segment` cut from a longer one before its last frame
+(`END_IS_CUT`), whatever its outcome. Returns belong to whole episodes: selected frames and windows
+do not change them.
 """
 
 import hashlib
@@ -54,7 +56,9 @@ class ReturnTarget:
     high: float
     """Highest return."""
     success: str = SUCCESS
-    """Metadata of episodes, or feature whose value at the last frame counts: true where the episode succeeded."""
+    """Metadata of episodes, or feature whose value at the last frame counts: true where the episode
+    succeeded.
+    """
     truncated: str = TRUNCATED
     """As `success`: true where the episode was cut before its end."""
 
@@ -62,7 +66,8 @@ class ReturnTarget:
 class Returns(SharedState):
     """Returns of the frames of a dataset.
 
-    Those of rewards take 4 bytes per frame, which the processes of a host share where they are many.
+    Those of rewards take 4 bytes per frame, which the processes of a host share where they are
+    many.
 
     Args:
         catalog: the dataset.
@@ -70,8 +75,8 @@ class Returns(SharedState):
         rows: int64 (E,), table rows of the episodes in use.
 
     Raises:
-        DatasetError: there is no such metadata or column, a success takes longer than the horizon, or a return is out
-            of range.
+        DatasetError: there is no such metadata or column, a success takes longer than the horizon,
+            or a return is out of range.
     """
 
     def __init__(self, catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> None:
@@ -101,7 +106,8 @@ class Returns(SharedState):
         return digest.hexdigest()[:16]
 
     def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, np.ndarray]:
-        """Return {"return": float32 [B], "return_is_pad": bool [B], True where it is not known (and 0)}.
+        """Return {"return": float32 [B], "return_is_pad": bool [B], True where it is not known (and
+        0)}.
 
         Args:
             rows: int64 [B], table rows.
@@ -128,12 +134,16 @@ class Returns(SharedState):
         return () if self.target.returns in (SUCCESS, TIME) else (self.target.returns,)
 
     def rewards(self, row: int, reader: Rows) -> tuple[np.ndarray, bool]:
-        """Return the reward behind each frame of an episode, float64 (T,), and whether its end is terminal."""
+        """Return the reward behind each frame of an episode, float64 (T,), and whether its end is
+        terminal.
+        """
         outcome = self._outcome[row]
         target = self.target
         length = int(self._lengths[row])
         if self.columns:
-            return reader.span(row, self.columns[0], 0, length)[:, 0].astype(np.float64), outcome != _CUT
+            return reader.span(row, self.columns[0], 0, length)[:, 0].astype(
+                np.float64
+            ), outcome != _CUT
         rewards = np.full(length, -1 / self._fps if target.returns == TIME else 0.0)
         if outcome != _CUT:
             of_failure, of_success = (target.low, 0.0) if target.returns == TIME else (0.0, 1.0)
@@ -146,7 +156,10 @@ class Returns(SharedState):
         horizon = -self.target.low
         if len(successes) and horizon < seconds.max():
             episode = int(catalog.episodes.ids[successes[seconds.argmax()]])
-            problem = f"episode {episode} succeeds after {seconds.max():.6g} s, and policy.horizon is {horizon:g} s"
+            problem = (
+                f"episode {episode} succeeds after {seconds.max():.6g} s, and policy.horizon "
+                f"is {horizon:g} s"
+            )
             fix = "set policy.horizon to the longest time to success, or leave the episode out"
             raise DatasetError(problem, where=catalog.root, fix=fix)
 
@@ -154,9 +167,18 @@ class Returns(SharedState):
         key = self.target.returns
         target = self.target
         feature = catalog.features.get(key)
-        if feature is None or feature.is_text or feature.is_camera or np.prod(feature.value_shape) != 1:
+        if (
+            feature is None
+            or feature.is_text
+            or feature.is_camera
+            or np.prod(feature.value_shape) != 1
+        ):
             problem = f"policy.returns is {key!r}, which is not a feature with one number per frame"
-            raise DatasetError(problem, where=catalog.root, fix=f"give {SUCCESS}, {TIME} or the key of such a feature")
+            raise DatasetError(
+                problem,
+                where=catalog.root,
+                fix=f"give {SUCCESS}, {TIME} or the key of such a feature",
+            )
         reader = Rows(catalog, [key], _CACHE)
         first = np.zeros(len(self._lengths), np.int64)
         first[rows] = np.cumsum(self._lengths[rows]) - self._lengths[rows]
@@ -170,21 +192,35 @@ class Returns(SharedState):
             is_pad = self._outcome[row] == _CUT and target.discount > 0
             if not (np.abs(returns) < _LARGEST).all():  # also NaN
                 episode = int(catalog.episodes.ids[row])
-                problem = f"{key!r} of episode {episode} has values that are not finite, or of {_LARGEST:g} and more"
-                fix = f"convert the values, or leave the episode out with --data.exclude-episodes {episode}"
+                problem = (
+                    f"{key!r} of episode {episode} has values that are not finite, or of "
+                    f"{_LARGEST:g} and more"
+                )
+                fix = (
+                    "convert the values, or leave the episode out with --data.exclude-episodes "
+                    f"{episode}"
+                )
                 raise DatasetError(problem, where=catalog.root, fix=fix)
             if not is_pad and not ((returns >= target.low) & (returns <= target.high)).all():
                 low = returns.min()
                 high = returns.max()
-                problem = f"returns of episode {int(catalog.episodes.ids[row])} are {low:.6g} to {high:.6g}"
-                fix = f"set policy.value_range to bounds of all returns; it is {target.low:g} to {target.high:g}"
+                problem = (
+                    f"returns of episode {int(catalog.episodes.ids[row])} are {low:.6g} to "
+                    f"{high:.6g}"
+                )
+                fix = (
+                    f"set policy.value_range to bounds of all returns; it is {target.low:g} to "
+                    f"{target.high:g}"
+                )
                 raise DatasetError(problem, where=catalog.root, fix=fix)
             table[first[row] : first[row] + len(returns)] = returns
         self._table = share_arrays({"returns": table, "first": first}, catalog.files.cache)
 
 
 def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> np.ndarray:
-    """Outcome of each of `rows`, int8 (E,). With rewards in a column every end is terminal that is not cut."""
+    """Outcome of each of `rows`, int8 (E,). With rewards in a column every end is terminal that is
+    not cut.
+    """
     with_rewards = target.returns not in (SUCCESS, TIME)
     truncated = _read_flags(catalog, target.truncated, rows, required=target.truncated != TRUNCATED)
     success = _read_flags(catalog, target.success, rows, required=not with_rewards)
@@ -192,12 +228,18 @@ def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> 
     outcomes = np.empty(len(rows), np.int8)
     for place, (won, cut, is_part) in enumerate(zip(success, truncated, parts)):
         unknown = bool(cut) or (won is None and not with_rewards)
-        outcomes[place] = _CUT if is_part or (unknown and not won) else _SUCCEEDED if won else _FAILED
+        outcomes[place] = (
+            _CUT if is_part or (unknown and not won) else _SUCCEEDED if won else _FAILED
+        )
     return outcomes
 
 
-def _read_flags(catalog: Catalog, name: str, rows: np.ndarray, *, required: bool) -> Sequence[bool | None]:
-    """Value of metadata or of a feature at the last frame, for each of `rows`; None where it is missing."""
+def _read_flags(
+    catalog: Catalog, name: str, rows: np.ndarray, *, required: bool
+) -> Sequence[bool | None]:
+    """Value of metadata or of a feature at the last frame, for each of `rows`; None where it is
+    missing.
+    """
     metadata = catalog.episode_metadata()
     ids = catalog.episodes.ids[rows].tolist()
     feature = catalog.features.get(name)
@@ -208,14 +250,22 @@ def _read_flags(catalog: Catalog, name: str, rows: np.ndarray, *, required: bool
         reader = Rows(catalog, [name], _CACHE)
         ends = catalog.episodes.lengths[rows]
         lasts = zip(rows.tolist(), ends.tolist())
-        values = [reader.span(row, name, end - 1, end).reshape(-1)[0].item() if end else None for row, end in lasts]
+        values = [
+            reader.span(row, name, end - 1, end).reshape(-1)[0].item() if end else None
+            for row, end in lasts
+        ]
     elif required:
-        fix = f"metadata are {', '.join(metadata) or 'none'}; `understudy edit --metadata` adds {name!r}"
+        fix = (
+            f"metadata are {', '.join(metadata) or 'none'}; `understudy edit --metadata` adds "
+            f"{name!r}"
+        )
         raise DatasetError(f"there is no metadata or feature {name!r}", where=catalog.root, fix=fix)
     else:
         return [None] * len(ids)
     for episode, value in zip(ids, values):
         if not isinstance(value, Real | None):
             problem = f"{name!r} of episode {episode} is {value!r}"
-            raise DatasetError(problem, where=catalog.root, fix="give true, false or a number; null where unknown")
+            raise DatasetError(
+                problem, where=catalog.root, fix="give true, false or a number; null where unknown"
+            )
     return [None if value is None or value != value else bool(value) for value in values]

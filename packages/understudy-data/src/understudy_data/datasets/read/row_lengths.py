@@ -1,9 +1,11 @@
-"""Lengths of episodes by their rows, where meta/ records others and everything else confirms the rows.
+"""Lengths of episodes by their rows, where meta/ records others and everything else confirms the
+rows.
 
-A recorder or a script may write wrong lengths beside sound rows and videos. The rows of an episode are whole if they
-are contiguous and of this episode alone, and `frame_index` and `index`, where they are stored, count them. Each video
-file of the episode must hold as many frames as its episodes have rows. The lengths of all other episodes stay: rows or
-images are lost there, and nothing tells which.
+A recorder or a script may write wrong lengths beside sound rows and videos. The rows of an episode
+are whole if they are contiguous and of this episode alone, and `frame_index` and `index`, where
+they are stored, count them. Each video file of the episode must hold as many frames as its episodes
+have rows. The lengths of all other episodes stay: rows or images are lost there, and nothing tells
+which.
 """
 
 from dataclasses import replace
@@ -22,18 +24,22 @@ _COLUMNS = ("episode_index", "frame_index", "index")
 
 
 def with_lengths_of_rows(catalog: Catalog) -> Catalog:
-    """Return the catalog with the lengths `lengths_of_rows`, and the places in files that follow from them.
+    """Return the catalog with the lengths `lengths_of_rows`, and the places in files that follow
+    from them.
 
     Raises:
-        SourceError: the source of the dataset gives no answer. Files that cannot be read keep their lengths.
+        SourceError: the source of the dataset gives no answer. Files that cannot be read keep their
+            lengths.
     """
     return _with_lengths(catalog, lengths_of_rows(catalog))
 
 
 def lengths_of_rows(catalog: Catalog) -> np.ndarray:
-    """Return the lengths of all episodes, int64 (N,): by the rows where they are confirmed, else as recorded.
+    """Return the lengths of all episodes, int64 (N,): by the rows where they are confirmed, else as
+    recorded.
 
-    Reads the index columns of all data files, and the indexes of the videos of episodes whose length differs.
+    Reads the index columns of all data files, and the indexes of the videos of episodes whose
+    length differs.
 
     Raises:
         SourceError: the source of the dataset gives no answer.
@@ -61,7 +67,9 @@ def lengths_of_rows(catalog: Catalog) -> np.ndarray:
 
 
 def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, int]:
-    """Return the numbers of rows of the episodes of a data file whose rows are whole, by table row."""
+    """Return the numbers of rows of the episodes of a data file whose rows are whole, by table
+    row.
+    """
     table = catalog.episodes
     path = catalog.data_path(int(rows[0]))
     stored = catalog.files.table(path, list(_COLUMNS))
@@ -70,11 +78,15 @@ def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, i
         column, absent = fill_absent(stored.column(name), catalog.features.get(name))
         if absent is not None:
             return {}
-        columns[name] = to_numpy(column, None, catalog.files.where(path), name).reshape(-1).astype(np.int64)
+        columns[name] = (
+            to_numpy(column, None, catalog.files.where(path), name).reshape(-1).astype(np.int64)
+        )
     ids, frame, index = (columns.get(name) for name in _COLUMNS)
     if table.own_files:
         row = int(rows[0])
-        is_own = bool(len(stored)) and claimed_episode(table, row, ids, index) == int(table.ids[row])
+        is_own = bool(len(stored)) and claimed_episode(table, row, ids, index) == int(
+            table.ids[row]
+        )
         return {row: len(stored)} if is_own and _counts(frame, index, 0, len(stored)) else {}
     if ids is None or not len(ids):
         return {}
@@ -82,10 +94,15 @@ def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, i
     runs = [(int(ids[begin]), begin, end) for begin, end in pairwise(cuts)]
     found = [episode for episode, _, _ in runs]
     listed = table.ids[rows][np.argsort(table.data_row[rows], kind="stable")].tolist()
-    if found != listed:  # rows of other episodes, in several runs, or in another order: the pairing is in doubt
+    # rows of other episodes, in several runs, or in another order: the pairing is in doubt
+    if found != listed:
         return {}
     row_of = {int(table.ids[row]): int(row) for row in rows}
-    return {row_of[episode]: end - begin for episode, begin, end in runs if _counts(frame, index, begin, end)}
+    return {
+        row_of[episode]: end - begin
+        for episode, begin, end in runs
+        if _counts(frame, index, begin, end)
+    }
 
 
 def _counts(frame: np.ndarray | None, index: np.ndarray | None, begin: int, end: int) -> bool:
@@ -97,7 +114,9 @@ def _counts(frame: np.ndarray | None, index: np.ndarray | None, begin: int, end:
 
 
 def _confirmed_by_videos(catalog: Catalog, lengths: np.ndarray, changed: np.ndarray) -> np.ndarray:
-    """Return the episodes each of whose video files holds the frames of its episodes' lengths, bool (N,)."""
+    """Return the episodes each of whose video files holds the frames of its episodes' lengths, bool
+    (N,).
+    """
     confirmed = np.ones(len(lengths), bool)
     for camera, videos in catalog.episodes.videos.items():
         needed = np.unique(videos.file[changed & (videos.file >= 0)])
@@ -127,5 +146,7 @@ def _with_lengths(catalog: Catalog, lengths: np.ndarray) -> Catalog:
     layout = layouts.LAYOUTS[catalog.version]
     oddities = list[str]()
     declared = {key: catalog.features[key] for key in catalog.episodes.videos}
-    table = layouts.read_episodes(catalog.files, layout, dict(catalog.info), declared, texts, oddities, by_id)
+    table = layouts.read_episodes(
+        catalog.files, layout, dict(catalog.info), declared, texts, oddities, by_id
+    )
     return replace(catalog, episodes=replace(table, pairing=catalog.episodes.pairing))

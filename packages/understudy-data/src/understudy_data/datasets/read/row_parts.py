@@ -1,15 +1,16 @@
 """Rows of one episode of a data file on a server, without the rest of the file.
 
-The first batch of a run has samples of dozens of data files. To fetch and decode whole files would take gigabytes and
-minutes before it. The row groups of an episode are a small part of a file that was written episode by episode. Of a
-file of one row group the columns are read up to the end of the episode.
+The first batch of a run has samples of dozens of data files. To fetch and decode whole files would
+take gigabytes and minutes before it. The row groups of an episode are a small part of a file that
+was written episode by episode. Of a file of one row group the columns are read up to the end of the
+episode.
 
-An episode is read so only where the file proves that its rows are where `meta/` lists them, and nowhere else: by the
-smallest and largest `episode_index` of each row group, or by the column. Everything else is for a reader of the whole
-file, which tells what is wrong.
+An episode is read so only where the file proves that its rows are where `meta/` lists them, and
+nowhere else: by the smallest and largest `episode_index` of each row group, or by the column.
+Everything else is for a reader of the whole file, which tells what is wrong.
 
-The footer of a file of 1,000 row groups takes 5 MB of objects, and dozens of threads would have one each. `Footers`
-bounds their memory, and what the C library keeps of it once they are gone.
+The footer of a file of 1,000 row groups takes 5 MB of objects, and dozens of threads would have one
+each. `Footers` bounds their memory, and what the C library keeps of it once they are gone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _TAIL = 8  # last bytes of a file: the length of its footer, and "PAR1"
 
 @dataclass(frozen=True)
 class Place:
-    """Where `meta/` lists the rows of an episode: rows [begin, end) of a file with `listed` rows in all."""
+    """Where `meta/` lists the rows of an episode: rows [begin, end) of a file with `listed` rows in
+    all.
+    """
 
     episode: int
     begin: int
@@ -51,8 +54,9 @@ class Place:
 class Footers:
     """Memory for parsed footers. Thread-safe.
 
-    A thread waits until the footers of the others leave enough; a single one may be larger. Freed footers stay in the
-    heap of each thread. Once as much has been freed, the C library returns free memory to the system.
+    A thread waits until the footers of the others leave enough; a single one may be larger. Freed
+    footers stay in the heap of each thread. Once as much has been freed, the C library returns free
+    memory to the system.
 
     Args:
         most: bytes of footers at the same time, and of freed ones.
@@ -105,7 +109,8 @@ class RowPart:
     Args:
         files: the dataset's.
         path: the data file.
-        source: the same, open. No row may be used before it is known to be of the version of the dataset.
+        source: the same, open. No row may be used before it is known to be of the version of the
+            dataset.
         names: columns to read; those that the file lacks are left out.
         episodes: the column of these that holds numbers of episodes.
         place: where the episode is listed.
@@ -159,15 +164,23 @@ class RowPart:
         place = self._place
         with self._files.explained(self._path):
             self._file = pq.ParquetFile(
-                as_file(self._source, _GAP), page_checksum_verification=True, pre_buffer=False, buffer_size=_READ
+                as_file(self._source, _GAP),
+                page_checksum_verification=True,
+                pre_buffer=False,
+                buffer_size=_READ,
             )
             self._metadata = self._file.metadata
-            schema = self._file.schema_arrow  # `metadata.schema` would make a cycle, which keeps the footer
+            # `metadata.schema` would make a cycle, which keeps the footer
+            schema = self._file.schema_arrow
         self._leaves = [field.name for field in schema for _ in range(_leaves_of(field.type))]
         self._names = [name for name in self._names if name in schema.names]
-        counts = [self._metadata.row_group(g).num_rows for g in range(self._metadata.num_row_groups)]
+        counts = [
+            self._metadata.row_group(g).num_rows for g in range(self._metadata.num_row_groups)
+        ]
         self._ends = np.cumsum([0, *counts])
-        first, last = np.searchsorted(self._ends, [place.begin, max(place.begin, place.end - 1)], "right") - 1
+        first, last = (
+            np.searchsorted(self._ends, [place.begin, max(place.begin, place.end - 1)], "right") - 1
+        )
         self._groups = range(int(first), min(int(last) + 1, len(counts)))
         self._spans = self._find_spans()
         size = max(1, self._source.size)
@@ -184,7 +197,11 @@ class RowPart:
             for leaf, (offset, size) in enumerate(_chunks(self._metadata.row_group(group))):
                 name = self._leaves[leaf]
                 if name in self._names:
-                    most = size if name == self._episodes else min(size, int(size * needed * _MARGIN) + _GAP)
+                    most = (
+                        size
+                        if name == self._episodes
+                        else min(size, int(size * needed * _MARGIN) + _GAP)
+                    )
                     spans.append([offset, offset + most])
         joined: list[list[int]] = []
         for offset, stop in sorted(spans):
@@ -192,7 +209,9 @@ class RowPart:
                 joined[-1][1] = max(stop, joined[-1][1])
             else:
                 joined.append([offset, stop])
-        return np.array([(offset, stop - offset) for offset, stop in joined], np.int64).reshape(-1, 2)
+        return np.array([(offset, stop - offset) for offset, stop in joined], np.int64).reshape(
+            -1, 2
+        )
 
     def prefetch_large(self) -> bool:
         """Start to fetch the bytes where they take several requests; return whether they do."""
@@ -208,7 +227,8 @@ class RowPart:
             return None
         if not self.prefetch_large():
             for offset, size in self._spans.tolist():
-                self._source.read(offset, size)  # one request, where Arrow would make one for each column
+                # one request, where Arrow would make one for each column
+                self._source.read(offset, size)
         with self._files.explained(self._path):
             if not self._is_proven():
                 return None
@@ -232,7 +252,9 @@ class RowPart:
                 if inside[0] < inside[1]:
                     return False
             elif bounds[0] < bounds[1] or inside != (0, end - begin):
-                column = self._file.read_row_group(group, [self._episodes], use_threads=False).column(0)
+                column = self._file.read_row_group(
+                    group, [self._episodes], use_threads=False
+                ).column(0)
                 ids = column.to_numpy()
                 is_inside = np.zeros(len(ids), bool)
                 is_inside[inside[0] : max(inside)] = inside[0] < inside[1]
@@ -245,7 +267,9 @@ class RowPart:
         place = self._place
         parts = []
         at = int(self._ends[self._groups.start])
-        batches = self._file.iter_batches(_ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False)
+        batches = self._file.iter_batches(
+            _ROWS_AT_ONCE, list(self._groups), self._names, use_threads=False
+        )
         for batch in batches:
             low = max(place.begin, at)
             high = min(place.end, at + len(batch))
@@ -273,7 +297,10 @@ def _chunks(group: pq.RowGroupMetaData) -> list[tuple[int, int]]:
     found = []
     for number in range(group.num_columns):
         column = group.column(number)
-        offsets = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
+        offsets = [
+            column.data_page_offset,
+            *([column.dictionary_page_offset] if column.has_dictionary_page else []),
+        ]
         found.append((min(offsets), column.total_compressed_size))
     return found
 
@@ -284,5 +311,9 @@ def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[Any, Any] | None:
         column = group.column(number)
         if column.path_in_schema == name:
             known = column.statistics if column.is_stats_set else None
-            return (known.min, known.max) if known is not None and known.has_min_max and not known.null_count else None
+            return (
+                (known.min, known.max)
+                if known is not None and known.has_min_max and not known.null_count
+                else None
+            )
     return None

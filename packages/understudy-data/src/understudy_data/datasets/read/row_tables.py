@@ -1,14 +1,17 @@
-"""Mapped files of columns: those of a large dataset are decoded once per host, not once per process and lane.
+"""Mapped files of columns: those of a large dataset are decoded once per host, not once per process
+and lane.
 
-A lane of the order reads its own data file, and hundreds of lanes read hundreds of files. Columns of whole files in the
-memory of each process would be 1.4 GB for 18.8 million frames with two vectors of seven numbers; a smaller cache would
-decode a file again for every few samples. So each data file is decoded at its first use into an Arrow IPC file in the
-host's cache. All processes map it; its pages are page cache, which the kernel drops where memory is needed.
+A lane of the order reads its own data file, and hundreds of lanes read hundreds of files. Columns
+of whole files in the memory of each process would be 1.4 GB for 18.8 million frames with two
+vectors of seven numbers; a smaller cache would decode a file again for every few samples. So each
+data file is decoded at its first use into an Arrow IPC file in the host's cache. All processes map
+it; its pages are page cache, which the kernel drops where memory is needed.
 
-The name of a mapped file is a hash of all that its content depends on: size, times or etag of the data file, the keys
-and their declarations, and the episodes that `meta/` lists for it. Appended data files leave the earlier ones as they
-are. A killed process leaves a draft, never half a table. Where no local folder can be written, or it is on a network
-file system, columns are in the memory of the process.
+The name of a mapped file is a hash of all that its content depends on: size, times or etag of the
+data file, the keys and their declarations, and the episodes that `meta/` lists for it. Appended
+data files leave the earlier ones as they are. A killed process leaves a draft, never half a table.
+Where no local folder can be written, or it is on a network file system, columns are in the memory
+of the process.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS
 from understudy_data.storage import mapped_tables
 
 MAPPED_FILES = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-"""Most files that a process has mapped; each takes a file descriptor. A file that is mapped again costs 0.3 ms."""
+"""Most files that a process has mapped; each takes a file descriptor. A file that is mapped again
+costs 0.3 ms.
+"""
 LEAST_DATASET = 64 << 20
 """Bytes of columns of a dataset from which on they are mapped."""
 LEAST_FILE = 1 << 20
@@ -95,10 +100,14 @@ class RowTables:
 
     @property
     def is_available(self) -> bool:
-        """Whether the columns of large data files are mapped: the dataset is large, and there is a folder for them."""
+        """Whether the columns of large data files are mapped: the dataset is large, and there is a
+        folder for them.
+        """
         if self._is_available is None:
             cache = self.catalog.files.cache
-            self._folder = mapped_tables.table_folder(cache, _FOLDER) if self._is_large_set else None
+            self._folder = (
+                mapped_tables.table_folder(cache, _FOLDER) if self._is_large_set else None
+            )
             self._is_available = self._folder is not None
         return self._is_available
 
@@ -107,7 +116,9 @@ class RowTables:
         return self.catalog.episodes.frames * self.row_bytes >= LEAST_DATASET
 
     def is_large(self, size: int) -> bool:
-        """Return whether columns of one data file, `size` bytes, are mapped where there is a folder for them."""
+        """Return whether columns of one data file, `size` bytes, are mapped where there is a folder
+        for them.
+        """
         return size >= LEAST_FILE and self._is_large_set
 
     def limit(self, readers: int) -> None:
@@ -121,11 +132,15 @@ class RowTables:
             return False
         if self._frames is None:
             table = self.catalog.episodes
-            self._frames = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
+            self._frames = np.bincount(table.data_file, table.lengths, len(table.data)).astype(
+                np.int64
+            )
         return self.is_large(int(self._frames[file]) * self.row_bytes)
 
     def is_decoded(self, file: int) -> bool:
-        """Return whether a process of the host has decoded a data file, without a look into the result."""
+        """Return whether a process of the host has decoded a data file, without a look into the
+        result.
+        """
         if not self.is_available:
             return False
         folder = self._folder
@@ -138,7 +153,8 @@ class RowTables:
         return mapped_tables.is_stored(folder, self._keys[file])
 
     def open(self, decode: Callable[[int], T], file: int) -> T | None:
-        """Map the columns of a data file, and decode them first if no process of the host has done so.
+        """Map the columns of a data file, and decode them first if no process of the host has done
+        so.
 
         Args:
             decode: decodes a data file by its number.
@@ -187,9 +203,19 @@ class RowTables:
         table = catalog.episodes
         rows = table.rows_in(file)
         declared = [(key, repr(catalog.features.get(key))) for key in self.keys]
-        names = [(key, repr(catalog.joined.get(key)), catalog.stored_names.get(key)) for key in self.keys]
+        names = [
+            (key, repr(catalog.joined.get(key)), catalog.stored_names.get(key)) for key in self.keys
+        ]
         settings = [table.own_files, table.lists_places, table.pairing, catalog.has_images_by_place]
-        facts = [mapped_tables.code_version(), catalog.root, version, declared, names, settings, len(catalog.tasks)]
+        facts = [
+            mapped_tables.code_version(),
+            catalog.root,
+            version,
+            declared,
+            names,
+            settings,
+            len(catalog.tasks),
+        ]
         digest = hashlib.sha256(json.dumps([*facts, float(catalog.fps)], default=str).encode())
         for column in (rows, table.ids, table.lengths, table.index_from, table.data_row):
             of_file = column if column is rows else column[rows]
@@ -228,5 +254,8 @@ class _Progress:
             rate = self._decoded / (now - self._begun)
         files = len(tables.catalog.episodes.data)
         gigabytes = tables.catalog.episodes.frames * tables.row_bytes / 1e9
-        line = "%s: rows are decoded once per host: %d of %d data files in this process, %.1f files/s, %.1f GB in all"
+        line = (
+            "%s: rows are decoded once per host: %d of %d data files in this process, %.1f "
+            "files/s, %.1f GB in all"
+        )
         _log.info(line, tables.catalog.name, self._decoded, files, rate, gigabytes)

@@ -1,15 +1,16 @@
 """Rows of episodes: columns of whole data files, loaded on first use.
 
-The file's own `episode_index` column assigns rows to episodes. Without it, the lengths of the preceding episodes in the
-file do.
+The file's own `episode_index` column assigns rows to episodes. Without it, the lengths of the
+preceding episodes in the file do.
 
-Columns of a large dataset are decoded once per host, into a memory-mapped file for each data file (`row_tables.py`):
-its pages are shared by all processes, and the kernel may drop them. Other columns are in the memory of this process,
-within a byte budget.
+Columns of a large dataset are decoded once per host, into a memory-mapped file for each data file
+(`row_tables.py`): its pages are shared by all processes, and the kernel may drop them. Other
+columns are in the memory of this process, within a byte budget.
 
-Of a data file on a server that no process has decoded, the rows of single episodes are read (`row_parts.py`). Where
-they have taken more than an eighth of its bytes and another one is needed, a thread decodes the whole file meanwhile.
-Where they would take more bytes than the file has, the whole file is read at once.
+Of a data file on a server that no process has decoded, the rows of single episodes are read
+(`row_parts.py`). Where they have taken more than an eighth of its bytes and another one is needed,
+a thread decodes the whole file meanwhile. Where they would take more bytes than the file has, the
+whole file is read at once.
 """
 
 import os
@@ -29,7 +30,12 @@ from understudy_base.lru import LRUCache
 from understudy_base.plural import plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy_data.datasets.format.pairing import MIXED, PAIRING_FIX, claimed_episode, doubtful_places
+from understudy_data.datasets.format.pairing import (
+    MIXED,
+    PAIRING_FIX,
+    claimed_episode,
+    doubtful_places,
+)
 from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
 from understudy_data.datasets.read.row_parts import Footers, Place, RowPart
 from understudy_data.datasets.read.row_tables import MAPPED_FILES, RowTables
@@ -39,10 +45,14 @@ from understudy_data.storage.byte_source import ByteSource
 from understudy_data.storage.dataset_root import with_location
 
 PART_BYTES = 32 << 20
-"""Memory for the rows of single episodes of data files on a server, and as much for footers in use and for freed ones,
-unless `keep` sets another."""
-_WHOLE = 8  # a data file is decoded as a whole if it is needed again once parts have taken an eighth of its bytes
-_MOST_TAKEN = 1.0  # share of the bytes of a file that parts take at most; then the whole file costs less
+"""Memory for the rows of single episodes of data files on a server, and as much for footers in use
+and for freed ones, unless `keep` sets another.
+"""
+# a data file is decoded as a whole if it is needed again once parts have taken an eighth of its
+# bytes
+_WHOLE = 8
+# share of the bytes of a file that parts take at most; then the whole file costs less
+_MOST_TAKEN = 1.0
 _COMPUTED = {"frame_index", "episode_index"}  # they follow from the place of an episode
 _OFF_TIMES = "timestamps are up to"  # the note of one file stands for all
 
@@ -51,7 +61,8 @@ Column: TypeAlias = np.ndarray | pa.ChunkedArray
 
 
 class ProcessLocal:
-    """Base of readers whose caches and locks belong to one process: they are not pickled, and made anew after a fork.
+    """Base of readers whose caches and locks belong to one process: they are not pickled, and made
+    anew after a fork.
 
     Attributes:
         catalog: the dataset.
@@ -72,7 +83,9 @@ class ProcessLocal:
             self._forget()
 
     def __getstate__(self) -> dict[str, object]:
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k not in self._local}
+        return {
+            k: v for k, v in self.__dict__.items() if not k.startswith("_") and k not in self._local
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -95,15 +108,17 @@ class _Bad:
 
 
 _LENGTH_FIX = (
-    "`understudy edit SRC OUT --lengths rows` where `understudy check` says that only meta/ is wrong; else repair the "
-    "file, or leave the episode out"
+    "`understudy edit SRC OUT --lengths rows` where `understudy check` says that only meta/ is "
+    "wrong; else repair the file, or leave the episode out"
 )
 
 
 @storable
 @dataclass(frozen=True)
 class _DataFile:
-    """Columns of one data file but frame_index and episode_index, which follow from the place of its episodes."""
+    """Columns of one data file but frame_index and episode_index, which follow from the place of
+    its episodes.
+    """
 
     columns: dict[str, Column]
     rows: np.ndarray  # int64 (n,), table rows of its episodes, ascending
@@ -119,10 +134,11 @@ class Rows(ProcessLocal):
 
     Args:
         catalog: the dataset.
-        keys: columns to read in addition to the index columns (which are computed where a file lacks them).
+        keys: columns to read in addition to the index columns (which are computed where a file
+            lacks them).
         cache_bytes: memory for loaded files that are not mapped; the file in use always stays.
-        tables: mapped files of this host; None keeps all columns in the memory of this process, as a single pass over
-            the rows should.
+        tables: mapped files of this host; None keeps all columns in the memory of this process, as
+            a single pass over the rows should.
 
     Attributes:
         files: loaded files by number.
@@ -133,7 +149,11 @@ class Rows(ProcessLocal):
     _local = ("files", "mapped", "parts")
 
     def __init__(
-        self, catalog: Catalog, keys: Sequence[str], cache_bytes: int, tables: RowTables | None = None
+        self,
+        catalog: Catalog,
+        keys: Sequence[str],
+        cache_bytes: int,
+        tables: RowTables | None = None,
     ) -> None:
         self.catalog = catalog
         self.keys = tuple(keys)
@@ -144,16 +164,23 @@ class Rows(ProcessLocal):
         self._forget()
 
     def _forget(self) -> None:
-        self.files: LRUCache[int, _DataFile] = LRUCache(self.cache_bytes, lambda file: file.nbytes, keep=1)
+        self.files: LRUCache[int, _DataFile] = LRUCache(
+            self.cache_bytes, lambda file: file.nbytes, keep=1
+        )
         self.mapped: LRUCache[int, _DataFile] = LRUCache(MAPPED_FILES, lambda file: 1)
-        self.parts: LRUCache[int, _DataFile] = LRUCache(self.part_bytes, lambda part: part.nbytes, keep=1)
+        self.parts: LRUCache[int, _DataFile] = LRUCache(
+            self.part_bytes, lambda part: part.nbytes, keep=1
+        )
         self._taken: dict[int, float] = {}  # share of the bytes of each file that parts have taken
-        self._decoding: dict[int, threading.Event] = {}  # files that a thread decodes, and what stops it
+        # files that a thread decodes, and what stops it
+        self._decoding: dict[int, threading.Event] = {}
         self._whole: set[int] = set()  # files that are read as a whole
         self._make_locks()
 
     def keep(self, cache_bytes: int, part_bytes: int = PART_BYTES) -> None:
-        """Set the memory for loaded files that are not mapped, and for rows of single episodes (`PART_BYTES`)."""
+        """Set the memory for loaded files that are not mapped, and for rows of single episodes
+        (`PART_BYTES`).
+        """
         self.cache_bytes = cache_bytes
         self.part_bytes = part_bytes
         self._footers.most = part_bytes
@@ -167,7 +194,9 @@ class Rows(ProcessLocal):
         # by file or episode: a second thread waits for the columns of the first
         self._reading: dict[tuple[str, int], threading.Lock] = {}
 
-    def take(self, rows: np.ndarray, frames: Mapping[str, np.ndarray]) -> dict[str, np.ndarray | list[Any]]:
+    def take(
+        self, rows: np.ndarray, frames: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray | list[Any]]:
         """Return values of columns at frames of episodes.
 
         Args:
@@ -175,7 +204,8 @@ class Rows(ProcessLocal):
             frames: key -> int64 (B,) or (B, T), frame numbers in [0, length).
 
         Returns:
-            key -> array (B, ...) or (B, T, ...); nested lists of the same shape for strings and records.
+            key -> array (B, ...) or (B, T, ...); nested lists of the same shape for strings and
+            records.
 
         Raises:
             DatasetError: a file is missing, broken, or disagrees with the metadata.
@@ -198,7 +228,8 @@ class Rows(ProcessLocal):
         for file, begin, end in zip(numbers, [0, *ends], ends):
             for members, loaded in self._find(file, rows, by_file[begin:end]):
                 start = self._start(loaded, rows[members])
-                places: dict[int, np.ndarray] = {}  # by identity of the frames: most keys have the same
+                # by identity of the frames: most keys have the same
+                places: dict[int, np.ndarray] = {}
                 for key, wanted in stored:
                     if id(wanted) not in places:
                         places[id(wanted)] = _places(start, wanted[members])
@@ -207,7 +238,9 @@ class Rows(ProcessLocal):
         return {key: values[key] for key in frames}
 
     def span(self, row: int, key: str, start: int, stop: int) -> np.ndarray:
-        """Return the numbers of a column in frames [start, stop) of a table row: (stop - start, D)."""
+        """Return the numbers of a column in frames [start, stop) of a table row: (stop - start,
+        D).
+        """
         values = self.take(np.array([row]), {key: np.arange(start, stop)[None]})[key]
         return np.asarray(values).reshape(stop - start, -1)
 
@@ -221,7 +254,8 @@ class Rows(ProcessLocal):
         return starts.reshape(-1, *[1] * (frames.ndim - 1)) + frames
 
     def bad_rows(self, row: int) -> dict[int, str]:
-        """Find the episodes in the data file of a table row that disagree with the metadata: table row -> reason.
+        """Find the episodes in the data file of a table row that disagree with the metadata: table
+        row -> reason.
 
         Raises:
             DatasetError: the file cannot be read.
@@ -245,7 +279,11 @@ class Rows(ProcessLocal):
         if self.tables is None or len(files) == 1:
             return
         with self._lock:
-            absent = [file for file in files if self.files.get(file) is None and self.mapped.get(file) is None]
+            absent = [
+                file
+                for file in files
+                if self.files.get(file) is None and self.mapped.get(file) is None
+            ]
         absent = [file for file in absent if self._is_mapped(file) and not self._has_parts(file)]
         self.tables.run(self._load, absent)
 
@@ -253,7 +291,9 @@ class Rows(ProcessLocal):
         return self.tables is not None and self.tables.holds(file)
 
     def prefetch(self, rows: np.ndarray) -> None:
-        """Start to fetch what the rows of episodes (table rows) of a dataset on a server need. Returns at once."""
+        """Start to fetch what the rows of episodes (table rows) of a dataset on a server need.
+        Returns at once.
+        """
         if self.tables is None or self.catalog.files.is_local:
             return
         self._check_process()
@@ -274,9 +314,16 @@ class Rows(ProcessLocal):
             self.catalog.files.prefetch(self.catalog.data_path(row))
 
     def _has_parts(self, file: int) -> bool:
-        """Return whether single episodes of a file are read: it is on a server, mapped, and not decoded yet."""
+        """Return whether single episodes of a file are read: it is on a server, mapped, and not
+        decoded yet.
+        """
         table = self.catalog.episodes
-        if self.catalog.files.is_local or table.own_files or table.pairing == "files" or file in self._whole:
+        if (
+            self.catalog.files.is_local
+            or table.own_files
+            or table.pairing == "files"
+            or file in self._whole
+        ):
             return False
         if self.tables is None or not self.tables.holds(file):
             return False
@@ -287,8 +334,12 @@ class Rows(ProcessLocal):
             return False
         return True
 
-    def _find(self, file: int, rows: np.ndarray, members: np.ndarray) -> list[tuple[np.ndarray, _DataFile]]:
-        """Load what `rows[members]`, table rows of one file, need: (members, their columns) of each part."""
+    def _find(
+        self, file: int, rows: np.ndarray, members: np.ndarray
+    ) -> list[tuple[np.ndarray, _DataFile]]:
+        """Load what `rows[members]`, table rows of one file, need: (members, their columns) of each
+        part.
+        """
         found = []
         of_members = rows[members]
         for row in np.unique(of_members).tolist() if self._has_parts(file) else ():
@@ -325,7 +376,9 @@ class Rows(ProcessLocal):
         place = Place(int(table.ids[row]), begin, begin + int(table.lengths[row]), listed)
         names = self._stored_names()
         episodes = self._names_of("episode_index")[0]
-        return RowPart(catalog.files, catalog.data_path(row), source, names, episodes, place, self._footers)
+        return RowPart(
+            catalog.files, catalog.data_path(row), source, names, episodes, place, self._footers
+        )
 
     def _read_part(self, file: int, row: int, ahead: bool) -> _DataFile | None:
         catalog = self.catalog
@@ -355,7 +408,8 @@ class Rows(ProcessLocal):
         with self._lock:
             self.parts.put(row, part)
             self._taken[file] = taken + opened.share
-        if is_needed_again and taken * _WHOLE >= 1:  # not at the first need: the first batches come before it
+        # not at the first need: the first batches come before it
+        if is_needed_again and taken * _WHOLE >= 1:
             self._decode_later(file)
         return part
 
@@ -395,7 +449,8 @@ class Rows(ProcessLocal):
         is_mapped = loaded is not None and mapped_tables.is_mapped(loaded.start)
         if loaded is None:
             loaded = self.read_file(file)
-            pa.default_memory_pool().release_unused()  # reading takes three times the columns for a moment
+            # reading takes three times the columns for a moment
+            pa.default_memory_pool().release_unused()
         for note in loaded.notes:
             self._add_note(note)
         with self._lock:
@@ -404,7 +459,9 @@ class Rows(ProcessLocal):
         return loaded
 
     def _add_note(self, text: str) -> None:
-        """Add a note and warn, once per text; that of timestamps is no warning, and the first one stands for all."""
+        """Add a note and warn, once per text; that of timestamps is no warning, and the first one
+        stands for all.
+        """
         if not text.startswith(_OFF_TIMES):
             self.note(text)
         elif not any(earlier.startswith(_OFF_TIMES) for earlier in self.notes):
@@ -425,7 +482,9 @@ class Rows(ProcessLocal):
         where = f"{catalog.files.where(path)} ({episodes})"
         if catalog.episodes.data.number[file] < 0:
             problem = f"episode {ids[0]} names no data file"
-            raise DatasetError(problem, where=catalog.root, fix="restore meta/episodes, or leave the episode out")
+            raise DatasetError(
+                problem, where=catalog.root, fix="restore meta/episodes, or leave the episode out"
+            )
         with with_location(where):
             try:
                 table = catalog.files.table(path, self._stored_names())
@@ -450,7 +509,9 @@ class Rows(ProcessLocal):
         where: str,
         known_runs: Mapping[int, list[tuple[int, int]]] | None = None,
     ) -> _DataFile:
-        """Convert the rows of episodes (table rows), of a whole file, or with their runs known to be sound."""
+        """Convert the rows of episodes (table rows), of a whole file, or with their runs known to
+        be sound.
+        """
         catalog = self.catalog
         stored = {key: self._names_of(key) for key in dict.fromkeys([*self.keys, *INDEX_KEYS])}
         columns: dict[str, Column] = {}
@@ -463,31 +524,47 @@ class Rows(ProcessLocal):
                 lacking += missing if key not in INDEX_KEYS else []
             elif parts := catalog.joined.get(key):
                 arrays = [
-                    np.asarray(self._column(table.column(part.key), part.key, part, where, notes)) for part in parts
+                    np.asarray(self._column(table.column(part.key), part.key, part, where, notes))
+                    for part in parts
                 ]
-                columns[key] = np.concatenate([array.reshape(len(table), -1) for array in arrays], axis=1)
+                columns[key] = np.concatenate(
+                    [array.reshape(len(table), -1) for array in arrays], axis=1
+                )
             else:
                 feature = self.catalog.features.get(key)
-                column, rows_without = fill_absent(table.column(names[0]), feature or DEFAULTS.get(key))
+                column, rows_without = fill_absent(
+                    table.column(names[0]), feature or DEFAULTS.get(key)
+                )
                 columns[key] = self._column(column, key, feature, where, notes)
                 absent |= {key: rows_without} if rows_without is not None else {}
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
         runs = known_runs or self._find_runs(rows, columns.get("episode_index"), len(table), where)
-        doubtful = {} if known_runs else self._find_doubtful(rows, runs, columns, len(table), where, notes)
+        doubtful = (
+            {} if known_runs else self._find_doubtful(rows, runs, columns, len(table), where, notes)
+        )
         start, bad = self._index_rows(rows, runs, columns, len(table), where, notes)
         bad |= doubtful | self._find_absent(rows, start, bad, absent)
         nbytes = sum(int(column.nbytes) for column in columns.values())
         return _DataFile(columns, rows, start, bad, tuple(notes), nbytes)
 
     def _column(
-        self, column: pa.ChunkedArray, key: str, feature: Feature | None, where: str, notes: list[str]
+        self,
+        column: pa.ChunkedArray,
+        key: str,
+        feature: Feature | None,
+        where: str,
+        notes: list[str],
     ) -> Column:
         feature = feature or DEFAULTS.get(key)
         if feature is not None and feature.is_text:
             if column.null_count and feature.dtype != "language":
-                raise DatasetError(f"column {key!r} has {column.null_count} nulls", where=where, fix="repair the file")
+                raise DatasetError(
+                    f"column {key!r} has {column.null_count} nulls",
+                    where=where,
+                    fix="repair the file",
+                )
             return column
         if feature is None and not is_numeric(column.type):
             return column
@@ -497,12 +574,17 @@ class Rows(ProcessLocal):
             count = int(bad.sum())
             first = int(bad.argmax())
             notes.append(
-                f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the values are kept"
+                f"{where}: {key!r} is not finite in {plural(count, 'row')}, first {first}; the "
+                "values are kept"
             )
         if key in INDEX_KEYS and values.ndim > 1:
             values = values.reshape(len(values), -1)
             if values.shape[1] != 1:
-                raise DatasetError(f"column {key!r} is not a single number per row", where=where, fix="repair the file")
+                raise DatasetError(
+                    f"column {key!r} is not a single number per row",
+                    where=where,
+                    fix="repair the file",
+                )
             values = values[:, 0]
         return values
 
@@ -523,7 +605,10 @@ class Rows(ProcessLocal):
         if total != (listed := int(table.lengths[rows].sum())):
             problem = f"no episode_index column, and {total} rows where meta/ lists {listed}"
             raise DatasetError(problem, where=where, fix="restore the file")
-        return {int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))] for row in rows}
+        return {
+            int(table.ids[row]): [(int(table.data_row[row]), int(table.lengths[row]))]
+            for row in rows
+        }
 
     def _find_doubtful(
         self,
@@ -537,7 +622,8 @@ class Rows(ProcessLocal):
         """Find the episodes of a file whose place and columns disagree (`format/pairing.py`).
 
         Returns:
-            Table row -> reason; {} and a note where no image can be paired wrong, or the setting decides.
+            Table row -> reason; {} and a note where no image can be paired wrong, or the setting
+            decides.
         """
         table = self.catalog.episodes
         ids, index = (_numbers(columns.get(key)) for key in ("episode_index", "index"))
@@ -548,16 +634,30 @@ class Rows(ProcessLocal):
             if claimed != table.ids[row]:
                 column = "column index" if ids is None else "column episode_index"
                 other = "several episodes" if claimed == MIXED else f"episode {claimed}"
-                doubtful[row] = f"the file of episode {int(table.ids[row])} has rows of {other}, by its {column}"
+                doubtful[row] = (
+                    f"the file of episode {int(table.ids[row])} has rows of {other}, by its "
+                    f"{column}"
+                )
         else:
             found = [runs.get(episode, [(0, 0)])[0] for episode in table.ids[rows].tolist()]
             begins, counts = np.array(found, np.int64).reshape(-1, 2).T
-            for place in np.flatnonzero(doubtful_places(table, rows, begins, counts, index, total)).tolist():
+            for place in np.flatnonzero(
+                doubtful_places(table, rows, begins, counts, index, total)
+            ).tolist():
                 row = int(rows[place])
                 listed = int(table.data_row[row])
-                there = f"row {int(begins[place])} of the file" if counts[place] else "nowhere in the file"
-                doubtful[row] = f"rows of episode {int(table.ids[row])} are at {there} by the column episode_index"
-                doubtful[row] += f", and meta/ lists row {listed}, where the column is {_value_at(ids, listed)}"
+                there = (
+                    f"row {int(begins[place])} of the file"
+                    if counts[place]
+                    else "nowhere in the file"
+                )
+                doubtful[row] = (
+                    f"rows of episode {int(table.ids[row])} are at {there} by the column "
+                    "episode_index"
+                )
+                doubtful[row] += (
+                    f", and meta/ lists row {listed}, where the column is {_value_at(ids, listed)}"
+                )
         if table.pairing == "columns" or (not table.pairing and self.catalog.has_images_by_place):
             return {row: _Bad(reason, PAIRING_FIX) for row, reason in doubtful.items()}
         decides = "the file name is used" if table.own_files else "the column is used"
@@ -566,7 +666,11 @@ class Rows(ProcessLocal):
         return {}
 
     def _find_absent(
-        self, rows: np.ndarray, start: np.ndarray, bad: Mapping[int, _Bad], absent: Mapping[str, np.ndarray]
+        self,
+        rows: np.ndarray,
+        start: np.ndarray,
+        bad: Mapping[int, _Bad],
+        absent: Mapping[str, np.ndarray],
     ) -> dict[int, _Bad]:
         """Find the episodes of a file that lack whole numbers: table row -> reason."""
         lacking: dict[int, _Bad] = {}
@@ -574,13 +678,18 @@ class Rows(ProcessLocal):
             for row, first in zip(rows.tolist(), start.tolist()):
                 length = int(self.catalog.episodes.lengths[row])
                 inside = rows_without[first : first + length]
-                # Rows without an episode's id are in none: any episode of the file may have lost them.
+                # Rows without an episode's id are in none: any episode of the file may have lost
+                # them.
                 inside = rows_without if key == "episode_index" and row in bad else inside
                 if inside.any():
                     count = int(inside.sum())
                     place = int(inside.argmax())
-                    reason = f"column {key!r} is null or NaN in {plural(count, 'row')}, first {place}"
-                    lacking.setdefault(row, _Bad(reason, f"write {key!r} there, or leave the episode out"))
+                    reason = (
+                        f"column {key!r} is null or NaN in {plural(count, 'row')}, first {place}"
+                    )
+                    lacking.setdefault(
+                        row, _Bad(reason, f"write {key!r} there, or leave the episode out")
+                    )
         return lacking
 
     def _index_rows(
@@ -592,10 +701,12 @@ class Rows(ProcessLocal):
         where: str,
         notes: list[str],
     ) -> tuple[np.ndarray, dict[int, _Bad]]:
-        """Check the index columns, drop those that follow from the rows' places, and compute missing ones.
+        """Check the index columns, drop those that follow from the rows' places, and compute
+        missing ones.
 
         Returns:
-            First row of each of the file's episodes, int64 (n,), and table row -> reason why its rows are unusable.
+            First row of each of the file's episodes, int64 (n,), and table row -> reason why its
+            rows are unusable.
         """
         table = self.catalog.episodes
         catalog = self.catalog
@@ -613,7 +724,9 @@ class Rows(ProcessLocal):
                 bad[row] = _Bad(f"the rows of episode {episode} are not contiguous")
                 continue
             if count != length:
-                reason = f"episode {episode} has length {length} in meta/, the file {count} rows of it"
+                reason = (
+                    f"episode {episode} has length {length} in meta/, the file {count} rows of it"
+                )
                 bad[row] = _Bad(reason, _LENGTH_FIX)
                 continue
             frame[span], episodes[span] = np.arange(length), episode
@@ -622,25 +735,35 @@ class Rows(ProcessLocal):
                 if (np.diff(frame_column[span]) <= 0).any():
                     bad[row] = _Bad(f"frame_index of episode {episode} does not rise")
                 elif (frame_column[span] != frame[span]).any():
-                    note = f"{where}: frame_index does not count 0, 1, 2, ...; the place in the episode is used"
+                    note = (
+                        f"{where}: frame_index does not count 0, 1, 2, ...; the place in the "
+                        "episode is used"
+                    )
                     notes += [] if note in notes else [note]
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
                     number = int(task_column[span][unknown][0])
-                    bad[row] = _Bad(f"task_index {number} of episode {episode} is not in meta/tasks")
+                    bad[row] = _Bad(
+                        f"task_index {number} of episode {episode} is not in meta/tasks"
+                    )
             elif length:
                 named = table.tasks_of(row)
                 tasks[span] = named[0] if len(named) else -1
                 if len(named) != 1 or named[0] < 0:
-                    reason = f"no task_index column, and meta/ names {len(named)} tasks for the episode"
+                    reason = (
+                        f"no task_index column, and meta/ names {len(named)} tasks for the episode"
+                    )
                     bad[row] = _Bad(reason)
         for computed in ("frame_index", "episode_index"):
             columns.pop(computed, None)
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
         seconds = frame / float(catalog.fps)
-        columns.setdefault("timestamp", seconds.astype(catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype))
+        columns.setdefault(
+            "timestamp",
+            seconds.astype(catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype),
+        )
         self._compare_times(columns["timestamp"], frame, episodes >= 0, where, notes)
         return start, bad
 
@@ -650,7 +773,10 @@ class Rows(ProcessLocal):
         """Note that timestamps differ from frame / fps. They are kept; they select no frames."""
         off = np.abs(np.asarray(times, np.float64) * float(self.catalog.fps) - frame)[listed]
         if off.size and off.max() > 0.5:
-            notes.append(f"{_OFF_TIMES} {off.max():.3g} frames off frame / fps, first in {where}; frames go by order")
+            notes.append(
+                f"{_OFF_TIMES} {off.max():.3g} frames off frame / fps, first in {where}; frames go "
+                "by order"
+            )
 
 
 def _numbers(column: Column | None) -> np.ndarray | None:
@@ -662,7 +788,9 @@ def _value_at(ids: np.ndarray | None, row: int) -> str:
 
 
 def _computed(key: str, ids: np.ndarray, frames: np.ndarray) -> np.ndarray:
-    """Values of an index column that follows from the frames (B,) or (B, T) of episodes `ids` (B,)."""
+    """Values of an index column that follows from the frames (B,) or (B, T) of episodes `ids`
+    (B,).
+    """
     if key == "frame_index":
         return frames.astype(np.int64)
     return np.broadcast_to(ids.reshape(-1, *[1] * (frames.ndim - 1)), frames.shape).astype(np.int64)
@@ -677,14 +805,24 @@ def _pick(column: Column, places: np.ndarray) -> np.ndarray | list[Any]:
     """Take values at `places`, (B,) or (B, T)."""
     if isinstance(column, np.ndarray):
         return column[places]
-    flat = [column[i].as_py() for i in places.reshape(-1).tolist()]  # `take` would first copy the whole column
-    return flat if places.ndim == 1 else [flat[i : i + places.shape[1]] for i in range(0, places.size, places.shape[1])]
+    # `take` would first copy the whole column
+    flat = [column[i].as_py() for i in places.reshape(-1).tolist()]
+    return (
+        flat
+        if places.ndim == 1
+        else [flat[i : i + places.shape[1]] for i in range(0, places.size, places.shape[1])]
+    )
 
 
 def _scatter(
-    out: np.ndarray | list[Any] | None, members: np.ndarray, values: np.ndarray | list[Any], count: int
+    out: np.ndarray | list[Any] | None,
+    members: np.ndarray,
+    values: np.ndarray | list[Any],
+    count: int,
 ) -> np.ndarray | list[Any]:
-    """Put the values of one file at their places in `out`, which holds `count` and is made at the first ones."""
+    """Put the values of one file at their places in `out`, which holds `count` and is made at the
+    first ones.
+    """
     if len(members) == count:  # sorted, hence in the requested order
         return values
     if isinstance(values, np.ndarray):

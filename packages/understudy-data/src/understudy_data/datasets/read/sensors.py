@@ -1,15 +1,16 @@
 """Samples of sensors at their own rates, in windows by time.
 
-Frame i of an episode is at i / fps seconds from the episode's start, where the time of its sensor samples begins. The
-value at time t is the last sample's whose timestamp is at most t. Two times within 1 microsecond are equal, so
-that no rounding of a float moves a sample. `<key>_is_pad` is True, and the value is
+Frame i of an episode is at i / fps seconds from the episode's start, where the time of its sensor
+samples begins. The value at time t is the last sample's whose timestamp is at most t. Two times
+within 1 microsecond are equal, so that no rounding of a float moves a sample. `<key>_is_pad` is
+True, and the value is
 
     before the first sample             0
     older than `max_age`                that of the last sample
     from the episode's end on           that of its last sample
 
-A linear sensor is interpolated towards the next sample. For a time up to that of the frame itself, the next sample
-counts only if it is not after the frame: no observation depends on its future.
+A linear sensor is interpolated towards the next sample. For a time up to that of the frame itself,
+the next sample counts only if it is not after the frame: no observation depends on its future.
 """
 
 import hashlib
@@ -35,7 +36,8 @@ _NEEDED = {"timestamp": "seconds from the episode's start", "value": "numbers"}
 
 
 class SensorTable(mapped_tables.SharedState):
-    """All samples of one sensor, read when it is made; large ones are memory-mapped and shared by the host.
+    """All samples of one sensor, read when it is made; large ones are memory-mapped and shared by
+    the host.
 
     Args:
         catalog: the dataset.
@@ -78,15 +80,20 @@ class Sensors:
     Args:
         catalog: the dataset.
         keys: its sensors to deliver.
-        offsets: key -> float64 (T,), seconds relative to the frame; a key without them has the value at the frame.
+        offsets: key -> float64 (T,), seconds relative to the frame; a key without them has the
+            value at the frame.
     """
 
-    def __init__(self, catalog: Catalog, keys: Sequence[str], offsets: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self, catalog: Catalog, keys: Sequence[str], offsets: Mapping[str, np.ndarray]
+    ) -> None:
         self._fps = float(catalog.fps)
         self._offsets = offsets
         self._sensors = {key: catalog.sensors[key] for key in keys}
         self._tables = {key: SensorTable(catalog, sensor) for key, sensor in self._sensors.items()}
-        self.notes = [note for key in keys for note in _notes(catalog, self._sensors[key], self._tables[key])]
+        self.notes = [
+            note for key in keys for note in _notes(catalog, self._sensors[key], self._tables[key])
+        ]
 
     def take(self, rows: np.ndarray, frames: np.ndarray, stop: np.ndarray) -> dict[str, np.ndarray]:
         """Return values and padding flags.
@@ -103,7 +110,9 @@ class Sensors:
         for key, sensor in self._sensors.items():
             offsets = self._offsets.get(key)
             times = frames[:, None] / self._fps + (np.zeros(1) if offsets is None else offsets)
-            values, pad = read_values(self._tables[key], sensor, rows, frames / self._fps, times, stop / self._fps)
+            values, pad = read_values(
+                self._tables[key], sensor, rows, frames / self._fps, times, stop / self._fps
+            )
             values = values.reshape(*pad.shape, *sensor.feature.value_shape)
             out[key] = values if offsets is not None else values[:, 0]
             out[f"{key}_is_pad"] = pad if offsets is not None else pad[:, 0]
@@ -111,7 +120,12 @@ class Sensors:
 
 
 def read_values(
-    table: SensorTable, sensor: Sensor, rows: np.ndarray, now: np.ndarray, times: np.ndarray, end: np.ndarray
+    table: SensorTable,
+    sensor: Sensor,
+    rows: np.ndarray,
+    now: np.ndarray,
+    times: np.ndarray,
+    end: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return values at given times, by the rule at the head of this file.
 
@@ -130,15 +144,20 @@ def read_values(
     limit = np.where(past, end[:, None] - SAME, times + SAME)
     begin = table.first[rows][:, None]
     stop = table.first[rows + 1][:, None]
-    sample = np.empty(times.shape, np.int64)  # the last sample up to the limit; begin - 1 where there is none
+    # the last sample up to the limit; begin - 1 where there is none
+    sample = np.empty(times.shape, np.int64)
     for row in np.unique(rows).tolist():
         members = rows == row
         first = int(table.first[row])
         last = int(table.first[row + 1])
-        sample[members] = first + np.searchsorted(table.times[first:last], limit[members], side="right") - 1
+        sample[members] = (
+            first + np.searchsorted(table.times[first:last], limit[members], side="right") - 1
+        )
     none = sample < begin
     if not len(table.times):
-        return np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype), np.ones(times.shape, bool)
+        return np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype), np.ones(
+            times.shape, bool
+        )
     held = np.where(none, 0, sample)
     values = table.values[held]
     age = times - table.times[held]
@@ -147,7 +166,9 @@ def read_values(
         latest = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
         use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= latest)
         span = np.where(use, table.times[after] - table.times[held], 1.0)
-        share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(*times.shape, *[1] * (values.ndim - 2))
+        share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(
+            *times.shape, *[1] * (values.ndim - 2)
+        )
         between = values + share * (table.values[after].astype(np.float64) - values)
         values = np.where(share > 0, between, values).astype(values.dtype)
     values[none] = 0
@@ -159,7 +180,10 @@ def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
     """Paths of a sensor's files: one, or one for each episode of the table."""
     if not sensor.per_episode:
         return [sensor.path]
-    return [fill_template(sensor.path, episode_index=episode) for episode in catalog.episodes.ids.tolist()]
+    return [
+        fill_template(sensor.path, episode_index=episode)
+        for episode in catalog.episodes.ids.tolist()
+    ]
 
 
 def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, np.ndarray]:
@@ -180,7 +204,9 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
             for row in rows[-1][np.flatnonzero(np.diff(rows[-1], prepend=-1))].tolist():
                 if row in begun and row != last:
                     problem = f"the samples of episode {int(episodes.ids[row])} are not contiguous"
-                    raise DatasetError(problem, where=where, fix="sort the file by episode_index and timestamp")
+                    raise DatasetError(
+                        problem, where=where, fix="sort the file by episode_index and timestamp"
+                    )
                 begun.add(row)
                 last = row
             times.append(group_times)
@@ -215,8 +241,13 @@ def sensor_groups(
                 fix = f"a sensor file has the columns {', '.join(needed)}; this one is {meaning}"
                 raise DatasetError(f"there is no column {name!r}", where=where, fix=fix)
         if schema.field("timestamp").type != pa.float64():
-            problem = f"timestamp is {schema.field('timestamp').type}, which is not exact to a microsecond"
-            raise DatasetError(problem, where=where, fix="write double: seconds from the episode's start")
+            problem = (
+                f"timestamp is {schema.field('timestamp').type}, which is not exact to a "
+                "microsecond"
+            )
+            raise DatasetError(
+                problem, where=where, fix="write double: seconds from the episode's start"
+            )
         names = [name for name in ("episode_index", *_NEEDED) if name in schema.names]
         for group in range(file.metadata.num_row_groups):
             part = file.read_row_group(group, columns=names, use_threads=False)
@@ -224,12 +255,16 @@ def sensor_groups(
             if "episode_index" in names:
                 ids = to_numpy(part["episode_index"], None, where, "episode_index")
                 if ids.dtype.kind not in "iu":
-                    raise DatasetError(f"episode_index is {ids.dtype}", where=where, fix="write integers")
+                    raise DatasetError(
+                        f"episode_index is {ids.dtype}", where=where, fix="write integers"
+                    )
             times = to_numpy(part["timestamp"], None, where, key)
             yield ids, times, to_numpy(part["value"], sensor.feature, where, key)
 
 
-def _table_rows(catalog: Catalog, sensor: Sensor, ids: np.ndarray, number: int, where: str) -> np.ndarray:
+def _table_rows(
+    catalog: Catalog, sensor: Sensor, ids: np.ndarray, number: int, where: str
+) -> np.ndarray:
     """Table rows of the episodes of samples, int64 (n,)."""
     episodes = catalog.episodes.ids
     rows = np.minimum(np.searchsorted(episodes, ids), len(episodes) - 1)
@@ -248,11 +283,18 @@ def _check_times(times: np.ndarray, episode: int, sensor: Sensor, catalog: Catal
     where = f"{catalog.files.where(sensor.path)} (episode {episode})"
     if not np.isfinite(times).all():
         number = int((~np.isfinite(times)).argmax())
-        raise DatasetError(f"timestamp {times[number]} of sample {number}", where=where, fix="write seconds")
+        raise DatasetError(
+            f"timestamp {times[number]} of sample {number}", where=where, fix="write seconds"
+        )
     if (wrong := np.diff(times) <= 0).any():
         last = int(wrong.argmax())
-        problem = f"timestamps do not rise: {times[last]:.9g} s before {times[last + 1]:.9g} s, after sample {last}"
-        raise DatasetError(problem, where=where, fix="sort the samples by time, and take out those of equal time")
+        problem = (
+            f"timestamps do not rise: {times[last]:.9g} s before {times[last + 1]:.9g} s, "
+            f"after sample {last}"
+        )
+        raise DatasetError(
+            problem, where=where, fix="sort the samples by time, and take out those of equal time"
+        )
 
 
 def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:
@@ -263,7 +305,8 @@ def _notes(catalog: Catalog, sensor: Sensor, table: SensorTable) -> list[str]:
     if len(empty):
         first = int(catalog.episodes.ids[empty[0]])
         notes.append(
-            f"{where}: no sample of {plural(len(empty), 'episode')}, first {first}: all its values are padding there"
+            f"{where}: no sample of {plural(len(empty), 'episode')}, first {first}: all its values "
+            "are padding there"
         )
     if not table.is_finite:
         notes.append(f"{where}: some values are not finite; they are kept")

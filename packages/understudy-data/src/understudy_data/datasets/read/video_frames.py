@@ -1,7 +1,9 @@
-"""Video frames of episodes by (table row, frame), with bounded caches of open files and decoded frames.
+"""Video frames of episodes by (table row, frame), with bounded caches of open files and decoded
+frames.
 
-Frame i of an episode is i frames after the episode's first one in its file, in integers. A file whose frame count
-disagrees with the rows is reported. It is refused where the pairing would be a guess.
+Frame i of an episode is i frames after the episode's first one in its file, in integers. A file
+whose frame count disagrees with the rows is reported. It is refused where the pairing would be a
+guess.
 """
 
 import os
@@ -20,12 +22,19 @@ from understudy_data.storage.dataset_root import with_location
 from understudy_data.video.reader import VideoReader, open_video
 
 CODEC_NAMES = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
-CODEC_NAMES |= {"libsvtav1": "av1", "libaom-av1": "av1", "av01": "av1", "hev1": "hevc", "avc3": "h264"}
+CODEC_NAMES |= {
+    "libsvtav1": "av1",
+    "libaom-av1": "av1",
+    "av01": "av1",
+    "hev1": "hevc",
+    "avc3": "h264",
+}
 CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
 """Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
 """Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
-_UNBOUNDED = 1 << 60  # weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
+# weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
+_UNBOUNDED = 1 << 60
 
 
 class _Open:
@@ -46,7 +55,8 @@ class _Open:
 class VideoFrames(ProcessLocal):
     """Decoded frames of a dataset's video cameras.
 
-    Thread-safe; threads decode different files at the same time. Forks and pickles carry no open file.
+    Thread-safe; threads decode different files at the same time. Forks and pickles carry no open
+    file.
 
     Args:
         catalog: the dataset.
@@ -70,17 +80,25 @@ class VideoFrames(ProcessLocal):
 
     def _forget(self) -> None:
         self.readers: LRUCache[tuple[str, int], _Open] = LRUCache(
-            self.index_bytes, lambda opened: opened.reader.index_bytes or _UNBOUNDED, keep=OPEN_FILES
+            self.index_bytes,
+            lambda opened: opened.reader.index_bytes or _UNBOUNDED,
+            keep=OPEN_FILES,
         )
         self._live: LRUCache[_Open, _Open] = LRUCache(OPEN_FILES, lambda _: 1)  # may have a decoder
-        self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(self.cache_bytes, lambda image: image.nbytes)
-        self._by_time: dict[tuple[str, int], bool] = {}  # file -> whether recorded times give the episodes' starts
+        self._cache: LRUCache[tuple[str, int, int], np.ndarray] = LRUCache(
+            self.cache_bytes, lambda image: image.nbytes
+        )
+        # file -> whether recorded times give the episodes' starts
+        self._by_time: dict[tuple[str, int], bool] = {}
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
-        self._opening: dict[tuple[str, int], threading.Lock] = {}  # of files that are being opened: one thread does it
+        # of files that are being opened: one thread does it
+        self._opening: dict[tuple[str, int], threading.Lock] = {}
         self._pid = os.getpid()
 
     def _share_open_files(self, other: "VideoFrames") -> None:
-        """Use the open files of another reader of the same videos: opening one costs as much as decoding a clip."""
+        """Use the open files of another reader of the same videos: opening one costs as much as
+        decoding a clip.
+        """
         other._check_process()
         self.readers = other.readers
         self._live = other._live
@@ -97,10 +115,12 @@ class VideoFrames(ProcessLocal):
             frames: int64 (B,) or (B, T), frame numbers inside the episodes.
 
         Returns:
-            uint8 (B, 3, H, W) or (B, T, 3, H, W); for depth (B, 1, H, W) or (B, T, 1, H, W), uint16 or float32.
+            uint8 (B, 3, H, W) or (B, T, 3, H, W); for depth (B, 1, H, W) or (B, T, 1, H, W), uint16
+            or float32.
 
         Raises:
-            DatasetError: a file is missing or broken, its frame count does not match the rows, or sizes differ.
+            DatasetError: a file is missing or broken, its frame count does not match the rows, or
+                sizes differ.
         """
         self._check_process()
         videos = self.catalog.videos(camera)
@@ -117,7 +137,11 @@ class VideoFrames(ProcessLocal):
                 height, width = images[0].shape[:2]
                 sizes = f"{out.shape[4]}x{out.shape[3]} and {width}x{height}"
                 where = self.where(camera, int(rows[members[0]]))
-                raise DatasetError(f"frames of {sizes} in one batch", where=where, fix="select episodes of one size")
+                raise DatasetError(
+                    f"frames of {sizes} in one batch",
+                    where=where,
+                    fix="select episodes of one size",
+                )
             for i, row in zip(members.tolist(), place.reshape(len(members), -1).tolist()):
                 for t, p in enumerate(row):
                     out[i, t] = images[p].transpose(2, 0, 1)
@@ -125,11 +149,13 @@ class VideoFrames(ProcessLocal):
         return out if frames.ndim == 2 else out[:, 0]
 
     def first_frame(self, camera: str, rows: np.ndarray) -> np.ndarray:
-        """Return the number of each episode's first frame in its file: int64 (B,) for table rows (B,).
+        """Return the number of each episode's first frame in its file: int64 (B,) for table rows
+        (B,).
 
-        By default this is the number of frames of the episodes before it. A file may hold episodes that the tables do
-        not list: it has more frames than its episodes have rows, and recorded times that are whole frames with gaps
-        between the episodes. There the times give the starts. Opens such files to count their frames.
+        By default this is the number of frames of the episodes before it. A file may hold episodes
+        that the tables do not list: it has more frames than its episodes have rows, and recorded
+        times that are whole frames with gaps between the episodes. There the times give the starts.
+        Opens such files to count their frames.
         """
         videos = self.catalog.videos(camera)
         first = videos.first[rows]
@@ -146,7 +172,8 @@ class VideoFrames(ProcessLocal):
         return first
 
     def keep_open(self, index_bytes: int) -> None:
-        """Keep videos open whose indexes take up to `index_bytes`, for readers that have decoders of their own.
+        """Keep videos open whose indexes take up to `index_bytes`, for readers that have decoders
+        of their own.
 
         The index of a packed file takes milliseconds to read, as long as decoding a clip.
         """
@@ -155,24 +182,31 @@ class VideoFrames(ProcessLocal):
     def reader(self, camera: str, row: int) -> VideoReader:
         """Return the open video of an episode, with its frame count checked."""
         self._check_process()
-        return self._open(camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])).reader
+        return self._open(
+            camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])
+        ).reader
 
     def open_ahead(self, camera: str, rows: np.ndarray) -> None:
-        """Start to open the videos of episodes (table rows) of a remote dataset. Returns at once."""
+        """Start to open the videos of episodes (table rows) of a remote dataset. Returns at
+        once.
+        """
         files = self.catalog.files
         if files.is_local:
             return
         self._check_process()
-        files.remote_files.fetcher.submit(partial(self._open_row, camera, row) for row in rows.tolist())
+        files.remote_files.fetcher.submit(
+            partial(self._open_row, camera, row) for row in rows.tolist()
+        )
 
     def _open_row(self, camera: str, row: int, stop: threading.Event) -> None:
         self.reader(camera, row)
 
     def prefetch(self, camera: str, row: int, first: int, last: int, most: int) -> None:
-        """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset, and up to `most`.
+        """Start to fetch frames `first` to `last` of an episode (table row) of a remote dataset,
+        and up to `most`.
 
-        See `VideoReader.prefetch`. Returns at once. A video is opened beside others, since that waits for the server
-        more than once.
+        See `VideoReader.prefetch`. Returns at once. A video is opened beside others, since that
+        waits for the server more than once.
         """
         files = self.catalog.files
         if files.is_local:
@@ -190,26 +224,38 @@ class VideoFrames(ProcessLocal):
         else:
             files.remote_files.fetcher.submit([request])
 
-    def _read(self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray | list[np.ndarray]:
+    def _read(
+        self, camera: str, file: int, rows: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray | list[np.ndarray]:
         """Frames by ascending number (n,), each (H, W, C) of the camera's dtype."""
         opened = self._open(camera, file, rows)
         if not self.cache_bytes:
             return self._decode(camera, opened, rows, positions)
         numbers = positions.tolist()
         with self._lock:
-            images = {n: image for n in numbers if (image := self._cache.get((camera, file, n))) is not None}
+            images = {
+                n: image
+                for n in numbers
+                if (image := self._cache.get((camera, file, n))) is not None
+            }
         missing = [n for n in numbers if n not in images]
         if missing:
             decoded = self._decode(camera, opened, rows, np.array(missing))
-            images |= {n: image.copy("K") for n, image in zip(missing, decoded)}  # a view would hold its whole batch
+            # a view would hold its whole batch
+            images |= {n: image.copy("K") for n, image in zip(missing, decoded)}
             with self._lock:
                 for n in missing:
                     self._cache.put((camera, file, n), images[n])
         return [images[n] for n in numbers]
 
-    def _decode(self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def _decode(
+        self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
-        with with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path), opened.lock:
+        with (
+            with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path),
+            opened.lock,
+        ):
             images = opened.reader.read(positions)
         with self._lock:
             spare = self._live.put(opened, opened)
@@ -225,7 +271,8 @@ class VideoFrames(ProcessLocal):
                 opening = self._opening.setdefault((camera, file), threading.Lock())
             with opening:
                 with self._lock:
-                    opened = self.readers.get((camera, file))  # another thread has opened it meanwhile
+                    # another thread has opened it meanwhile
+                    opened = self.readers.get((camera, file))
                 try:
                     opened = opened or self._open_again(camera, file, int(rows[0]))
                 finally:
@@ -244,10 +291,16 @@ class VideoFrames(ProcessLocal):
                 source = stack.enter_context(files.opening(path))
             except MissingFileError as error:
                 explained = self.catalog.explain_missing(error, row, camera)
-                fix = f"restore it, or leave the key {camera!r} out" if explained is error else explained.fix
+                fix = (
+                    f"restore it, or leave the key {camera!r} out"
+                    if explained is error
+                    else explained.fix
+                )
                 raise DatasetError(explained.what, where=where, fix=fix) from error
             try:
-                reader = open_video(source, self.backend, feature.pixels, expected, feature.max_pixels)
+                reader = open_video(
+                    source, self.backend, feature.pixels, expected, feature.max_pixels
+                )
             except SourceError:
                 raise
             except DatasetError:
@@ -279,7 +332,9 @@ class VideoFrames(ProcessLocal):
             limit = f"{feature.max_pixels} pixels are the limit"
             limit = f"info.json declares {feature.shape}" if feature.size else limit
             problem = f"{camera!r} has frames of {reader.width}x{reader.height}, {limit}"
-            raise DatasetError(problem, where=where, fix="correct the shape in info.json, or restore the video")
+            raise DatasetError(
+                problem, where=where, fix="correct the shape in info.json, or restore the video"
+            )
 
     def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
         videos = self.catalog.videos(camera)
@@ -292,15 +347,24 @@ class VideoFrames(ProcessLocal):
             and self._is_partly_listed(videos, file, reader.count)
         )
         if not is_partly_listed and videos.doubtful is not None and videos.doubtful[file]:
-            problem = "from_timestamp puts its episodes into another order than their rows have, and is off by up to "
-            problem += f"{drift:.1f} frames: images of one episode may be paired with rows of another"
+            problem = (
+                "from_timestamp puts its episodes into another order than their rows have, "
+                "and is off by up to "
+            )
+            problem += (
+                f"{drift:.1f} frames: images of one episode may be paired with rows of another"
+            )
             fix = "correct from_timestamp in meta/episodes, or leave these episodes out"
             raise DatasetError(problem, where=where, fix=fix)
         if reader.count == expected:
             self._by_time[camera, file] = False
             return
         sharing = ids[videos.file == file]
-        whose = f"episode {int(sharing[0])} has" if len(sharing) == 1 else f"its {len(sharing)} episodes have"
+        whose = (
+            f"episode {int(sharing[0])} has"
+            if len(sharing) == 1
+            else f"its {len(sharing)} episodes have"
+        )
         problem = f"the video holds {reader.count} frames, {whose} {expected} rows"
         if reader.count < expected:
             fix = "restore the video, or leave these episodes out: the missing frames are unknown"
@@ -310,9 +374,18 @@ class VideoFrames(ProcessLocal):
             self.note(f"{where}: {problem}; from_timestamp gives their starts, exact to the frame")
             return
         if drift > 0.5:
-            times = "no start times are recorded" if np.isinf(drift) else "recorded start times differ from the order"
-            problem += f", and {times}" + ("" if np.isinf(drift) else f" by up to {drift:.1f} frames")
-            fix = "the file seems to hold frames of other episodes: restore meta/episodes, or leave these episodes out"
+            times = (
+                "no start times are recorded"
+                if np.isinf(drift)
+                else "recorded start times differ from the order"
+            )
+            problem += f", and {times}" + (
+                "" if np.isinf(drift) else f" by up to {drift:.1f} frames"
+            )
+            fix = (
+                "the file seems to hold frames of other episodes: restore meta/episodes, or "
+                "leave these episodes out"
+            )
             raise DatasetError(problem, where=where, fix=fix)
         self._by_time[camera, file] = False
         self.note(f"{where}: {problem}; the first {expected} are used")
@@ -322,22 +395,37 @@ class VideoFrames(ProcessLocal):
         rows = np.flatnonzero((videos.file == file) & (self.catalog.episodes.lengths > 0))
         assert videos.first_by_time is not None
         first = videos.first_by_time[rows]
-        return bool((first >= 0).all() and (first + self.catalog.episodes.lengths[rows] <= count).all())
+        return bool(
+            (first >= 0).all() and (first + self.catalog.episodes.lengths[rows] <= count).all()
+        )
 
     def _note_differences(self, camera: str, reader: VideoReader, where: str) -> None:
         """Note where info.json differs from the file; the file decides."""
         feature = self.catalog.features[camera]
         codec = feature.info.get("video.codec")
         if isinstance(codec, str) and CODEC_NAMES.get(codec, codec) != reader.codec:
-            self._note_first(f"{camera}: info.json declares codec {codec}, the files are {reader.codec}, first {where}")
+            self._note_first(
+                f"{camera}: info.json declares codec {codec}, the files are {reader.codec}, first "
+                f"{where}"
+            )
         if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
             size = f"{reader.width}x{reader.height}"
-            self._note_first(f"{camera}: info.json declares shape {feature.shape}, the frames are {size} in {where}")
+            self._note_first(
+                f"{camera}: info.json declares shape {feature.shape}, the frames are {size} in "
+                f"{where}"
+            )
         for words in reader.shown.unmet:
-            self._note_first(f"{camera}: by its container the video {words}, which is not done here, in {where}")
+            self._note_first(
+                f"{camera}: by its container the video {words}, which is not done here, in {where}"
+            )
         if reader.streams > 1:
-            used = f"used is that of {reader.count} frames, {reader.codec} of {reader.width}x{reader.height}"
-            self._note_first(f"{camera}: a file holds {reader.streams} video streams, {used}, in {where}")
+            used = (
+                f"used is that of {reader.count} frames, {reader.codec} of "
+                f"{reader.width}x{reader.height}"
+            )
+            self._note_first(
+                f"{camera}: a file holds {reader.streams} video streams, {used}, in {where}"
+            )
         if abs(reader.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
             rates = f"{reader.fps:.3g} frames per second, the rows {self.catalog.fps:.3g}"
             self._note_first(f"{camera}: the video plays {rates}, in {where}")
@@ -351,4 +439,7 @@ class VideoFrames(ProcessLocal):
     def where(self, camera: str, row: int) -> str:
         """Name a video file and its episode for messages."""
         catalog = self.catalog
-        return f"{catalog.files.where(catalog.video_path(camera, row))} (episode {int(catalog.episodes.ids[row])})"
+        return (
+            f"{catalog.files.where(catalog.video_path(camera, row))} (episode "
+            f"{int(catalog.episodes.ids[row])})"
+        )

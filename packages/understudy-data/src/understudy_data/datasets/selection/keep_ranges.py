@@ -1,12 +1,14 @@
-"""Keep-ranges: frames to use, by episode. A key is an episode id, or a text that the dataset holds about its episodes.
+"""Keep-ranges: frames to use, by episode. A key is an episode id, or a text that the dataset holds
+about its episodes.
 
-DROID's files use "<recording_folderpath>--<file_path>". The text is matched against the episode metadata first, then
-against the text columns of the rows. Its form is interpreted only where no text is equal: in a DROID key
-"<ROOT>/<PATH>/recordings/MP4--<ROOT>/<PATH>/trajectory.h5" the episode's path, "LAB/success/DATE/TIME", is matched
-against texts that are such a path, like the `episode_id` of NVIDIA's conversion.
+DROID's files use "<recording_folderpath>--<file_path>". The text is matched against the episode
+metadata first, then against the text columns of the rows. Its form is interpreted only where no
+text is equal: in a DROID key "<ROOT>/<PATH>/recordings/MP4--<ROOT>/<PATH>/trajectory.h5" the
+episode's path, "LAB/success/DATE/TIME", is matched against texts that are such a path, like the
+`episode_id` of NVIDIA's conversion.
 
-`KeepReport` counts matched and unmatched keys, and the remaining frames. The start of a run, `check` and `ranges`
-print it.
+`KeepReport` counts matched and unmatched keys, and the remaining frames. The start of a run,
+`check` and `ranges` print it.
 """
 
 import json
@@ -33,11 +35,14 @@ _PARTS = ("recording_folderpath", "file_path")
 _DROID_KEY = re.compile(r"(?P<path>.+)/recordings/[^/]+--(?P=path)/[^/]+")
 
 
-def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
+def match_keys(
+    catalog: Catalog, keys: list[object], where: str
+) -> tuple[dict[object, int], dict[str, int]]:
     """Match keys to episodes.
 
     Returns:
-        Key -> table row for the matching keys, and known name -> table row for all names of that kind.
+        Key -> table row for the matching keys, and known name -> table row for all names of that
+        kind.
 
     Raises:
         DatasetError: no key matches an episode; shows the keys of both sides.
@@ -58,34 +63,45 @@ def match_keys(catalog: Catalog, keys: list[object], where: str) -> tuple[dict[o
     for names in tried:
         if matched := _match_paths(keys, names):
             return matched, names
-    shown = ", ".join(map(repr, examples)) or "no texts about its episodes; their ids are " + ", ".join(
+    shown = ", ".join(
+        map(repr, examples)
+    ) or "no texts about its episodes; their ids are " + ", ".join(
         str(int(i)) for i in catalog.episodes.ids[:3]
     )
     raise DatasetError(
-        f"none of its {len(keys)} keys matches an episode: keys are {', '.join(repr(k) for k in keys[:3])}, ...; "
-        f"the dataset has {shown}, ...",
+        f"none of its {len(keys)} keys matches an episode: keys are "
+        f"{', '.join(repr(k) for k in keys[:3])}, ...; the dataset has {shown}, ...",
         where=where,
         fix="give the keep-ranges of this dataset, or use episode ids as keys",
     )
 
 
 def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, int]:
-    """Key -> table row where the episode's path in a DROID key ends with a name of at least two parts."""
+    """Key -> table row where the episode's path in a DROID key ends with a name of at least two
+    parts.
+    """
     row_of = {name.strip("/"): row for name, row in names.items() if "/" in name.strip("/")}
     depths = {name.count("/") + 1 for name in row_of}
     row_of_key: dict[object, int] = {}
     for key in keys:
         if match := _DROID_KEY.fullmatch(str(key)):
             folders = match["path"].split("/")
-            rows = [row_of[tail] for depth in depths if (tail := "/".join(folders[-depth:])) in row_of]
+            rows = [
+                row_of[tail] for depth in depths if (tail := "/".join(folders[-depth:])) in row_of
+            ]
             if len(rows) == 1:
                 row_of_key[key] = rows[0]
     return row_of_key
 
 
 def droid_keys(catalog: Catalog) -> dict[int, str]:
-    """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for every episode."""
-    there = {int(catalog.episodes.ids[row]): row for row in np.flatnonzero(catalog.episodes.lengths).tolist()}
+    """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for
+    every episode.
+    """
+    there = {
+        int(catalog.episodes.ids[row]): row
+        for row in np.flatnonzero(catalog.episodes.lengths).tolist()
+    }
     for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # reads rows only if needed
         joined = _join_parts(texts())
         if there.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
@@ -96,7 +112,8 @@ def droid_keys(catalog: Catalog) -> dict[int, str]:
 def _join_parts(columns: dict[str, dict[int, str]]) -> dict[int, str]:
     """Join both DROID parts by episode id; {} if one is missing."""
     ends = [
-        next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None) for part in _PARTS
+        next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None)
+        for part in _PARTS
     ]
     folder, file = ends
     if folder is None or file is None:
@@ -110,7 +127,9 @@ def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
 
 
 def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict[str, int]]:
-    """Yield names of episodes by text columns (name -> episode id -> text): DROID parts joined, then each column."""
+    """Yield names of episodes by text columns (name -> episode id -> text): DROID parts joined,
+    then each column.
+    """
     row_of = {int(episode): row for row, episode in enumerate(ids)}
     if both := _join_parts(columns):
         columns = {"both": both, **columns}
@@ -130,7 +149,8 @@ def _row_texts(catalog: Catalog) -> dict[str, dict[int, str]]:
     rows = Rows(catalog, keys, cache_bytes=0)
     columns: dict[str, dict[int, str]] = {key: {} for key in keys}
     lengths = catalog.episodes.lengths
-    for row in np.argsort(catalog.episodes.data_file, kind="stable"):  # file by file: each is read once
+    # file by file: each is read once
+    for row in np.argsort(catalog.episodes.data_file, kind="stable"):
         if lengths[row] > 0:
             first = np.zeros(1, np.int64)
             for key, values in rows.take(np.asarray([row]), dict.fromkeys(keys, first)).items():
@@ -145,7 +165,9 @@ FEW = 3
 @storable
 @dataclass(frozen=True)
 class KeepReport:
-    """Counts with a few examples: keys and episodes of the whole dataset, frames of the requested episodes."""
+    """Counts with a few examples: keys and episodes of the whole dataset, frames of the requested
+    episodes.
+    """
 
     where: str
     """The file, or "keep_ranges" for ranges given as an object."""
@@ -178,22 +200,30 @@ class KeepReport:
         named = self.episodes - self.unnamed
         share = self.in_ranges / max(1, self.frames)
         lines = [
-            f"{self.where}: {self.matched:,} of {self.keys:,} keys match an episode of this dataset, {named:,} of its "
-            f"{self.episodes:,} episodes have a key",
-            f"{self.where}: {self.in_ranges:,} of {self.frames:,} requested frames are in ranges ({share:.1%}), "
-            f"{self.samples:,} of them are samples",
+            f"{self.where}: {self.matched:,} of {self.keys:,} keys match an episode of this "
+            f"dataset, {named:,} of its {self.episodes:,} episodes have a key",
+            f"{self.where}: {self.in_ranges:,} of {self.frames:,} requested frames are in ranges "
+            f"({share:.1%}), {self.samples:,} of them are samples",
         ]
         if missed := self.keys - self.matched:
             lines.append(
-                f"{self.where}: {missed:,} keys match no episode of this dataset: {_few(self.unmatched, missed)}"
+                f"{self.where}: {missed:,} keys match no episode of this dataset: "
+                f"{_few(self.unmatched, missed)}"
             )
         if self.unnamed:
             shown = _few(self.first_unnamed, self.unnamed)
-            lines.append(f"{self.where}: {self.unnamed:,} episodes have no key and are left out: {shown}")
+            lines.append(
+                f"{self.where}: {self.unnamed:,} episodes have no key and are left out: {shown}"
+            )
         if self.empty:
-            lines.append(f"{self.where}: {self.empty:,} keys have no range: {_few(self.first_empty, self.empty)}")
+            lines.append(
+                f"{self.where}: {self.empty:,} keys have no range: "
+                f"{_few(self.first_empty, self.empty)}"
+            )
         if self.cut:
-            lines.append(f"{self.where}: {self.cut:,} ranges end after their episode and were cut there")
+            lines.append(
+                f"{self.where}: {self.cut:,} ranges end after their episode and were cut there"
+            )
         return lines
 
 
@@ -204,16 +234,19 @@ def _few(shown: tuple[str, ...], count: int) -> str:
 def apply_ranges(
     catalog: Catalog, rows: np.ndarray, keep_ranges: KeepRanges
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, KeepReport]:
-    """Return the ranges of the selected rows as row, start, stop, int64 (K,) each, merged where they touch.
+    """Return the ranges of the selected rows as row, start, stop, int64 (K,) each, merged where
+    they touch.
 
     The fourth value is their report, without `samples`.
 
     Raises:
-        DatasetError: the file cannot be read, a range is malformed, no key or two keys match an episode, or no frame
-            is left.
+        DatasetError: the file cannot be read, a range is malformed, no key or two keys match an
+            episode, or no frame is left.
     """
     where = "keep_ranges" if isinstance(keep_ranges, Mapping) else os.fspath(keep_ranges)
-    content: Mapping[Any, Any] = keep_ranges if isinstance(keep_ranges, Mapping) else read_object(where, _FORM)
+    content: Mapping[Any, Any] = (
+        keep_ranges if isinstance(keep_ranges, Mapping) else read_object(where, _FORM)
+    )
     matched, names = match_keys(catalog, list(content), where)
     row, count = next(iter(Counter(matched.values()).most_common(1)))
     if count > 1:
@@ -231,7 +264,9 @@ def apply_ranges(
             pieces += [(row, start, stop) for start, stop in _merge(ranges, length)]
     in_ranges = sum(stop - start for _, start, stop in pieces)
     report = _report(catalog, where, content, matched, names)
-    report = replace(report, cut=cut, frames=int(catalog.episodes.lengths[rows].sum()), in_ranges=in_ranges)
+    report = replace(
+        report, cut=cut, frames=int(catalog.episodes.lengths[rows].sum()), in_ranges=in_ranges
+    )
     if not pieces:
         lines = (line.removeprefix(f"{where}: ") for line in report.lines())
         problem = f"keeps no frame of the selected episodes: {'; '.join(lines)}"
@@ -243,7 +278,9 @@ def apply_ranges(
 def _merge(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
     """Join ranges that touch, cut at the episode's end."""
     merged: list[tuple[int, int]] = []
-    for start, stop in sorted((start, min(stop, length)) for start, stop in ranges if start < min(stop, length)):
+    for start, stop in sorted(
+        (start, min(stop, length)) for start, stop in ranges if start < min(stop, length)
+    ):
         if merged and start <= merged[-1][1]:
             start = merged[-1][0]
             stop = max(merged.pop()[1], stop)
@@ -252,7 +289,11 @@ def _merge(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, in
 
 
 def _report(
-    catalog: Catalog, where: str, content: Mapping[Any, Any], matched: Mapping[object, int], names: Mapping[str, int]
+    catalog: Catalog,
+    where: str,
+    content: Mapping[Any, Any],
+    matched: Mapping[object, int],
+    names: Mapping[str, int],
 ) -> KeepReport:
     """Report the keys, without counts of frames."""
     present = np.flatnonzero(catalog.episodes.lengths > 0)
@@ -268,12 +309,16 @@ def _report(
         first_empty=tuple(empty[:FEW]),
         episodes=len(present),
         unnamed=len(unnamed),
-        first_unnamed=tuple(name_of.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()),
+        first_unnamed=tuple(
+            name_of.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()
+        ),
     )
 
 
 def read_object(path: str, form: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object, each key once. Raises DatasetError; `form` describes the object."""
+    """Read a JSON file that holds an object, each key once. Raises DatasetError; `form` describes
+    the object.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)  # the parser itself would keep only the last value of a repeated key
@@ -285,11 +330,15 @@ def read_object(path: str, form: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_bytes(), object_pairs_hook=unique)
     except OSError as error:
-        raise DatasetError(f"cannot be read: {error.strerror}", where=path, fix=f"give {form}") from error
+        raise DatasetError(
+            f"cannot be read: {error.strerror}", where=path, fix=f"give {form}"
+        ) from error
     except DatasetError:
         raise
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"not valid JSON: {error}", where=path, fix="repair or restore it") from error
+        raise DatasetError(
+            f"not valid JSON: {error}", where=path, fix="repair or restore it"
+        ) from error
     if not isinstance(content, dict) or not content:
         raise DatasetError("holds no object", where=path, fix=f"give {form}")
     return content
@@ -297,7 +346,10 @@ def read_object(path: str, form: str) -> dict[str, Any]:
 
 def _check_ranges(key: object, ranges: Any, where: str) -> list[tuple[int, int]]:
     good = isinstance(ranges, (list, tuple)) and all(
-        isinstance(r, (list, tuple)) and len(r) == 2 and all(type(x) is int for x in r) and 0 <= r[0] <= r[1]
+        isinstance(r, (list, tuple))
+        and len(r) == 2
+        and all(type(x) is int for x in r)
+        and 0 <= r[0] <= r[1]
         for r in ranges
     )
     if not good:

@@ -1,16 +1,18 @@
 """Motion and rest of a robot: the one definition of an idle frame, and the values that it compares.
 
-A frame is **idle** if no dimension of the actions and states (`motion_keys`) changes by 5 % (`MOTION_SHARE`) of its own
-speed since the frame before. A first frame is never idle. Units differ by dimension: radians, meters, a gripper's
-share. So the speed of a dimension is the 99th percentile of its changes per frame over the dataset, where it changes.
+A frame is **idle** if no dimension of the actions and states (`motion_keys`) changes by 5 %
+(`MOTION_SHARE`) of its own speed since the frame before. A first frame is never idle. Units differ
+by dimension: radians, meters, a gripper's share. So the speed of a dimension is the 99th percentile
+of its changes per frame over the dataset, where it changes.
 
-A constant difference or velocity moves a robot without changing. Where such actions are recorded with a state, the
-state changes. A dimension that is named as one (`rate_dims`) also moves while its value is 5 % of its 99th percentile.
+A constant difference or velocity moves a robot without changing. Where such actions are recorded
+with a state, the state changes. A dimension that is named as one (`rate_dims`) also moves while its
+value is 5 % of its 99th percentile.
 
-`non_idle_ranges` finds the frame ranges of an episode without long pauses, which are runs of idle frames. Without other
-settings only frames in which nothing moves are removed. `IdleRule.droid()` is the rule of openpi's
-`compute_droid_nonidle_ranges.py`, which made DROID's keep-ranges. Its values are commanded joint velocities in rad/s at
-15 frames per second.
+`non_idle_ranges` finds the frame ranges of an episode without long pauses, which are runs of idle
+frames. Without other settings only frames in which nothing moves are removed. `IdleRule.droid()` is
+the rule of openpi's `compute_droid_nonidle_ranges.py`, which made DROID's keep-ranges. Its values
+are commanded joint velocities in rad/s at 15 frames per second.
 """
 
 import re
@@ -54,7 +56,9 @@ def motion_keys(catalog: Catalog) -> list[str]:
     keys = named_motion(numeric)
     if not keys:
         message = "no column is named action or observation.state"
-        raise DatasetError(message, where=catalog.root, fix=f"name one with --keys: {', '.join(numeric)}")
+        raise DatasetError(
+            message, where=catalog.root, fix=f"name one with --keys: {', '.join(numeric)}"
+        )
     return keys
 
 
@@ -68,7 +72,9 @@ def numeric_keys(catalog: Catalog) -> list[str]:
     return [
         key
         for key, feature in catalog.features.items()
-        if not (feature.is_camera or feature.is_text or feature.looks_like_images or key in INDEX_KEYS)
+        if not (
+            feature.is_camera or feature.is_text or feature.looks_like_images or key in INDEX_KEYS
+        )
     ]
 
 
@@ -93,7 +99,10 @@ class EpisodeWork:
 
     @cached_property
     def _mark(self) -> str:
-        return f"{catalog_mark(self.catalog)} {[value for name, value in vars(self).items() if name != 'catalog']}"
+        return (
+            f"{catalog_mark(self.catalog)} "
+            f"{[value for name, value in vars(self).items() if name != 'catalog']}"
+        )
 
     def __call__(self, part: Part) -> Any:
         """Return the result of some episodes."""
@@ -108,15 +117,23 @@ class EpisodeWork:
         rows = Rows(self.catalog, self.keys, cache_bytes=0)
         lengths = self.catalog.episodes.lengths
         for row in part:
-            values = np.concatenate([rows.span(row, key, 0, int(lengths[row])) for key in self.keys], axis=1)
+            values = np.concatenate(
+                [rows.span(row, key, 0, int(lengths[row])) for key in self.keys], axis=1
+            )
             yield row, values[:, list(self.dims)] if len(self.dims) else values
 
-    def run(self, workers: Workers, done: Callable[[Part], None] = lambda part: None) -> Iterator[Any]:
-        """Yield the results of all episodes with frames, file by file, so that each file is read once."""
+    def run(
+        self, workers: Workers, done: Callable[[Part], None] = lambda part: None
+    ) -> Iterator[Any]:
+        """Yield the results of all episodes with frames, file by file, so that each file is read
+        once.
+        """
         lengths = self.catalog.episodes.lengths
         order = np.argsort(self.catalog.episodes.data_file, kind="stable")
         order = order[lengths[order] > 0]
-        for _, result in workers.run(self, cut_parts(order.tolist(), lengths[order].tolist(), PART_ROWS), done):
+        for _, result in workers.run(
+            self, cut_parts(order.tolist(), lengths[order].tolist(), PART_ROWS), done
+        ):
             if isinstance(result, Lost):
                 raise result.error.replaced(where=self.catalog.root)
             yield result
@@ -125,8 +142,9 @@ class EpisodeWork:
 def rate_dims(catalog: Catalog, keys: Sequence[str]) -> np.ndarray:
     """Return which dimensions of the columns are differences or velocities, bool (D,).
 
-    The names of a column and of its dimensions decide (`action.joint_velocity`, `delta_x`), or `control_mode` in
-    info.json for all actions. A gripper is none: its action is a place in most control modes.
+    The names of a column and of its dimensions decide (`action.joint_velocity`, `delta_x`), or
+    `control_mode` in info.json for all actions. A gripper is none: its action is a place in most
+    control modes.
     """
     mode = str(catalog.info.get("control_mode", "")).lower()
     is_rate: list[bool] = []
@@ -135,11 +153,15 @@ def rate_dims(catalog: Catalog, keys: Sequence[str]) -> np.ndarray:
         whole = _RATE.search(key.lower()) or (key.startswith("action") and _RATE.search(mode))
         flat = len(is_rate) + int(np.prod(feature.shape))
         names = feature.dimension_names if len(feature.shape) == 1 else [""] * (flat - len(is_rate))
-        is_rate += [bool(whole or _RATE.search(n.lower())) and not _GRIPPER.search(n.lower()) for n in names]
+        is_rate += [
+            bool(whole or _RATE.search(n.lower())) and not _GRIPPER.search(n.lower()) for n in names
+        ]
     return np.array(is_rate, bool)
 
 
-def moves(steps: np.ndarray, threshold: np.ndarray, values: np.ndarray, rates: np.ndarray) -> np.ndarray:
+def moves(
+    steps: np.ndarray, threshold: np.ndarray, values: np.ndarray, rates: np.ndarray
+) -> np.ndarray:
     """Return whether a dimension moves in each frame, bool (L,); not finite is a motion.
 
     Args:
@@ -162,7 +184,9 @@ def changes(values: np.ndarray) -> np.ndarray:
 
 @storable
 class SpeedHistogram:
-    """Counts of the magnitudes of `width` dimensions D. Zeros and values that are not finite are not counted."""
+    """Counts of the magnitudes of `width` dimensions D. Zeros and values that are not finite are
+    not counted.
+    """
 
     def __init__(self, width: int) -> None:
         self._counts = np.zeros((width, (_HIGHEST - _LOWEST) * _PER_OCTAVE), np.int64)
@@ -179,7 +203,9 @@ class SpeedHistogram:
         self._counts += other._counts
 
     def quantile(self, share: float) -> np.ndarray:
-        """Quantile of each dimension (D,), at most 4.5 % too large; infinite for one that never changes."""
+        """Quantile of each dimension (D,), at most 4.5 % too large; infinite for one that never
+        changes.
+        """
         total = self._counts.sum(axis=1)
         reached = self._counts.cumsum(axis=1) >= np.maximum(1, np.ceil(share * total))[:, None]
         edges = 2.0 ** (_LOWEST + (1 + np.arange(self._counts.shape[1])) / _PER_OCTAVE)
@@ -195,13 +221,15 @@ def motion_thresholds(
     difference: bool,
     workers: Workers | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the thresholds of changes and of rates (`moves`), each (D,), in the columns' units; reads all rows once.
+    """Return the thresholds of changes and of rates (`moves`), each (D,), in the columns' units;
+    reads all rows once.
 
     Args:
         catalog: the dataset.
         keys: numeric columns.
         dims: dimensions of them; empty: all.
-        share: share of the 99th percentile of a dimension's changes per frame, those of zero left out.
+        share: share of the 99th percentile of a dimension's changes per frame, those of zero left
+            out.
         difference: False: of the magnitudes of the values instead of their changes.
         workers: processes that read the rows; None reads them in this one.
     """
@@ -210,7 +238,9 @@ def motion_thresholds(
     for part in work.run(workers or Workers()):
         speeds.merge(part)
     threshold, rates = speeds.thresholds(share)
-    return tuple(threshold.tolist()), tuple(rates.tolist()) if difference and np.isfinite(rates).any() else ()
+    return tuple(threshold.tolist()), tuple(rates.tolist()) if difference and np.isfinite(
+        rates
+    ).any() else ()
 
 
 @dataclass(frozen=True)
@@ -221,13 +251,17 @@ class MeasureSpeeds(EpisodeWork):
 
     def speeds(self) -> "Speeds":
         """Return the speeds of no episode."""
-        return Speeds(rate_dims(self.catalog, self.keys)[list(self.dims) if len(self.dims) else slice(None)])
+        return Speeds(
+            rate_dims(self.catalog, self.keys)[list(self.dims) if len(self.dims) else slice(None)]
+        )
 
     def __call__(self, part: Part) -> "Speeds":
         """Return the speeds of some episodes."""
         speeds = self.speeds()
         for _, values in self.values(part):
-            speeds.add(changes(values)[1:] if self.difference else values.astype(np.float64), values)
+            speeds.add(
+                changes(values)[1:] if self.difference else values.astype(np.float64), values
+            )
         return speeds
 
 
@@ -268,29 +302,38 @@ class IdleRule:
     """Definition of idle frames, and of the ranges to keep."""
 
     threshold: float | tuple[float, ...] = 1e-3
-    """A frame is idle when all values changed by less than this since the previous frame, in the column's units; one
-    number, or one for each dimension (`motion_thresholds`). The first frame is never idle. A value that is not finite
-    is a change."""
+    """A frame is idle when all values changed by less than this since the previous frame, in the
+    column's units; one number, or one for each dimension (`motion_thresholds`). The first frame is
+    never idle. A value that is not finite is a change.
+    """
     difference: bool = True
-    """False: a frame is idle when all values are below the threshold in magnitude (velocities of a resting robot)."""
+    """False: a frame is idle when all values are below the threshold in magnitude (velocities of a
+    resting robot).
+    """
     min_idle: int = 7
     """Consecutive idle frames to remove; shorter pauses stay."""
     min_moving: int = 1
     """Least frames of a range between two pauses to keep it."""
     cut_last: int = 0
-    """Frames cut from the end of each range: action chunks that begin there reach into the pause."""
+    """Frames cut from the end of each range: action chunks that begin there reach into the pause.
+    """
     settled: bool = True
-    """Keep the first `min_idle` frames of a pause, since a gripper may still be closing. Also keep a whole pause in
-    which values drift by `threshold` or more (least to greatest), since it is a slow movement. False: remove each pause
-    from its first frame on, however far its small changes add up."""
+    """Keep the first `min_idle` frames of a pause, since a gripper may still be closing. Also keep
+    a whole pause in which values drift by `threshold` or more (least to greatest), since it is a
+    slow movement. False: remove each pause from its first frame on, however far its small changes
+    add up.
+    """
     rates: tuple[float, ...] = ()
-    """For each dimension the least value that is a motion, infinite where the value is none (`motion.moves`); empty:
-    for none."""
+    """For each dimension the least value that is a motion, infinite where the value is none
+    (`motion.moves`); empty: for none.
+    """
 
     @classmethod
     def droid(cls) -> "IdleRule":
         """Return openpi's rule and numbers."""
-        return cls(threshold=1e-3, difference=True, min_idle=7, min_moving=16, cut_last=10, settled=False)
+        return cls(
+            threshold=1e-3, difference=True, min_idle=7, min_moving=16, cut_last=10, settled=False
+        )
 
 
 @dataclass(frozen=True)
@@ -353,7 +396,11 @@ def non_idle_ranges(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]
     moving = np.ones(len(values), bool)
     for start, stop in idle_ranges(values, rule):
         moving[start:stop] = False
-    ranges = [(start, stop - rule.cut_last) for start, stop in _runs(moving) if stop - start >= rule.min_moving]
+    ranges = [
+        (start, stop - rule.cut_last)
+        for start, stop in _runs(moving)
+        if stop - start >= rule.min_moving
+    ]
     return [(start, stop) for start, stop in ranges if start < stop]
 
 

@@ -1,8 +1,9 @@
-"""Selection of frames: segments (episode, start, stop) in storage order, searched by sample number and by frame.
+"""Selection of frames: segments (episode, start, stop) in storage order, searched by sample number
+and by frame.
 
-`Selection` names subsets and exclusions of episodes, conditions on their metadata, dropped first and last frames,
-keep-ranges and frame weights. Sets of episodes are sorted arrays: NumPy 2.3 and later hash in `np.unique`, which takes
-several times as long where ids are in sequence.
+`Selection` names subsets and exclusions of episodes, conditions on their metadata, dropped first
+and last frames, keep-ranges and frame weights. Sets of episodes are sorted arrays: NumPy 2.3 and
+later hash in `np.unique`, which takes several times as long where ids are in sequence.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from understudy_data.storage.mapped_tables import SharedState, share, share_arra
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct values, ascending, as `np.unique` does; the array itself if they are that already."""
+    """Return the distinct values, ascending, as `np.unique` does; the array itself if they are that
+    already.
+    """
     values = np.asarray(values)
     if values.ndim == 1 and bool((values[1:] > values[:-1]).all()):
         return values
     ordered = np.sort(values, axis=None)
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    return (
+        ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    )
 
 
 def difference(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -94,7 +99,8 @@ class SegmentTable(SharedState):
         return int(self._ends[-1])
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count from the end.
+        """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count
+        from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -105,7 +111,9 @@ class SegmentTable(SharedState):
         if wrong.any():
             raise IndexError(f"sample {int(asked[wrong][0])} of {len(self)}")
         segment = np.searchsorted(self._ends, positions, side="right")
-        return self.segments[segment, 0], self.segments[segment, 2] - (self._ends[segment] - positions)
+        return self.segments[segment, 0], self.segments[segment, 2] - (
+            self._ends[segment] - positions
+        )
 
     def find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         """Return the number of the segment of each frame, int64 (B,).
@@ -115,18 +123,28 @@ class SegmentTable(SharedState):
         """
         if episodes.ndim != 1 or episodes.shape != frames.shape or len(episodes) == 0:
             raise DatasetError(
-                f"episodes {episodes.shape} and frames {frames.shape}", fix="give one row of each, same length"
+                f"episodes {episodes.shape} and frames {frames.shape}",
+                fix="give one row of each, same length",
             )
         asked = episodes * EPISODE_STRIDE + np.clip(frames, -1, EPISODE_STRIDE - 1)
         segment = np.searchsorted(self._begins, asked, side="right") - 1
         held = self.segments[np.maximum(segment, 0)]
-        good = (segment >= 0) & (held[:, 0] == episodes) & (frames >= held[:, 1]) & (frames < held[:, 2])
+        good = (
+            (segment >= 0)
+            & (held[:, 0] == episodes)
+            & (frames >= held[:, 1])
+            & (frames < held[:, 2])
+        )
         if not good.all():
             bad = int(np.flatnonzero(~good)[0])
             selected_ranges = self.segments[self.segments[:, 0] == episodes[bad]]
-            selected = ", ".join(f"[{a}, {b})" for _, a, b in selected_ranges[:4].tolist()) or "none"
+            selected = (
+                ", ".join(f"[{a}, {b})" for _, a, b in selected_ranges[:4].tolist()) or "none"
+            )
             problem = f"frame {int(frames[bad])} of episode {int(episodes[bad])} is not selected"
-            raise DatasetError(problem, where=self._root, fix=f"selected of that episode: {selected}")
+            raise DatasetError(
+                problem, where=self._root, fix=f"selected of that episode: {selected}"
+            )
         return segment
 
 
@@ -178,18 +196,23 @@ class Selection:
     Attributes:
         episodes: ids of the episodes to use.
         exclude_episodes: ids of the episodes to leave out.
-        where: condition on the metadata of episodes, as in "success and quality >= 3" (docs/datasets.md). Only those
-            for which it holds are used, and of these only the ones in `episodes`.
-        keep_ranges: frame ranges to use, a JSON file or its content, key of an episode -> list of [start, end).
-            Episodes without a key are left out (`datasets/selection/keep_ranges.py`).
-        keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps it when the frame
-            itself does: the window's future is padded from the range's end on, its past may leave the range.
-        drop_n_first_frames: frames at the start of each episode that are not samples (windows still see them).
+        where: condition on the metadata of episodes, as in "success and quality >= 3"
+            (docs/datasets.md). Only those for which it holds are used, and of these only the ones
+            in `episodes`.
+        keep_ranges: frame ranges to use, a JSON file or its content, key of an episode -> list of
+            [start, end). Episodes without a key are left out (`datasets/selection/keep_ranges.py`).
+        keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps
+            it when the frame itself does: the window's future is padded from the range's end on,
+            its past may leave the range.
+        drop_n_first_frames: frames at the start of each episode that are not samples (windows still
+            see them).
         drop_n_last_frames: frames at the end of each episode that are not samples.
-        frame_weights: weight of each frame: a parquet file with the columns episode, frame and weight, or the key of a
-            feature with one number per frame. Frames of weight 0 are not samples (docs/frame_weights.md).
-        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch (`epoch_segments`), its sample
-            has the factor of its loss as `loss_weight` (float32 scalar), or both, as their product.
+        frame_weights: weight of each frame: a parquet file with the columns episode, frame and
+            weight, or the key of a feature with one number per frame. Frames of weight 0 are not
+            samples (docs/frame_weights.md).
+        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch
+            (`epoch_segments`), its sample has the factor of its loss as `loss_weight` (float32
+            scalar), or both, as their product.
     """
 
     episodes: Iterable[int] | None = None
@@ -203,7 +226,8 @@ class Selection:
     frame_weights_in: WeightsIn = "both"
 
     def spell_out(self, catalog: Catalog) -> tuple[Selection, Catalog]:
-        """Return this selection together with that of the catalog's view, and the catalog without the view.
+        """Return this selection together with that of the catalog's view, and the catalog without
+        the view.
 
         Raises:
             DatasetError: the two contradict each other (`View.combine`).
@@ -226,13 +250,15 @@ class Selection:
             reach: frames that windows reach (back, ahead).
 
         Raises:
-            DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or an empty selection
-                (names the cause).
+            DatasetError: an unknown episode, an unusable condition, a malformed file of ranges, or
+                an empty selection (names the cause).
         """
         if catalog.view is not None:
             selection, whole = self.spell_out(catalog)
             selected = selection.apply(whole, reach)
-            view = catalog.view.describe(len(distinct(selected.segments[:, 0])), len(catalog.episodes))
+            view = catalog.view.describe(
+                len(distinct(selected.segments[:, 0])), len(catalog.episodes)
+            )
             return replace(selected, notes=(f"{catalog.root}{view}", *selected.notes))
         for name in ("drop_n_first_frames", "drop_n_last_frames"):
             count = getattr(self, name)
@@ -248,7 +274,9 @@ class Selection:
         if self.where is not None or self.keep_ranges is not None:  # these have further inputs
             return make()
         drops = int(self.drop_n_first_frames), int(self.drop_n_last_frames)
-        return share(make, table.ids, table.lengths, chosen, excluded, *drops, cache=catalog.files.cache)
+        return share(
+            make, table.ids, table.lengths, chosen, excluded, *drops, cache=catalog.files.cache
+        )
 
     def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
         rows, notes = self._select_rows(catalog)
@@ -269,7 +297,9 @@ class Selection:
         some = stop > start
         if not some.any():
             raise self._nothing_left(lengths[rows], reach, catalog.root)
-        segments = np.stack([catalog.episodes.ids[row[some]], start[some], stop[some]], 1).astype(np.int64)
+        segments = np.stack([catalog.episodes.ids[row[some]], start[some], stop[some]], 1).astype(
+            np.int64
+        )
         if report is not None:
             report = replace(report, samples=int((segments[:, 2] - segments[:, 1]).sum()))
             notes += tuple(report.lines())
@@ -290,20 +320,38 @@ class Selection:
         met = matching_rows(catalog, self.where)
         if not len(rows := common(rows, met)):
             problem = f"where is {self.where!r}, which holds for none of the chosen `episodes`"
-            raise DatasetError(problem, where=catalog.root, fix="choose other episodes, or another condition")
-        return rows, (f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {self.where!r}",)
+            raise DatasetError(
+                problem, where=catalog.root, fix="choose other episodes, or another condition"
+            )
+        return rows, (
+            f"{catalog.root}: {len(met):,} of {len(table):,} episodes meet {self.where!r}",
+        )
 
     def _nothing_left(self, lengths: np.ndarray, reach: tuple[int, int], root: str) -> DatasetError:
-        problem = f"no frame is left: {len(lengths)} episodes of {int(lengths.min())} to {int(lengths.max())} frames, "
-        problem += f"{self.drop_n_first_frames} dropped first, {self.drop_n_last_frames} dropped last"
+        problem = (
+            f"no frame is left: {len(lengths)} episodes of {int(lengths.min())} to "
+            f"{int(lengths.max())} frames, "
+        )
+        problem += (
+            f"{self.drop_n_first_frames} dropped first, {self.drop_n_last_frames} dropped last"
+        )
         if self.keep_ranges is not None:
-            problem += f", keep_ranges by the rule {self.keep_rule!r} with windows reaching {reach[0]} back and "
+            problem += (
+                f", keep_ranges by the rule {self.keep_rule!r} with windows reaching "
+                f"{reach[0]} back and "
+            )
             problem += f"{reach[1]} ahead"
-        return DatasetError(problem, where=root, fix="drop fewer frames, or use shorter windows or keep_rule='start'")
+        return DatasetError(
+            problem,
+            where=root,
+            fix="drop fewer frames, or use shorter windows or keep_rule='start'",
+        )
 
 
 def open_episodes(root: str | Catalog, pairing: str | None = None) -> Catalog:
-    """Open a dataset (`pairing` as in `Catalog.open`); of a view, only those episodes of which it selects frames."""
+    """Open a dataset (`pairing` as in `Catalog.open`); of a view, only those episodes of which it
+    selects frames.
+    """
     catalog = Catalog.open(root, pairing=pairing)
     if catalog.view is None:
         return catalog
@@ -317,9 +365,11 @@ class SelectedFrames:
     """Selected segments and the bounds of their windows.
 
     Attributes:
-        segments: int64 (K, 3), rows [episode id, start, stop), ascending, not touching within an episode.
-        stop: int64 (K,), end of the windows of a segment: the episode's length, or the range's end with keep-ranges
-            under the rule "start". Windows always reach back to the episode's first frame.
+        segments: int64 (K, 3), rows [episode id, start, stop), ascending, not touching within an
+            episode.
+        stop: int64 (K,), end of the windows of a segment: the episode's length, or the range's end
+            with keep-ranges under the rule "start". Windows always reach back to the episode's
+            first frame.
         notes: irregularities of the selection.
         keep_report: effect of keep-ranges; None without them.
     """
@@ -340,24 +390,30 @@ def split_episodes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split episode ids into (training, validation), int64, ascending.
 
-    An episode goes to validation when a hash of (seed, id) is below `fraction`, so new episodes move none of the old
-    ones. Each side has at least one episode (the lowest and the highest hash), unless the episodes are `appended` to
-    split ones. Fraction 0 gives no validation.
+    An episode goes to validation when a hash of (seed, id) is below `fraction`, so new episodes
+    move none of the old ones. Each side has at least one episode (the lowest and the highest hash),
+    unless the episodes are `appended` to split ones. Fraction 0 gives no validation.
 
-    With `tasks`, int64 (m, 2), rows [id, task], as few episodes are exchanged as give each task of several episodes
-    one to validate on and every task one to train on, as far as their number allows (`spread.py`); episodes that are
-    added to the same split may change which. `appended` episodes are never exchanged.
+    With `tasks`, int64 (m, 2), rows [id, task], as few episodes are exchanged as give each task of
+    several episodes one to validate on and every task one to train on, as far as their number
+    allows (`spread.py`); episodes that are added to the same split may change which. `appended`
+    episodes are never exchanged.
 
     Raises:
         DatasetError: fraction outside [0, 1), or fewer than two episodes to split.
     """
     ids = distinct(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
     if not 0 <= fraction < 1:
-        raise DatasetError(f"the validation fraction is {fraction!r}", fix="give a number from 0 to below 1")
+        raise DatasetError(
+            f"the validation fraction is {fraction!r}", fix="give a number from 0 to below 1"
+        )
     if fraction == 0:
         return ids, ids[:0]
     if len(ids) < 2 and not appended:
-        raise DatasetError(f"{len(ids)} episode cannot be split", fix="record more episodes, or set the fraction to 0")
+        raise DatasetError(
+            f"{len(ids)} episode cannot be split",
+            fix="record more episodes, or set the fraction to 0",
+        )
     hashes = _hashes(seed, ids)
     validation = hashes < fraction
     if not appended:
@@ -374,7 +430,10 @@ def _hashes(seed: int, ids: np.ndarray) -> np.ndarray:
     text = b"understudy split %d %%d" % seed
     for start in range(0, len(ids), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        digests = [hashlib.blake2b(text % episode, digest_size=8).digest() for episode in ids[part].tolist()]
+        digests = [
+            hashlib.blake2b(text % episode, digest_size=8).digest()
+            for episode in ids[part].tolist()
+        ]
         hashes[part] = np.frombuffer(b"".join(digests), "<u8") / 2.0**64
     return hashes
 

@@ -1,4 +1,6 @@
-"""Spread of the validation episodes over tasks: as few exchanges as cover each task on both sides of a split."""
+"""Spread of the validation episodes over tasks: as few exchanges as cover each task on both sides
+of a split.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -6,18 +8,22 @@ from itertools import pairwise
 import numpy as np
 
 
-def spread_over_tasks(ids: np.ndarray, hashes: np.ndarray, validation: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-    """Exchange validation episodes for training episodes, until each task has both, as far as their number allows.
+def spread_over_tasks(
+    ids: np.ndarray, hashes: np.ndarray, validation: np.ndarray, tasks: np.ndarray
+) -> np.ndarray:
+    """Exchange validation episodes for training episodes, until each task has both, as far as their
+    number allows.
 
-    A task of several episodes gets a validation episode, and every task keeps an episode to train on. Each exchange
-    takes the training episode of the lowest hash and the validation episode of the highest that serve this. Where
-    every episode has one task, no fewer exchanges would do.
+    A task of several episodes gets a validation episode, and every task keeps an episode to train
+    on. Each exchange takes the training episode of the lowest hash and the validation episode of
+    the highest that serve this. Where every episode has one task, no fewer exchanges would do.
 
     Args:
         ids: int64 (n,), ascending, the episodes.
         hashes: float64 (n,), their hashes.
         validation: bool (n,), the split to start from.
-        tasks: int64 (m, 2), rows [episode id, task]; an episode may have several or none, and others are ignored.
+        tasks: int64 (m, 2), rows [episode id, task]; an episode may have several or none, and
+            others are ignored.
 
     Returns:
         bool (n,), as many of them True as before.
@@ -46,7 +52,9 @@ class _Exchange:
         task: int64 (m,), the number of a task of each, ascending within an episode.
     """
 
-    def __init__(self, hashes: np.ndarray, validation: np.ndarray, of: np.ndarray, task: np.ndarray) -> None:
+    def __init__(
+        self, hashes: np.ndarray, validation: np.ndarray, of: np.ndarray, task: np.ndarray
+    ) -> None:
         self._validation = validation
         count = int(task.max()) + 1
         bounds = np.searchsorted(of, np.arange(len(hashes) + 1)).tolist()
@@ -80,8 +88,12 @@ class _Exchange:
             self._move(enters, True)
             self._move(leaves, False)
 
-    def _needed(self, episodes: Sequence[int], tasks: np.ndarray, may_move: Callable[[int], bool]) -> Iterator[int]:
-        """Yield an episode for each of some tasks that still need one moved, in the sequence of the episodes."""
+    def _needed(
+        self, episodes: Sequence[int], tasks: np.ndarray, may_move: Callable[[int], bool]
+    ) -> Iterator[int]:
+        """Yield an episode for each of some tasks that still need one moved, in the sequence of the
+        episodes.
+        """
         open_tasks = set(tasks.tolist())
         for episode in episodes if open_tasks else []:
             own = self._tasks[episode]
@@ -95,8 +107,12 @@ class _Exchange:
         return is_free and not self._validation[episode]
 
     def _may_leave(self, episode: int) -> bool:
-        """Whether an episode can go to training, and no task of several episodes loses its last validation episode."""
-        is_free = all(self._held[task] > 1 or self._total[task] == 1 for task in self._tasks[episode])
+        """Whether an episode can go to training, and no task of several episodes loses its last
+        validation episode.
+        """
+        is_free = all(
+            self._held[task] > 1 or self._total[task] == 1 for task in self._tasks[episode]
+        )
         return is_free and bool(self._validation[episode])
 
     def _move(self, episode: int, to_validation: bool) -> None:

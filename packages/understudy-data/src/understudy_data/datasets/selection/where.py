@@ -1,12 +1,13 @@
 """Conditions on the metadata of episodes: `success and quality >= 3`.
 
-    names       metadata of the episodes; `episode` (id), `length` (frames), `seconds`, `task` (text), `tasks` (texts)
+    names       metadata of the episodes; `episode` (id), `length` (frames), `seconds`, `task`
+                (text), `tasks` (texts)
     constants   numbers, "texts", true, false, none, lists [1, 2]
     operators   and, or, not, ==, !=, <, <=, >, >=, in, not in
     brackets    meta["a name with spaces"]; a name may have dots
 
-A missing value satisfies no comparison but `== none`, and counts as false. `"cup" in task` searches a text. The text is
-parsed as Python's syntax and interpreted here; nothing of it is executed.
+A missing value satisfies no comparison but `== none`, and counts as false. `"cup" in task` searches
+a text. The text is parsed as Python's syntax and interpreted here; nothing of it is executed.
 """
 
 import ast
@@ -50,7 +51,10 @@ class Where:
             reason = error.msg if isinstance(error, SyntaxError) else type(error).__name__
             raise DatasetError(f"where is {text!r}: {reason}", fix=_SYNTAX) from None
         if _depth(self._tree) > _DEEPEST:
-            raise DatasetError(f"where is {text[:80]!r}...: nested too deeply", fix=f"nest {_DEEPEST} levels at most")
+            raise DatasetError(
+                f"where is {text[:80]!r}...: nested too deeply",
+                fix=f"nest {_DEEPEST} levels at most",
+            )
         self.names: list[str] = []
         self._check(self._tree)
 
@@ -62,7 +66,8 @@ class Where:
             where: name of the episode, for messages.
 
         Raises:
-            DatasetError: values are compared that have no order, or a text is used as true or false.
+            DatasetError: values are compared that have no order, or a text is used as true or
+                false.
         """
         return self._truth(self._tree, values, where)
 
@@ -92,7 +97,9 @@ class Where:
             pass
         elif (name := self._name(node)) is not None:
             self.names.append(name)
-        elif isinstance(node, (ast.Compare, ast.BoolOp, ast.List, ast.Tuple)) or self._is_sign(node):
+        elif isinstance(node, (ast.Compare, ast.BoolOp, ast.List, ast.Tuple)) or self._is_sign(
+            node
+        ):
             for child in ast.iter_child_nodes(node):
                 if not isinstance(child, (ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context)):
                     self._check(child)
@@ -126,11 +133,15 @@ class Where:
             return not self._truth(node.operand, values, where)
         if isinstance(node, ast.Compare):
             sides = [self._value(side, values, where) for side in (node.left, *node.comparators)]
-            return all(self._compare(op, a, b, where) for op, a, b in zip(node.ops, sides, sides[1:]))
+            return all(
+                self._compare(op, a, b, where) for op, a, b in zip(node.ops, sides, sides[1:])
+            )
         value = self._value(node, values, where)
         if value is None or isinstance(value, (bool, int, float)):
             return bool(value)
-        raise self._refuse(f"{ast.unparse(node)} is {value!r}, which is neither true nor false", where)
+        raise self._refuse(
+            f"{ast.unparse(node)} is {value!r}, which is neither true nor false", where
+        )
 
     def _compare(self, op: ast.cmpop, a: Any, b: Any, where: str) -> bool:
         if isinstance(op, (ast.Eq, ast.Is)):
@@ -161,7 +172,8 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     """Return the table rows of the episodes for which a condition holds, int64, ascending.
 
     Raises:
-        DatasetError: the text is not a condition, names metadata that no episode has, or holds for no episode.
+        DatasetError: the text is not a condition, names metadata that no episode has, or holds for
+            no episode.
     """
     where = Where(text)
     table = catalog.episodes
@@ -171,10 +183,15 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
         if name not in valid_names:
             hint = f"there are {', '.join(valid_names)}; `edit --metadata` adds others"
             if name in catalog.features:
-                hint = f"it is a feature of frames: select them with frame_weights ({page('frame_weights.md')})"
+                hint = (
+                    "it is a feature of frames: select them with frame_weights "
+                    f"({page('frame_weights.md')})"
+                )
             elif near := get_close_matches(name, valid_names, n=1):
                 hint = f"did you mean {near[0]!r}?"
-            raise DatasetError(f"where names {name!r}, which no episode has", where=catalog.root, fix=hint)
+            raise DatasetError(
+                f"where names {name!r}, which no episode has", where=catalog.root, fix=hint
+            )
     rows = []
     for row, episode in enumerate(table.ids.tolist()):
         texts = [catalog.tasks[task] for task in table.tasks_of(row).tolist() if task >= 0]
@@ -187,12 +204,17 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
             "tasks": texts,
         }
         entries = {name: column[episode] for name, column in metadata.items() if episode in column}
-        values = {name: value for name, value in entries.items() if value == value} | facts  # NaN is missing, too
+        # NaN is missing, too
+        values = {name: value for name, value in entries.items() if value == value} | facts
         if where.holds(values, f"{catalog.root} (episode {episode})"):
             rows.append(row)
     if not rows:
-        fix = "its columns of meta/episodes have the values; a missing value satisfies no comparison"
+        fix = (
+            "its columns of meta/episodes have the values; a missing value satisfies no comparison"
+        )
         raise DatasetError(
-            f"where is {text!r}, which holds for none of {len(table)} episodes", where=catalog.root, fix=fix
+            f"where is {text!r}, which holds for none of {len(table)} episodes",
+            where=catalog.root,
+            fix=fix,
         )
     return np.array(rows, np.int64)

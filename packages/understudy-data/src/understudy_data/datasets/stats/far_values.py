@@ -1,4 +1,6 @@
-"""Normalized values of a size that sound figures do not give: one measure for the start of a training and `check`."""
+"""Normalized values of a size that sound figures do not give: one measure for the start of a
+training and `check`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ class Fit:
 
     Attributes:
         offset, spread: float64 [dim], the figures.
-        magnitude: float64 [n, dim], of the normalized values; infinite for other values than that of a constant.
+        magnitude: float64 [n, dim], of the normalized values; infinite for other values than that
+            of a constant.
         share: float64 [dim], of far values.
         far: bool [dim], more than `SHARE` are far.
         narrow: bool [dim], the values move, and stay within `NARROW` after normalization.
@@ -37,7 +40,11 @@ class Fit:
     def describe(self, key: str, dim: int, names: Sequence[str]) -> str:
         """Name a dimension with its share of far values and their typical size."""
         is_constant = self.spread[dim] == 0
-        value = f"constant {self.offset[dim]:.4g}" if is_constant else f"typically {self.typical(dim):.3g}"
+        value = (
+            f"constant {self.offset[dim]:.4g}"
+            if is_constant
+            else f"typically {self.typical(dim):.3g}"
+        )
         return f"{name_dimensions(key, [dim], names)} {self.share[dim]:.0%} ({value})"
 
     def typical(self, dim: int) -> float:
@@ -65,5 +72,7 @@ def confront(rows: np.ndarray, offset: np.ndarray, spread: np.ndarray) -> Fit:
 
 
 def rounding(rows: np.ndarray) -> np.ndarray:
-    """Return the range, float64 [dim], below which the values of rows [n, dim] are one number and its rounding."""
+    """Return the range, float64 [dim], below which the values of rows [n, dim] are one number and
+    its rounding.
+    """
     return np.maximum(1e-6, 1e-5 * np.abs(rows).max(0))

@@ -1,17 +1,19 @@
 """Normalization of a run: statistics of its training frames, pooled per norm head.
 
-A dimension of the action that is learnt as a difference to the state uses the statistics of action[t + k] - state[t]
-over all frames t and all valid steps k of their windows. Every other dimension uses one value per frame. Each training
-frame counts once, independent of mixture weights: another weight must not change the meaning of a command. Validation
-frames do not count.
+A dimension of the action that is learnt as a difference to the state uses the statistics of
+action[t + k] - state[t] over all frames t and all valid steps k of their windows. Every other
+dimension uses one value per frame. Each training frame counts once, independent of mixture weights:
+another weight must not change the meaning of a command. Validation frames do not count.
 
-A head is one robot under one control mode. Statistics are pooled across datasets only if both match: the same command
-must map to the same normalized value, and velocities or another robot's joints mean something else.
+A head is one robot under one control mode. Statistics are pooled across datasets only if both
+match: the same command must map to the same normalized value, and velocities or another robot's
+joints mean something else.
 
-Outliers that would flatten all other values under normalization are errors before the first step. Their unit of
-distance is half the range of the central 98 % of a column, a thousandth of that range's distance from 0, or
-0.001, whichever is largest: a joint that rests but for a few frames has no outliers. Where the central 98 % are
-equal, the unit is 1: a touch sensor that counts to 4,096 and is rarely touched has nothing else to lose.
+Outliers that would flatten all other values under normalization are errors before the first step.
+Their unit of distance is half the range of the central 98 % of a column, a thousandth of that
+range's distance from 0, or 0.001, whichever is largest: a joint that rests but for a few frames has
+no outliers. Where the central 98 % are equal, the unit is 1: a touch sensor that counts to 4,096
+and is rarely touched has nothing else to lose.
 """
 
 import logging
@@ -53,7 +55,9 @@ FAR = 1e6
 HUGE = 1e19
 """Magnitude from which any value is an error: its square overflows float32."""
 WIDE = 100.0
-"""Spread, in units, from which a warning is given: most values then use a hundredth of the normalized range."""
+"""Spread, in units, from which a warning is given: most values then use a hundredth of the
+normalized range.
+"""
 
 LOADED_BYTES = 256 << 20
 
@@ -61,9 +65,14 @@ logger = logging.getLogger("understudy.data.stats.norm_heads")
 
 
 def check_outliers(
-    key: str, statistics: Statistics, low: np.ndarray, high: np.ndarray, data: Iterable[EpisodeArrays]
+    key: str,
+    statistics: Statistics,
+    low: np.ndarray,
+    high: np.ndarray,
+    data: Iterable[EpisodeArrays],
 ) -> None:
-    """Refuse values far outside the central range of a column. Unknown figures (NaN) are not checked.
+    """Refuse values far outside the central range of a column. Unknown figures (NaN) are not
+    checked.
 
     Args:
         key: the column.
@@ -81,29 +90,41 @@ def check_outliers(
     if not len(bad):
         return
     dim = int(bad[0])
-    value = high[dim] if high[dim] - statistics.q99[dim] > statistics.q01[dim] - low[dim] else low[dim]
+    value = (
+        high[dim] if high[dim] - statistics.q99[dim] > statistics.q01[dim] - low[dim] else low[dim]
+    )
     where, episode = _locate(key, dim, data)
-    problem = f"{key}[{dim}] is {value:.4g}, and 98 % of its values are between {_range(statistics, dim)}"
-    fix = f"leave the episode out: exclude_episodes {episode}" if episode is not None else "leave its episode out"
+    problem = (
+        f"{key}[{dim}] is {value:.4g}, and 98 % of its values are between {_range(statistics, dim)}"
+    )
+    fix = (
+        f"leave the episode out: exclude_episodes {episode}"
+        if episode is not None
+        else "leave its episode out"
+    )
     raise DatasetError(problem, where=where or None, fix=f"{fix}, or correct the data")
 
 
 def warn_wide_spread(head: str, key: str, statistics: Statistics, spread: np.ndarray) -> None:
-    """Warn where the `spread`, float32 [dim], of a column is far larger than the range of most values."""
+    """Warn where the `spread`, float32 [dim], of a column is far larger than the range of most
+    values.
+    """
     with np.errstate(invalid="ignore"):
         ratio = spread / _unit(statistics)
     no_help = uses_range(statistics, "quantile")  # that mode would divide by the range, too
     for dim in np.flatnonzero(ratio > WIDE).tolist():
         advice = "" if no_help[dim] else " (data.normalize quantile ignores them)"
         warnings.warn(
-            f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values are between "
-            f"{_range(statistics, dim)}: a few values decide its normalization{advice}",
+            f"head {head!r}: {key}[{dim}] is divided by {spread[dim]:.3g}, and 98 % of its values "
+            f"are between {_range(statistics, dim)}: a few values decide its normalization{advice}",
             stacklevel=2,
         )
 
 
 def name_dimensions(key: str, dims: Iterable[int], names: Sequence[str]) -> str:
-    """Return dimensions of a column as a list for a message, with their names: `action[6] (gripper)`."""
+    """Return dimensions of a column as a list for a message, with their names:
+    `action[6] (gripper)`.
+    """
     listed = []
     for dim in dims:
         name = names[dim] if dim < len(names) else str(dim)
@@ -111,12 +132,15 @@ def name_dimensions(key: str, dims: Iterable[int], names: Sequence[str]) -> str:
     return ", ".join(listed)
 
 
-def _log_ranged(head: str, key: str, statistics: Statistics, ranged: np.ndarray, names: Sequence[str]) -> None:
+def _log_ranged(
+    head: str, key: str, statistics: Statistics, ranged: np.ndarray, names: Sequence[str]
+) -> None:
     """Name the dimensions that their range normalizes, as one line."""
     if dims := np.flatnonzero(ranged).tolist():
         ends = f"{statistics.min[dims[0]]:.4g} to {statistics.max[dims[0]]:.4g}"
         logger.info(
-            "normalization of head %r: divides by the range, since the usual spread is tiny beside it: %s (%s is %s)",
+            "normalization of head %r: divides by the range, since the usual spread is tiny beside "
+            "it: %s (%s is %s)",
             head,
             name_dimensions(key, dims, names),
             f"{key}[{dims[0]}]",
@@ -140,13 +164,17 @@ def _range(statistics: Statistics, dim: int) -> str:
 
 
 def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int | None]:
-    """Source, episode and frame of the largest value of one dimension, in action and state for a difference."""
+    """Source, episode and frame of the largest value of one dimension, in action and state for a
+    difference.
+    """
     most = -1.0
     where = ""
     of = None
     for part in data:
         keys = tuple(
-            name for name in ((ACTION, STATE) if key == ACTION else (key,)) if vector_widths(part).get(name, 0) > dim
+            name
+            for name in ((ACTION, STATE) if key == ACTION else (key,))
+            if vector_widths(part).get(name, 0) > dim
         )
         rows = Rows(part.catalog, keys, LOADED_BYTES)
         for episode, start, stop in part.segments.tolist():
@@ -167,10 +195,12 @@ class Member:
     Attributes:
         data: training part of the source, in standard keys; its segments give the frames.
         head: name of the head (see `head_name`).
-        delta: dimensions of the action that are learnt as differences to the same dimension of the state.
-        recorded: statistics by key to use without reading rows. Those of the action describe differences in the
-            dimensions of `delta`.
-        modes: key -> normalization of each dimension, the same in all sources of a head; None: that of the run for all.
+        delta: dimensions of the action that are learnt as differences to the same dimension of the
+            state.
+        recorded: statistics by key to use without reading rows. Those of the action describe
+            differences in the dimensions of `delta`.
+        modes: key -> normalization of each dimension, the same in all sources of a head; None: that
+            of the run for all.
     """
 
     data: EpisodeArrays
@@ -203,20 +233,27 @@ def compute_normalization(
     """Compute a policy's normalization as plain lists for JSON.
 
         {"heads": [H names, sorted],
-         "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": the same (absent where no source has it),
+         "action": {"offset": [H][A], "spread": [H][A]},
+         "observation.state": the same (absent where no source has it),
          "delta": [H][A] bools, "dims": {"action": [H], "observation.state": [H]}}
 
-    A and S are the widths of the widest head; beyond a head's own width (`dims`) offset and spread are 0. The order of
-    `members` does not change a bit. For other arguments and errors see `compute_statistics`.
+    A and S are the widths of the widest head; beyond a head's own width (`dims`) offset and spread
+    are 0. The order of `members` does not change a bit. For other arguments and errors see
+    `compute_statistics`.
 
     Raises:
-        DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be pooled for it.
+        DatasetError: also where recorded statistics lack figures that `mode` needs, or cannot be
+            pooled for it.
     """
     statistics = compute_statistics(members, chunk, cache, validation, workers, absolute)
     firsts = {member.head: member for member in reversed(members)}
-    columns = [key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())]
+    columns = [
+        key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())
+    ]
     dims = {
-        key: [len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics]
+        key: [
+            len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics
+        ]
         for key in columns
     }
     out: dict[str, Any] = {"heads": list(statistics)}
@@ -230,7 +267,9 @@ def compute_normalization(
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
             out.setdefault(key, {})[name] = padded
     delta = {member.head: member.delta for member in members}
-    out["delta"] = [np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in statistics]
+    out["delta"] = [
+        np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in statistics
+    ]
     return out | {"dims": dims}
 
 
@@ -242,21 +281,26 @@ def compute_statistics(
     workers: Workers | None = None,
     absolute: dict[str, dict[str, Statistics]] | None = None,
 ) -> dict[str, dict[str, Statistics]]:
-    """Compute the statistics of each head, sorted by name: `ACTION` (as learnt) and, if present, `STATE`.
+    """Compute the statistics of each head, sorted by name: `ACTION` (as learnt) and, if present,
+    `STATE`.
 
     Args:
         members: the sources.
         chunk: frames of the action's window.
         cache: folder for the summaries of each source (see `load_or_compute`); None stores nothing.
-        validation: validation parts, checked for errors only: one NaN there makes the whole loss NaN.
+        validation: validation parts, checked for errors only: one NaN there makes the whole loss
+            NaN.
         workers: processes that read the rows; None reads them in this one.
-        absolute: receives the statistics of each head whose rows are all read, with those of the actions as recorded.
+        absolute: receives the statistics of each head whose rows are all read, with those of the
+            actions as recorded.
 
     Raises:
-        DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head differ in width or
-            `delta`, or a dimension of `delta` is not in both action and state.
+        DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head
+            differ in width or `delta`, or a dimension of `delta` is not in both action and state.
     """
-    heads: dict[str, list[Member]] = {head: [] for head in sorted({member.head for member in members})}
+    heads: dict[str, list[Member]] = {
+        head: [] for head in sorted({member.head for member in members})
+    }
     for member in members:
         heads[member.head].append(member)
     for head, of_head in heads.items():
@@ -274,7 +318,9 @@ def compute_statistics(
         ahead = bar.n
 
         def compute(request: Request) -> dict[str, Summary]:
-            return summarize(request.data, request.delta, chunk, request.strides, bar.update, workers)
+            return summarize(
+                request.data, request.delta, chunk, request.strides, bar.update, workers
+            )
 
         def done(request: Request) -> None:
             """Advance the bar by the frames of a source even if they are not read."""
@@ -284,18 +330,30 @@ def compute_statistics(
 
         summaries = load_or_compute_all(cache, requests, compute, done)
     others = list(zip(validation, summaries))
-    pooled = {head: _pool_head(of_head, chunk, summaries[spans[head]], absolute) for head, of_head in heads.items()}
+    pooled = {
+        head: _pool_head(of_head, chunk, summaries[spans[head]], absolute)
+        for head, of_head in heads.items()
+    }
     for head, of_head in heads.items():
         catalogs = {id(member.data.catalog) for member in of_head}
         for key, statistics in pooled[head].items():
             check_outliers(
-                key, statistics, statistics.min, statistics.max, [m.data for m in of_head if m.recorded is None]
+                key,
+                statistics,
+                statistics.min,
+                statistics.max,
+                [m.data for m in of_head if m.recorded is None],
             )
-            learnt = np.isin(np.arange(len(statistics.mean)), of_head[0].delta if key == ACTION else ())
+            learnt = np.isin(
+                np.arange(len(statistics.mean)), of_head[0].delta if key == ACTION else ()
+            )
             for data, of_data in others:
                 if key in of_data and id(data.catalog) in catalogs:
                     # The column itself does not hold the differences.
-                    low, high = (np.where(learnt, np.nan, end) for end in (of_data[key].min, of_data[key].max))
+                    low, high = (
+                        np.where(learnt, np.nan, end)
+                        for end in (of_data[key].min, of_data[key].max)
+                    )
                     check_outliers(key, statistics, low, high, [data])
     return pooled
 
@@ -308,12 +366,19 @@ def _check_member(member: Member) -> None:
         short = [key for key in (ACTION, STATE) if not 0 <= dim < widths.get(key, 0)]
         if short:
             problem = f"delta names dimension {dim}, {short[0]!r} has {widths.get(short[0], 0)}"
-            raise DatasetError(problem, where=where, fix="name dimensions, from 0, that action and state both have")
+            raise DatasetError(
+                problem, where=where, fix="name dimensions, from 0, that action and state both have"
+            )
     for key in widths if member.recorded is not None else ():
         wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
         if wide != widths[key]:
-            problem = f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the dataset {widths[key]}"
-            raise DatasetError(problem, where=where, fix="name those of this robot, or compute them")
+            problem = (
+                f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the "
+                f"dataset {widths[key]}"
+            )
+            raise DatasetError(
+                problem, where=where, fix="name those of this robot, or compute them"
+            )
 
 
 def _check_pair(head: str, first: Member, other: Member) -> None:
@@ -321,8 +386,13 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
     for key in (ACTION, STATE):
         have = [vector_widths(m.data).get(key, 0) for m in (first, other)]
         if have[0] != have[1]:
-            widths = " and ".join(f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have))
-            fix = "give them different robot types or control modes, or map their keys (names) to the same thing"
+            widths = " and ".join(
+                f"{m.data.name!r} has {width or 'no'}" for m, width in zip((first, other), have)
+            )
+            fix = (
+                "give them different robot types or control modes, or map their keys (names) to "
+                "the same thing"
+            )
             raise DatasetError(f"head {head!r}: {widths} dimensions of {key!r}", fix=fix)
     if set(first.delta) != set(other.delta):
         deltas = " and ".join(f"{m.data.name!r} has {sorted(m.delta)}" for m in (first, other))
@@ -332,9 +402,13 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
         modes = [list((m.modes or {}).get(key, ())) for m in (first, other)]
         if modes[0] != modes[1]:
             dim = next((dim for dim, pair in enumerate(zip(*modes)) if pair[0] != pair[1]), 0)
-            named = " and ".join(f"{m.data.name!r} by {by[dim:][:1]}" for m, by in zip((first, other), modes))
+            named = " and ".join(
+                f"{m.data.name!r} by {by[dim:][:1]}" for m, by in zip((first, other), modes)
+            )
             problem = f"head {head!r}: {key}[{dim}] is normalized in {named}"
-            raise DatasetError(problem, fix=f"name the dimension by its number in data.normalize: {key}[{dim}]")
+            raise DatasetError(
+                problem, fix=f"name the dimension by its number in data.normalize: {key}[{dim}]"
+            )
 
 
 def _as_recorded(members: Sequence[Member]) -> bool:
@@ -370,7 +444,9 @@ def _pool_head(
         }  # keeps the quantiles, which pooling would lose
     delta = tuple(sorted(set(members[0].delta)))
     parts = list(summaries)
-    parts += [_summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None]
+    parts += [
+        _summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None
+    ]
     pooled = {
         key: pool([part[key] for part in parts])
         for key in (*vector_widths(members[0].data), *((DELTA,) if delta else ()))
@@ -407,12 +483,17 @@ def _summaries_from(
     summaries = {key: summary(s, s.count, range(len(s.mean))) for key, s in recorded.items()}
     if delta:
         count = round(recorded[ACTION].count * count_pairs(data, chunk) / count_frames(data))
-        summaries[DELTA] = summary(recorded[ACTION], count, delta)  # pairs per frame as in this dataset
+        # pairs per frame as in this dataset
+        summaries[DELTA] = summary(recorded[ACTION], count, delta)
     return summaries
 
 
-def _normalize_column(member: Member, key: str, statistics: Statistics, mode: Mode) -> dict[str, np.ndarray]:
-    """Offset and spread of one key under the head of a source, float32 [dim]; names doubtful dimensions."""
+def _normalize_column(
+    member: Member, key: str, statistics: Statistics, mode: Mode
+) -> dict[str, np.ndarray]:
+    """Offset and spread of one key under the head of a source, float32 [dim]; names doubtful
+    dimensions.
+    """
     names = member.data.catalog.features[key].dimension_names
     modes = list((member.modes or {}).get(key) or [mode] * len(statistics.mean))
     maps = _offset_and_spread(member.head, key, statistics, modes)
@@ -434,16 +515,20 @@ def _offset_and_spread(
         place = f"head {head!r}: {key}[{dim}]"
         if modes[dim] == "quantile" and statistics.q99[dim] <= statistics.q01[dim]:
             problem = (
-                f"{place} has q01 = q99 = {statistics.q01[dim]:.6g} in the statistics that are given, which have no "
-                "minimum and maximum to divide by instead"
+                f"{place} has q01 = q99 = {statistics.q01[dim]:.6g} in the statistics that are "
+                "given, which have no minimum and maximum to divide by instead"
             )
-            raise DatasetError(problem, fix="compute them (leave `stats` out): the rows have its range")
+            raise DatasetError(
+                problem, fix="compute them (leave `stats` out): the rows have its range"
+            )
         if np.isnan(maps["offset"][dim]) or np.isnan(maps["spread"][dim]):
             problem = (
-                f"{place} has no figures for {modes[dim]!r}: recorded statistics lack them, or differ and cannot be "
-                "pooled"
+                f"{place} has no figures for {modes[dim]!r}: recorded statistics lack them, or "
+                "differ and cannot be pooled"
             )
             fix = "compute them, give all sources of the head the same file, or another mode"
             raise DatasetError(problem, fix=fix)
-        raise DatasetError(f"{place} has values beyond float32, in which a policy computes", fix="correct the data")
+        raise DatasetError(
+            f"{place} has values beyond float32, in which a policy computes", fix="correct the data"
+        )
     return maps

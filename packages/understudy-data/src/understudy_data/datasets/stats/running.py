@@ -1,11 +1,11 @@
 """Moments, extremes and quantiles of rows that arrive in parts, in bounded memory.
 
-Mean and variance are exact. Parts are merged by the parallel formula of Chan, Golub & LeVeque (1979),
-M2 = M2a + M2b + d^2 * na * nb / n with d the difference of the means. Quantiles are computed from a sample of the rows,
-never from quantiles of the parts.
+Mean and variance are exact. Parts are merged by the parallel formula of Chan, Golub & LeVeque
+(1979), M2 = M2a + M2b + d^2 * na * nb / n with d the difference of the means. Quantiles are
+computed from a sample of the rows, never from quantiles of the parts.
 
-Statistics of uint8 images follow from histograms of 256 bins per channel. Images that are numbers of the rows have
-statistics per channel, too, as rows of their pixels.
+Statistics of uint8 images follow from histograms of 256 bins per channel. Images that are numbers
+of the rows have statistics per channel, too, as rows of their pixels.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
 @storable
 @dataclass(frozen=True)
 class Moments:
-    """Moments of the finite values of some rows; `m2` is the sum of squared differences to the mean."""
+    """Moments of the finite values of some rows; `m2` is the sum of squared differences to the
+    mean.
+    """
 
     count: np.ndarray
     mean: np.ndarray
@@ -38,7 +40,9 @@ class Moments:
 
 
 def compute_moments(rows: np.ndarray) -> Moments:
-    """Compute moments over the first axis of numbers or bools, in float64, ignoring values that are not finite."""
+    """Compute moments over the first axis of numbers or bools, in float64, ignoring values that are
+    not finite.
+    """
     wide = rows.astype(np.float64)
     finite = np.isfinite(wide)
     count = finite.sum(axis=0)
@@ -62,13 +66,17 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     share = b.count / np.maximum(count, 1)
     delta = b.mean - a.mean
     m2 = a.m2 + b.m2 + delta**2 * a.count * share
-    return Moments(count, a.mean + delta * share, m2, np.minimum(a.min, b.min), np.maximum(a.max, b.max))
+    return Moments(
+        count, a.mean + delta * share, m2, np.minimum(a.min, b.min), np.maximum(a.max, b.max)
+    )
 
 
 @cache
 def _no_moments(shape: tuple[int, ...]) -> Moments:
     zero = np.zeros(shape)
-    return Moments(np.zeros(shape, np.int64), zero, zero, np.full(shape, np.inf), np.full(shape, -np.inf))
+    return Moments(
+        np.zeros(shape, np.int64), zero, zero, np.full(shape, np.inf), np.full(shape, -np.inf)
+    )
 
 
 class RowSample:
@@ -94,7 +102,9 @@ class RowSample:
         """Sample the next rows. With stride 1 the array itself is kept, not a copy."""
         part = rows
         if self.stride != 1:
-            part = (rows[-self._seen % self.stride :: self.stride] if self.stride else rows[:0]).copy()
+            part = (
+                rows[-self._seen % self.stride :: self.stride] if self.stride else rows[:0]
+            ).copy()
         self._seen += len(rows)
         self._parts.append(part)
         self._size += len(part)
@@ -109,9 +119,11 @@ class RowSample:
 
 
 class RunningStatistics:
-    """Statistics over the first axis of arrays (n, *shape) of numbers or bools, ignoring values that are not finite.
+    """Statistics over the first axis of arrays (n, *shape) of numbers or bools, ignoring values
+    that are not finite.
 
-    Quantiles are exact up to `keep` rows, so for any one episode. Beyond it every 2nd, 4th, ... row counts.
+    Quantiles are exact up to `keep` rows, so for any one episode. Beyond it every 2nd, 4th, ... row
+    counts.
 
     Args:
         shape: shape of one row.
@@ -143,13 +155,17 @@ class RunningStatistics:
         return self._moments
 
     def merge(self, moments: Moments, rows: int, sample: np.ndarray) -> None:
-        """Add the next rows by their moments, their number and those that count for quantiles (`sample_stride`)."""
+        """Add the next rows by their moments, their number and those that count for quantiles
+        (`sample_stride`).
+        """
         self._moments = merge_moments(self._moments, moments) if self.rows else moments
         self._sample.add(sample)
         self.rows += rows
 
     def result(self) -> dict[str, np.ndarray]:
-        """Return float64 arrays of `shape` ((1,) for scalars) and `count` int64 (1,); NaN without finite values."""
+        """Return float64 arrays of `shape` ((1,) for scalars) and `count` int64 (1,); NaN without
+        finite values.
+        """
         if self.rows == 0:
             raise ValueError("no rows were added")
         some = self._moments.count > 0
@@ -162,9 +178,16 @@ class RunningStatistics:
             rows = np.where(sampled, np.where(finite, rows, np.nan), self._moments.mean)
         figures = {name: getattr(self._moments, name) for name in ("min", "max", "mean", "std")}
         figures |= dict(zip(QUANTILES, quantile(rows, list(QUANTILES.values()), axis=0)))
-        shaped = {name: np.where(some, figure, np.nan).reshape(self.shape or (1,)) for name, figure in figures.items()}
+        shaped = {
+            name: np.where(some, figure, np.nan).reshape(self.shape or (1,))
+            for name, figure in figures.items()
+        }
         ordered = {name: shaped[name] for name in ("min", "max", "mean", "std")}
-        return ordered | {"count": np.array([self.rows], np.int64)} | {name: shaped[name] for name in QUANTILES}
+        return (
+            ordered
+            | {"count": np.array([self.rows], np.int64)}
+            | {name: shaped[name] for name in QUANTILES}
+        )
 
 
 _PIXELS = 127  # of an image count for quantiles: odd, so that a stride meets all of them
@@ -174,8 +197,9 @@ _FRAMES = 64  # images whose moments are computed at once
 class PixelStatistics(RunningStatistics):
     """Statistics per channel of images that are numbers of the rows, (n, *shape).
 
-    Values are divided by `unit`: 255 gives those of uint8 in [0, 1], as of encoded images. Large images are strided as
-    theirs. Quantiles are those of some pixels of each image, always the same ones.
+    Values are divided by `unit`: 255 gives those of uint8 in [0, 1], as of encoded images. Large
+    images are strided as theirs. Quantiles are those of some pixels of each image, always the same
+    ones.
 
     Args:
         shape: shape of the figures, with 1 for height and width.
@@ -194,7 +218,8 @@ class PixelStatistics(RunningStatistics):
             return
         pixels = self._pixels(values)
         parts = [
-            compute_moments(self._scaled(pixels[first : first + _FRAMES])) for first in range(0, len(pixels), _FRAMES)
+            compute_moments(self._scaled(pixels[first : first + _FRAMES]))
+            for first in range(0, len(pixels), _FRAMES)
         ]
         self.merge(reduce(merge_moments, parts), len(values), self.sample(values))
 
@@ -227,9 +252,10 @@ _LEVELS = 40
 class ImageStatistics:
     """Statistics of uint8 images (H, W, C) of any size, per channel.
 
-    All figures follow exactly from the histograms. Beyond `keep` images every 2nd, 4th, ... one counts. Their numbers
-    alone decide which, so an interrupted recording has the figures of an uninterrupted one. Large images are strided to
-    about 150 pixels first, as in LeRobot. Values are in [0, 1], shapes (C, 1, 1).
+    All figures follow exactly from the histograms. Beyond `keep` images every 2nd, 4th, ... one
+    counts. Their numbers alone decide which, so an interrupted recording has the figures of an
+    uninterrupted one. Large images are strided to about 150 pixels first, as in LeRobot. Values are
+    in [0, 1], shapes (C, 1, 1).
 
     Args:
         channels: channels of an image.
@@ -239,7 +265,8 @@ class ImageStatistics:
 
     def __init__(self, channels: int = 3, first: int = 0, keep: int = 4096) -> None:
         self.first, self.images, self.keep = first, 0, max(2, keep)
-        self._histograms = np.zeros((_LEVELS, channels, 256), np.int64)  # by the powers of 2 in an image's number
+        # by the powers of 2 in an image's number
+        self._histograms = np.zeros((_LEVELS, channels, 256), np.int64)
 
     def add(self, image: np.ndarray) -> None:
         """Add the next image."""
@@ -255,7 +282,9 @@ class ImageStatistics:
     def merge(self, other: "ImageStatistics") -> None:
         """Add everything that `other` counted; its first image must be the next one here."""
         if other.first != self.first + self.images:
-            raise ValueError(f"images from number {other.first} on, expected {self.first + self.images}")
+            raise ValueError(
+                f"images from number {other.first} on, expected {self.first + self.images}"
+            )
         self._histograms += other._histograms
         self.images += other.images
 
@@ -288,18 +317,24 @@ class ImageStatistics:
         }
         for name, q in QUANTILES.items():  # the order statistic at rank q * (N - 1), counted from 0
             ranks = np.floor(q * (total - 1))
-            figures[name] = np.array([levels[np.searchsorted(c, r, side="right")] for c, r in zip(cumulative, ranks)])
+            figures[name] = np.array(
+                [levels[np.searchsorted(c, r, side="right")] for c, r in zip(cumulative, ranks)]
+            )
         shaped = {name: figure.reshape(-1, 1, 1) for name, figure in figures.items()}
         return {**shaped, "count": np.array([len(counted)], np.int64)}
 
 
 def image_step(height: int, width: int) -> int:
-    """Step between the measured images of an episode: 1 for small ones, larger where decoding is costly."""
+    """Step between the measured images of an episode: 1 for small ones, larger where decoding is
+    costly.
+    """
     return max(1, round(height * width / 2**16))
 
 
 def counted_images(first: int, images: int, keep: int) -> range:
-    """Numbers of the images that count, from number `first` on: all, or every 2nd, 4th, ..., at most `keep`."""
+    """Numbers of the images that count, from number `first` on: all, or every 2nd, 4th, ..., at
+    most `keep`.
+    """
     every = 1
     while len(numbers := range(-(-first // every) * every, first + images, every)) > keep:
         every *= 2
@@ -312,6 +347,8 @@ def _level(number: int) -> int:
 
 
 def _pixel_step(height: int, width: int) -> int:
-    """Step between counted pixels: 300 pixels and more come down to about 150 along the longer side."""
+    """Step between counted pixels: 300 pixels and more come down to about 150 along the longer
+    side.
+    """
     longest = max(height, width)
     return 1 if longest < 300 else longest // 150

@@ -1,24 +1,29 @@
 """Summaries of columns that can be pooled over sources, in bounded memory.
 
-Moments are numpy's own over blocks of up to `ROWS` rows, merged by the parallel formula of Chan, Golub & LeVeque
-(1979). Blocks begin anew with each part of a source, which has about `PART_FRAMES` frames. A column of one block has
-numpy's figures bit for bit; a pool has the variance of all its rows. Quantiles are computed from rows, never from
-quantiles. A pool of up to `ROWS` rows keeps all of them and is exact. In a larger pool each source keeps every
-stride-th row, together at least half of `ROWS` (a seventh for some window lengths, see `quantile_stride`). The 1 %
-quantile of such a pool is between the exact 0.98 % and 1.02 % quantiles: three standard errors of `ROWS` / 2
+Moments are numpy's own over blocks of up to `ROWS` rows, merged by the parallel formula of Chan,
+Golub & LeVeque (1979). Blocks begin anew with each part of a source, which has about `PART_FRAMES`
+frames. A column of one block has numpy's figures bit for bit; a pool has the variance of all its
+rows. Quantiles are computed from rows, never from quantiles. A pool of up to `ROWS` rows keeps all
+of them and is exact. In a larger pool each source keeps every stride-th row, together at least half
+of `ROWS` (a seventh for some window lengths, see `quantile_stride`). The 1 % quantile of such a
+pool is between the exact 0.98 % and 1.02 % quantiles: three standard errors of `ROWS` / 2
 independent rows, and one row per source.
 
-`summarize` makes one pass over the rows of a source: action, state, and action minus state. It reads the two columns
-only, file by file. Memory of each process holds one file's columns, a block of each column, and the sampled rows.
+`summarize` makes one pass over the rows of a source: action, state, and action minus state. It
+reads the two columns only, file by file. Memory of each process holds one file's columns, a block
+of each column, and the sampled rows.
 
-`load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend on.
+`load_or_compute` keeps summaries on disk for the next run, under a hash of everything they depend
+on.
 
     <folder>/statistics/<hash>.npz      the summaries of one source
-    <folder>/statistics/<hash>          those of up to about 64 small sources of a mixture (`mapped_tables.py`)
+    <folder>/statistics/<hash>          those of up to about 64 small sources of a mixture
+                                        (`mapped_tables.py`)
 
-The hash covers the frames, the keys and how they are learnt, the places of the rows by the metadata, and size and time
-of change (remote: etag or revision) of every data file that was read. A file appears by a rename and holds its own name
-and checksums. A torn or foreign file is computed again. The oldest files are removed beyond `BUDGET`.
+The hash covers the frames, the keys and how they are learnt, the places of the rows by the
+metadata, and size and time of change (remote: etag or revision) of every data file that was read. A
+file appears by a rename and holds its own name and checksums. A torn or foreign file is computed
+again. The oldest files are removed beyond `BUDGET`.
 """
 
 import contextlib
@@ -72,19 +77,22 @@ class Statistics:
 TINY = 1e-2
 """Share of half the range of a dimension below which a spread is tiny beside it."""
 LEAST_SHARE = 1e-4
-"""Share of values far from all others below which they are damaged ones, and no part of the motion."""
+"""Share of values far from all others below which they are damaged ones, and no part of the motion.
+"""
 _FEWEST = 2.5  # and their number
 
 
 def offset_and_spread(
     statistics: Statistics, mode: DimensionMode | Sequence[DimensionMode] = "mean_std"
 ) -> dict[str, np.ndarray]:
-    """Return the affine map of one column, (x - offset) / spread: {"offset", "spread"}, float32 [dim].
+    """Return the affine map of one column, (x - offset) / spread: {"offset", "spread"}, float32
+    [dim].
 
-    "mean_std" gives mean 0 and deviation 1. "min_max" gives -1..1. "quantile" maps the 1 % and 99 % quantiles to -1 and
-    1; values beyond are not clipped, so the inverse is exact. "identity" leaves the values as they are. A constant
-    dimension gets spread 0 and its value as offset. A dimension may change so rarely that its spread is tiny beside its
-    range (`uses_range`): it falls back to its range.
+    "mean_std" gives mean 0 and deviation 1. "min_max" gives -1..1. "quantile" maps the 1 % and 99 %
+    quantiles to -1 and 1; values beyond are not clipped, so the inverse is exact. "identity" leaves
+    the values as they are. A constant dimension gets spread 0 and its value as offset. A dimension
+    may change so rarely that its spread is tiny beside its range (`uses_range`): it falls back to
+    its range.
 
     Args:
         statistics: of the column.
@@ -111,25 +119,31 @@ def offset_and_spread(
 
 
 def uses_range(statistics: Statistics, mode: DimensionMode | Sequence[DimensionMode]) -> np.ndarray:
-    """Return the dimensions, bool [dim], that the range normalizes in place of the figures of `mode`.
+    """Return the dimensions, bool [dim], that the range normalizes in place of the figures of
+    `mode`.
 
-    Their spread is 0, or tiny beside their range (`TINY`), and the rare values far from the rest are a part of the
-    motion: a gripper that is 0 but for noise in 995 of 1,000 frames. One or two damaged values, or one in 10,000, are
-    none: the range would flatten all other values. Their number follows from the deviation.
+    Their spread is 0, or tiny beside their range (`TINY`), and the rare values far from the rest
+    are a part of the motion: a gripper that is 0 but for noise in 995 of 1,000 frames. One or two
+    damaged values, or one in 10,000, are none: the range would flatten all other values. Their
+    number follows from the deviation.
     """
     s = statistics
     modes = [mode] * len(s.min) if isinstance(mode, str) else list(mode)
     with np.errstate(invalid="ignore", divide="ignore"):
         half = (s.max - s.min) / 2
         central = (s.q99 - s.q01) / 2
-        share = (s.std / (2 * half)) ** 2  # of values at the other end; exact where all others are equal
+        # of values at the other end; exact where all others are equal
+        share = (s.std / (2 * half)) ** 2
         damaged = (share < LEAST_SHARE) | (share * (s.count or np.inf) < _FEWEST)
         by_figures = {
             "quantile": (central <= 0) | (central < TINY * half) & ~damaged,
-            "mean_std": (half > 0) & ((s.std <= 0) | (s.std < TINY * half) & (central < TINY * s.std)),
+            "mean_std": (half > 0)
+            & ((s.std <= 0) | (s.std < TINY * half) & (central < TINY * s.std)),
         }
         nothing = np.zeros(len(modes), bool)
-        tiny = np.array([by_figures.get(kind, nothing)[dim] for dim, kind in enumerate(modes)], bool)
+        tiny = np.array(
+            [by_figures.get(kind, nothing)[dim] for dim, kind in enumerate(modes)], bool
+        )
         return np.asarray(tiny & ~(half <= 0))
 
 
@@ -147,7 +161,9 @@ def _center_and_width(s: Statistics, mode: DimensionMode) -> tuple[np.ndarray, n
 
 
 ROWS = 1 << 22
-"""Rows of a pool up to which quantiles are exact, and rows of a block (4 bytes times this and the width in memory)."""
+"""Rows of a pool up to which quantiles are exact, and rows of a block (4 bytes times this and the
+width in memory).
+"""
 PART_FRAMES = ROWS
 """Frames of a part of the work."""
 
@@ -184,10 +200,12 @@ class Summary:
 
 
 def quantile_stride(total: int, period: int = 1) -> int:
-    """Return the stride at which to keep a pool's `total` rows: a power of the least prime that `period` lacks.
+    """Return the stride at which to keep a pool's `total` rows: a power of the least prime that
+    `period` lacks.
 
-    Rows may come in runs of `period` (the pairs of one frame with each step of its window). A stride without common
-    factor meets every place of a run. Powers of one prime let rows kept for a smaller pool serve a larger one.
+    Rows may come in runs of `period` (the pairs of one frame with each step of its window). A
+    stride without common factor meets every place of a run. Powers of one prime let rows kept for a
+    smaller pool serve a larger one.
     """
     base = next(p for p in count(2) if gcd(p, period) == 1)
     stride = 1
@@ -217,7 +235,9 @@ class SummaryBuilder:
         """Add rows: finite numbers or bools [n, dim]."""
         while len(rows):
             if self._block is None:
-                self._block = np.empty((min(self._total - self._count, ROWS), rows.shape[1]), rows.dtype)
+                self._block = np.empty(
+                    (min(self._total - self._count, ROWS), rows.shape[1]), rows.dtype
+                )
             room = min(len(self._block) - self._filled, len(rows))
             self._block[self._filled : self._filled + room] = rows[:room]
             self._filled = self._filled + room
@@ -241,10 +261,12 @@ class SummaryBuilder:
 def pool(parts: Sequence[Summary]) -> Statistics:
     """Combine sources into the statistics of their union; their order does not change a bit.
 
-    Figures that do not follow from the parts are NaN: quantiles where a part kept no rows, mean and deviation where a
-    row count is unknown. All parts with rows must have one stride.
+    Figures that do not follow from the parts are NaN: quantiles where a part kept no rows, mean and
+    deviation where a row count is unknown. All parts with rows must have one stride.
     """
-    parts = sorted(parts, key=lambda part: (part.count, *(getattr(part, name).tobytes() for name in FIGURES)))
+    parts = sorted(
+        parts, key=lambda part: (part.count, *(getattr(part, name).tobytes() for name in FIGURES))
+    )
     figures = _figures_of(parts)
     if len(parts) > 1 and not all(part.count for part in parts):
         figures |= {name: np.full_like(figures[name], np.nan) for name in ("mean", "std")}
@@ -259,7 +281,12 @@ def pool(parts: Sequence[Summary]) -> Statistics:
 
 
 def _figures_of(parts: Sequence[Summary]) -> dict[str, np.ndarray]:
-    return _combine([{name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])} for p in parts])
+    return _combine(
+        [
+            {name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])}
+            for p in parts
+        ]
+    )
 
 
 def _combine(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -269,13 +296,18 @@ def _combine(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _figures(block: np.ndarray) -> dict[str, np.ndarray]:
     """Figures of rows [n, dim], float64 [dim]; one dimension at a time bounds memory."""
     columns = [compute_moments(block[:, dim]) for dim in range(block.shape[1])]
-    return {name: np.array([getattr(c, name) for c in columns]) for name in FIGURES} | {"count": np.array([len(block)])}
+    return {name: np.array([getattr(c, name) for c in columns]) for name in FIGURES} | {
+        "count": np.array([len(block)])
+    }
 
 
 DELTA = "action - observation.state"
-"""Key of the action's dimensions learnt as differences, over all pairs of a frame and a valid step of its window."""
+"""Key of the action's dimensions learnt as differences, over all pairs of a frame and a valid step
+of its window.
+"""
 
-LOADED_BYTES = 256 << 20  # bytes of loaded rows; more than one file where an order alternates between files
+# bytes of loaded rows; more than one file where an order alternates between files
+LOADED_BYTES = 256 << 20
 PAIRS = 1 << 18  # pairs that are computed at once
 
 
@@ -292,9 +324,13 @@ def vector_widths(data: "EpisodeArrays") -> dict[str, int]:
             continue
         if feature is None or feature.is_text or feature.is_camera or len(feature.value_shape) > 1:
             problem = (
-                "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+                "there is no such feature"
+                if feature is None
+                else f"it is {feature.dtype} of shape {feature.shape}"
             )
-            raise DatasetError(f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `check`")
+            raise DatasetError(
+                f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `check`"
+            )
         widths[key] = int(np.prod(feature.value_shape))
     return widths
 
@@ -315,7 +351,9 @@ def count_pairs(data: "EpisodeArrays", chunk: int) -> int:
 
 def _pairs(data: "EpisodeArrays", chunk: int) -> np.ndarray:
     def up_to(n: np.ndarray) -> np.ndarray:
-        """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i, chunk)."""
+        """Count pairs of the last n frames before a window's bound: sum over i = 1..n of min(i,
+        chunk).
+        """
         short = np.minimum(n, chunk)
         return short * (short + 1) // 2 + (n - short) * chunk
 
@@ -331,7 +369,8 @@ def summarize(
     progress: Callable[[int], object],
     workers: Workers | None = None,
 ) -> dict[str, Summary]:
-    """Summarise `ACTION`, `STATE` (if present) and `DELTA` (if `delta` names dimensions, [len(delta)]).
+    """Summarise `ACTION`, `STATE` (if present) and `DELTA` (if `delta` names dimensions,
+    [len(delta)]).
 
     Args:
         data: the source; its segments give the frames.
@@ -342,11 +381,14 @@ def summarize(
         workers: processes; None reads in this one.
 
     Raises:
-        DatasetError: a file cannot be read, or a value of a sample is not finite; names the column, the episode and the
-            dimension.
+        DatasetError: a file cannot be read, or a value of a sample is not finite; names the column,
+            the episode and the dimension.
     """
     frames = _frames(data)
-    spans = [((part[0], part[-1] + 1),) for part in cut_parts(range(len(frames)), frames.tolist(), PART_FRAMES)]
+    spans = [
+        ((part[0], part[-1] + 1),)
+        for part in cut_parts(range(len(frames)), frames.tolist(), PART_FRAMES)
+    ]
     work = SummarizeSegments(data, delta, chunk, strides)
 
     def done(part: Part) -> None:
@@ -391,15 +433,20 @@ class SummarizeSegments:
         span = slice(*part[0])
         chunk = self.chunk
         keys = tuple(vector_widths(data))
-        counts = dict.fromkeys(keys, _frames(data)) | ({DELTA: _pairs(data, chunk)} if self.delta else {})
+        counts = dict.fromkeys(keys, _frames(data)) | (
+            {DELTA: _pairs(data, chunk)} if self.delta else {}
+        )
         builders = {
             key: SummaryBuilder(int(of[span].sum()), self.strides[key], int(of[: span.start].sum()))
             for key, of in counts.items()
         }
         rows = Rows(data.catalog, keys, LOADED_BYTES)
-        # Windows reach beyond the samples of a segment: those are targets or past states, and must be finite, too.
+        # Windows reach beyond the samples of a segment: those are targets or past states, and must
+        # be finite, too.
         reached = {ACTION: (data.reach_of(ACTION)[0], chunk - 1), STATE: data.reach_of(STATE)}
-        for (episode, start, stop), bound in zip(data.segments[span].tolist(), data.window_stops[span].tolist()):
+        for (episode, start, stop), bound in zip(
+            data.segments[span].tolist(), data.window_stops[span].tolist()
+        ):
             row = data.catalog.episodes.row_of(episode)
             values = {}
             for key in keys:
@@ -408,7 +455,9 @@ class SummarizeSegments:
                 check_finite(key, table, f"{data.name}, episode {episode}")
                 values[key] = table[start - first :]
                 builders[key].add(values[key][: stop - start])
-            for differences in _differences(values, stop - start, self.delta, chunk) if self.delta else ():
+            for differences in (
+                _differences(values, stop - start, self.delta, chunk) if self.delta else ()
+            ):
                 builders[DELTA].add(differences)
         return {key: builder.summary() for key, builder in builders.items()}
 
@@ -461,7 +510,8 @@ def load_or_compute(
 ) -> Summaries:
     """Return the stored result of `compute`, or compute and store it.
 
-    The other arguments describe the result, see `summarize`. A stored result with a smaller stride serves a larger one.
+    The other arguments describe the result, see `summarize`. A stored result with a smaller stride
+    serves a larger one.
 
     Args:
         folder: cache folder; None always computes.
@@ -483,7 +533,10 @@ def load_or_compute(
         try:
             _write(path, name, summaries)
         except OSError as error:
-            warnings.warn(f"{path}: cannot be written; the next run computes it again: {error.strerror}", stacklevel=2)
+            warnings.warn(
+                f"{path}: cannot be written; the next run computes it again: {error.strerror}",
+                stacklevel=2,
+            )
     return summaries
 
 
@@ -517,10 +570,12 @@ def load_or_compute_all(
     compute: Callable[[Request], Summaries],
     done: Callable[[Request], object],
 ) -> list[Summaries]:
-    """Return the summaries of each source, as `load_or_compute` does for one; those of many small sources in groups.
+    """Return the summaries of each source, as `load_or_compute` does for one; those of many small
+    sources in groups.
 
-    A change of any source of a group computes it again (`mapped_tables.once_per_group`). On a network file system,
-    where another host can truncate a mapped file, each source has a file of its own.
+    A change of any source of a group computes it again (`mapped_tables.once_per_group`). On a
+    network file system, where another host can truncate a mapped file, each source has a file of
+    its own.
 
     Args:
         folder: cache folder; None always computes.
@@ -532,14 +587,18 @@ def load_or_compute_all(
     found: dict[int, Summaries] = {}
     if folder is not None and are_many(len(small)) and not is_network(str(folder)):
         members = [_member(requests[number], compute) for number in small]
-        for place, summaries in once_per_group(members, str(folder), folder="statistics", budget=BUDGET):
+        for place, summaries in once_per_group(
+            members, str(folder), folder="statistics", budget=BUDGET
+        ):
             assert summaries is not None
             found[small[place]] = summaries
             done(requests[small[place]])
     for number, request in enumerate(requests):
         if number not in found:
             wanted = request.data, request.delta, request.chunk, request.strides
-            found[number] = load_or_compute(folder, *wanted, lambda request=request: compute(request))  # type: ignore[misc]
+            found[number] = load_or_compute(
+                folder, *wanted, lambda request=request: compute(request)
+            )  # type: ignore[misc]
             done(request)
     return [found[number] for number in range(len(requests))]
 
@@ -568,7 +627,13 @@ def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> s
     parts = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
     parts += [table.pairing] if table.pairing else []
     digest = hashlib.sha256(json.dumps(parts).encode())
-    arrays = (data.segments, data.window_stops, table.lengths[rows], table.data_file[rows], table.data_row[rows])
+    arrays = (
+        data.segments,
+        data.window_stops,
+        table.lengths[rows],
+        table.data_file[rows],
+        table.data_row[rows],
+    )
     for array in arrays:
         digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array, np.int64).tobytes())
     for file in np.unique(table.data_file[rows]).tolist():
@@ -578,20 +643,27 @@ def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> s
 
 
 def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None:
-    """Read a file if it is complete, has this name, and its rows are not sampled more coarsely than `strides`."""
+    """Read a file if it is complete, has this name, and its rows are not sampled more coarsely than
+    `strides`.
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:  # zip: a checksum for each array, a directory at the end
+        # zip: a checksum for each array, a directory at the end
+        with np.load(path, allow_pickle=False) as file:
             if str(file["name"]) != name:
                 return None
             summaries = {}
             for number, (key, count, stride) in enumerate(json.loads(str(file["columns"]))):
                 mean, std, low, high = (file[f"{number} {figure}"] for figure in FIGURES)
-                summaries[key] = Summary(int(count), mean, std, low, high, file[f"{number} rows"], int(stride))
+                summaries[key] = Summary(
+                    int(count), mean, std, low, high, file[f"{number} rows"], int(stride)
+                )
     except Exception:  # numpy and zipfile document no error type for a broken file
         return None
     for key, summary in summaries.items():
         stride_now = strides[key]
-        if summary.stride != stride_now and (stride_now % summary.stride if summary.stride else stride_now):
+        if summary.stride != stride_now and (
+            stride_now % summary.stride if summary.stride else stride_now
+        ):
             return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used
@@ -605,7 +677,9 @@ def _write(path: Path, name: str, summaries: Summaries) -> None:
         for number, summary in enumerate(summaries.values())
         for figure in (*FIGURES, "rows")
     }
-    columns = json.dumps([[key, summary.count, summary.stride] for key, summary in summaries.items()])
+    columns = json.dumps(
+        [[key, summary.count, summary.stride] for key, summary in summaries.items()]
+    )
     with replace_file(path) as draft, draft.open("wb") as file:
         np.savez(file, name=np.array(name), columns=np.array(columns), **arrays)
     evict_files(path.parent, BUDGET, keep=path)

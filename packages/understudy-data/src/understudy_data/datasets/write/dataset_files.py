@@ -1,11 +1,12 @@
 """A LeRobot v3.0 dataset on disk: paths, schemas, `info.json`, and atomic replacement of files.
 
-Episodes are committed one by one to the open group, which is packed into one file per kind when it is full. Group k
-owns meta/episodes file k and, once packed, data file k and video file k of every camera. Before that, each of its
-episodes has its own small files; this is an equally valid dataset. Every change replaces meta/episodes file k in one
-atomic step. Before the step the new files do not belong to the dataset, after it the old ones do not. Files outside the
-dataset are removed by the next step or on resume. No number is used twice: a reader that opened the dataset before a
-packing finds a small file missing, and never another episode in it.
+Episodes are committed one by one to the open group, which is packed into one file per kind when it
+is full. Group k owns meta/episodes file k and, once packed, data file k and video file k of every
+camera. Before that, each of its episodes has its own small files; this is an equally valid dataset.
+Every change replaces meta/episodes file k in one atomic step. Before the step the new files do not
+belong to the dataset, after it the old ones do not. Files outside the dataset are removed by the
+next step or on resume. No number is used twice: a reader that opened the dataset before a packing
+finds a small file missing, and never another episode in it.
 
 The episode table and packed files survive a power cut. The latest small files may be lost.
 """
@@ -27,7 +28,12 @@ from understudy_base.errors import DatasetError
 from understudy_base.records import Record
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.format.layouts import V3, episode_files
-from understudy_data.datasets.stats.running import NAMES, ImageStatistics, PixelStatistics, RunningStatistics
+from understudy_data.datasets.stats.running import (
+    NAMES,
+    ImageStatistics,
+    PixelStatistics,
+    RunningStatistics,
+)
 from understudy_data.storage.dataset_root import Files
 from understudy_data.video.encode import codec_name, concat_videos
 
@@ -59,7 +65,9 @@ def replace_json(path: Path, value: Record) -> None:
     write_text(path, json.dumps(value, indent=4, ensure_ascii=False), durable=False)
 
 
-def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False) -> None:
+def replace_parquet(
+    path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *, durable: bool = False
+) -> None:
     """Replace a parquet file by tables, one row group each, atomically.
 
     Args:
@@ -69,9 +77,13 @@ def replace_parquet(path: Path, parts: Iterable[pa.Table], schema: pa.Schema, *,
         durable: also survive a power cut, which waits for the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Dictionary encoding only costs time: few values repeat, and each episode rewrites the episode table.
+    # Dictionary encoding only costs time: few values repeat, and each episode rewrites the episode
+    # table.
     options = {"compression": "snappy", "use_dictionary": False, "write_page_checksum": True}
-    with replace_file(path, durable=durable) as draft, pq.ParquetWriter(draft, schema, **options) as writer:
+    with (
+        replace_file(path, durable=durable) as draft,
+        pq.ParquetWriter(draft, schema, **options) as writer,
+    ):
         for part in parts:
             writer.write_table(part)
 
@@ -80,7 +92,9 @@ def column_type(feature: Feature) -> pa.DataType:
     """Return the Arrow type of a feature's column in the data files."""
     if feature.dtype == "image":
         return pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    kind = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    kind = (
+        pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    )
     if feature.shape == (1,):
         return kind
     if len(feature.shape) == 1:
@@ -94,7 +108,8 @@ def to_column(values: Any, feature: Feature) -> pa.Array:
     """Convert values of a feature, one per frame, to an Arrow column of `column_type`.
 
     Args:
-        values: encoded images as bytes, strings, or numbers: an array (n, *shape) or a list of arrays.
+        values: encoded images as bytes, strings, or numbers: an array (n, *shape) or a list of
+            arrays.
         feature: the feature.
     """
     kind = column_type(feature)
@@ -109,7 +124,9 @@ def to_column(values: Any, feature: Feature) -> pa.Array:
     if len(feature.shape) == 1:
         return pa.FixedSizeListArray.from_arrays(column, type=kind)
     for size in reversed(feature.shape):
-        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column)
+        column = pa.ListArray.from_arrays(
+            pa.array(np.arange(0, len(column) + 1, size), pa.int32()), column
+        )
     return column.cast(kind)
 
 
@@ -121,20 +138,28 @@ def _hugging_face_type(feature: Feature) -> dict[str, Any]:
         return value
     if len(feature.shape) == 1:
         return {"feature": value, "length": feature.shape[0], "_type": "List"}
-    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}
+    return {
+        "shape": list(feature.shape),
+        "dtype": feature.dtype,
+        "_type": f"Array{len(feature.shape)}D",
+    }
 
 
 def _nested_type(kind: pa.DataType) -> Any:
     """Name an Arrow type of lists, structs and values as the `datasets` library does."""
     if pa.types.is_struct(kind):
-        return {kind.field(i).name: _nested_type(kind.field(i).type) for i in range(kind.num_fields)}
+        return {
+            kind.field(i).name: _nested_type(kind.field(i).type) for i in range(kind.num_fields)
+        }
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return {"feature": _nested_type(kind.value_type), "_type": "List"}
     name = {"double": "float64", "float": "float32"}.get(str(kind), str(kind))
     return {"dtype": name, "_type": "Value"}
 
 
-def data_schema(features: Mapping[str, Feature], nested: Mapping[str, pa.DataType] | None = None) -> pa.Schema:
+def data_schema(
+    features: Mapping[str, Feature], nested: Mapping[str, pa.DataType] | None = None
+) -> pa.Schema:
     """Return the schema of the data files, with the type metadata of the `datasets` library.
 
     Args:
@@ -148,7 +173,9 @@ def data_schema(features: Mapping[str, Feature], nested: Mapping[str, pa.DataTyp
         for key, feature in stored.items()
     }
     blob = {"info": {"features": named}}
-    fields = [pa.field(key, kinds[key] if key in kinds else column_type(f)) for key, f in stored.items()]
+    fields = [
+        pa.field(key, kinds[key] if key in kinds else column_type(f)) for key, f in stored.items()
+    ]
     return pa.schema(fields, metadata={b"huggingface": json.dumps(blob).encode()})
 
 
@@ -156,7 +183,11 @@ def episode_schema(features: Mapping[str, Feature]) -> pa.Schema:
     """Return the schema of meta/episodes: the place of each episode, and its statistics."""
     whole = pa.int64()
     seconds = pa.float64()
-    fields: dict[str, pa.DataType] = {"episode_index": whole, "tasks": pa.list_(pa.string()), "length": whole}
+    fields: dict[str, pa.DataType] = {
+        "episode_index": whole,
+        "tasks": pa.list_(pa.string()),
+        "length": whole,
+    }
     fields |= {"data/chunk_index": whole, "data/file_index": whole}
     fields |= {"dataset_from_index": whole, "dataset_to_index": whole}
     for key, feature in features.items():
@@ -175,11 +206,15 @@ def number_statistics(feature: Feature) -> RunningStatistics:
     """Return empty statistics of a feature of numbers: per channel where they are images."""
     if (axes := feature.pixel_axes) is None:
         return RunningStatistics(feature.shape)
-    return PixelStatistics(feature.statistics_shape, axes, 255.0 if feature.dtype == "uint8" else 1.0)
+    return PixelStatistics(
+        feature.statistics_shape, axes, 255.0 if feature.dtype == "uint8" else 1.0
+    )
 
 
 def is_recorded_here(files: Files) -> bool:
-    """Return whether `EpisodeWriter` recorded a dataset: all files of its episode table have its mark."""
+    """Return whether `EpisodeWriter` recorded a dataset: all files of its episode table have its
+    mark.
+    """
     paths = list(episode_files(files)) if files.exists(f"{V3.episodes}") else []
     for path in paths:
         with files.parquet(path) as file:
@@ -202,7 +237,8 @@ def statistic_value(feature: Feature, name: str, figure: np.ndarray) -> Any:
     """Convert one statistic to nested lists of Python numbers of `statistic_type`."""
     if not _is_integer(feature, name):
         return figure.astype(np.float64).tolist()
-    return figure.clip(-(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64).tolist()  # floats of 64-bit integers
+    # floats of 64-bit integers
+    return figure.clip(-(2.0**63), np.nextafter(2.0**63, 0)).astype(np.int64).tolist()
 
 
 def _is_integer(feature: Feature, name: str) -> bool:
@@ -214,7 +250,10 @@ def _is_integer(feature: Feature, name: str) -> bool:
 
 def statistic_columns(feature: Feature, figures: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the columns of meta/episodes with the statistics of a feature."""
-    return {f"stats/{feature.key}/{name}": statistic_value(feature, name, figures[name]) for name in NAMES}
+    return {
+        f"stats/{feature.key}/{name}": statistic_value(feature, name, figures[name])
+        for name in NAMES
+    }
 
 
 def stats_json(
@@ -229,7 +268,9 @@ def stats_json(
 
 
 def episode_columns(episode: int, tasks: Sequence[str], length: int, first: int) -> dict[str, Any]:
-    """Return the columns of meta/episodes about an episode whose first frame has the index `first`."""
+    """Return the columns of meta/episodes about an episode whose first frame has the index
+    `first`.
+    """
     return {
         "episode_index": episode,
         "tasks": tasks,
@@ -241,9 +282,19 @@ def episode_columns(episode: int, tasks: Sequence[str], length: int, first: int)
 
 def tasks_table(tasks: Sequence[str]) -> pa.Table:
     """Build meta/tasks.parquet: task_index, and the text as pandas' index."""
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    table = pa.table(
+        {
+            "task_index": pa.array(range(len(tasks)), pa.int64()),
+            "task": pa.array(tasks, pa.string()),
+        }
+    )
     columns = [
-        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {
+            "name": "task_index",
+            "field_name": "task_index",
+            "pandas_type": "int64",
+            "numpy_type": "int64",
+        },
         {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
     ]
     pandas = {
@@ -256,21 +307,34 @@ def tasks_table(tasks: Sequence[str]) -> pa.Table:
     return table.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()})
 
 
-def video_info(height: int, width: int, codec: str, pix_fmt: str | None, fps: float, channels: int) -> dict[str, Any]:
+def video_info(
+    height: int, width: int, codec: str, pix_fmt: str | None, fps: float, channels: int
+) -> dict[str, Any]:
     """Return facts about the videos of a camera, for its entry in info.json."""
     names = ("height", "width", "codec", "pix_fmt", "fps", "channels")
-    return {f"video.{name}": fact for name, fact in zip(names, (height, width, codec, pix_fmt, fps, channels))}
+    return {
+        f"video.{name}": fact
+        for name, fact in zip(names, (height, width, codec, pix_fmt, fps, channels))
+    }
 
 
-def feature_entries(features: Mapping[str, Feature], fps: int, codec: str, gop: int, crf: int | None) -> dict[str, Any]:
+def feature_entries(
+    features: Mapping[str, Feature], fps: int, codec: str, gop: int, crf: int | None
+) -> dict[str, Any]:
     """Return the `features` of info.json."""
     entries: dict[str, Any] = {}
     for key, feature in features.items():
-        entry: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
+        entry: dict[str, Any] = {
+            "dtype": feature.dtype,
+            "shape": list(feature.shape),
+            "names": feature.names,
+        }
         if feature.is_video:
             height, width, channels = feature.shape
             entry["info"] = video_info(height, width, codec_name(codec), "yuv420p", fps, channels)
-            entry["info"] |= {"video.g": gop} | ({} if crf is None else {"video.crf": crf}) | PLAIN_VIDEO
+            entry["info"] |= (
+                {"video.g": gop} | ({} if crf is None else {"video.crf": crf}) | PLAIN_VIDEO
+            )
         entries[key] = entry
     return entries
 
@@ -348,8 +412,12 @@ def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[
     for kind in ("data", *(f"videos/{key}" for key in video_keys(features))):
         row |= file_columns(kind, group.next_file)
     row |= file_columns("meta/episodes", group.number)
-    rows = pa.concat_tables([group.rows, pa.Table.from_pylist([row], group.rows.schema)]).combine_chunks()
-    replace_parquet(root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
+    rows = pa.concat_tables(
+        [group.rows, pa.Table.from_pylist([row], group.rows.schema)]
+    ).combine_chunks()
+    replace_parquet(
+        root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True
+    )
     group.rows = rows
     group.next_file = group.next_file + 1
     for key, path in paths.items():
@@ -358,7 +426,9 @@ def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[
 
 def is_full(group: Group, data_file_mb: float, video_file_mb: float) -> bool:
     """Check whether the group reached a file size or `MAX_EPISODES`."""
-    over = any(size >= (video_file_mb if key else data_file_mb) * 1e6 for key, size in group.sizes.items())
+    over = any(
+        size >= (video_file_mb if key else data_file_mb) * 1e6 for key, size in group.sizes.items()
+    )
     return over or group.rows.num_rows >= MAX_EPISODES
 
 
@@ -394,7 +464,9 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
         if name != "data":
             rows = _set(rows, f"{name}/from_timestamp", (ends - lengths) / fps)
             rows = _set(rows, f"{name}/to_timestamp", ends / fps)
-    replace_parquet(root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True)
+    replace_parquet(
+        root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True
+    )
     for paths in old:
         for path in paths.values():
             path.unlink()
@@ -405,13 +477,17 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
 
 def file_numbers(rows: pa.Table, kind: str) -> list[int]:
     """Return the file number of each row for "data" or "videos/<key>"."""
-    chunk, file = (rows.column(f"{kind}/{name}").to_numpy() for name in ("chunk_index", "file_index"))
+    chunk, file = (
+        rows.column(f"{kind}/{name}").to_numpy() for name in ("chunk_index", "file_index")
+    )
     return [int(number) for number in chunk * FILES_PER_CHUNK + file]
 
 
 def remove_orphans(root: Path, features: Mapping[str, Feature], rows: pa.Table) -> None:
     """Delete unlisted data and video files and temporary files in the writer's folders."""
-    kinds = {"data": (DATA_PATH, "")} | {f"videos/{key}": (VIDEO_PATH, key) for key in video_keys(features)}
+    kinds = {"data": (DATA_PATH, "")} | {
+        f"videos/{key}": (VIDEO_PATH, key) for key in video_keys(features)
+    }
     for kind, (template, key) in kinds.items():
         named = {root / file_path(template, number, key) for number in file_numbers(rows, kind)}
         for path in (root / kind).glob("chunk-*/*"):
@@ -420,12 +496,21 @@ def remove_orphans(root: Path, features: Mapping[str, Feature], rows: pa.Table) 
                 path.unlink()
         missing = sorted(path for path in named if not path.exists())
         if missing:
-            raise DatasetError("is missing", where=missing[0], fix="restore the file; the recording cannot continue")
+            raise DatasetError(
+                "is missing",
+                where=missing[0],
+                fix="restore the file; the recording cannot continue",
+            )
     for suffix in _DRAFTS:
-        for path in [*(root / "meta").glob(f".*{suffix}"), *(root / "meta/episodes").glob(f"chunk-*/.*{suffix}")]:
+        for path in [
+            *(root / "meta").glob(f".*{suffix}"),
+            *(root / "meta/episodes").glob(f"chunk-*/.*{suffix}"),
+        ]:
             os.unlink(path)
 
 
 def _set(rows: pa.Table, name: str, values: np.ndarray) -> pa.Table:
     place = rows.schema.get_field_index(name)
-    return rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
+    return rows.set_column(
+        place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type)
+    )

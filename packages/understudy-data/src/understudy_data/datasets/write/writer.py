@@ -9,15 +9,16 @@
             writer.add_frame({"observation.images.top": image, ...}, task="pick up the red block")
         writer.save_episode()
 
-The folder is a valid dataset at every instant, `kill -9` included. It holds exactly the episodes that `save_episode`
-committed (see `dataset_files.py`; before the first one `Catalog.open` reports that there is no episode).
-`resume=True` removes the remains of a killed recording and continues; without a new episode a finished recording keeps
-every byte.
-`stats.json` may lack the last tenth of the frames until `finish`.
+The folder is a valid dataset at every instant, `kill -9` included. It holds exactly the episodes
+that `save_episode` committed (see `dataset_files.py`; before the first one `Catalog.open` reports
+that there is no episode). `resume=True` removes the remains of a killed recording and continues;
+without a new episode a finished recording keeps every byte. `stats.json` may lack the last tenth of
+the frames until `finish`.
 
-Only episode tables count as committed. A resume computes totals and statistics from them and from the files they name.
-Numbers are read back exactly. Images are decoded from the recorded files, those that count in a recording of this
-length (`counted_images`). So the figures equal those of an uninterrupted recording.
+Only episode tables count as committed. A resume computes totals and statistics from them and from
+the files they name. Numbers are read back exactly. Images are decoded from the recorded files,
+those that count in a recording of this length (`counted_images`). So the figures equal those of an
+uninterrupted recording.
 """
 
 import fcntl
@@ -42,7 +43,12 @@ from understudy_base.errors import DatasetError
 from understudy_base.records import Record
 from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature
 from understudy_data.datasets.format.layouts import episode_files
-from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics, counted_images, image_step
+from understudy_data.datasets.stats.running import (
+    ImageStatistics,
+    RunningStatistics,
+    counted_images,
+    image_step,
+)
 from understudy_data.datasets.write.dataset_files import (
     DATA_PATH,
     EPISODES_PATH,
@@ -80,7 +86,8 @@ _BATCH = 16  # images in memory
 
 
 def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> dict[str, Feature]:
-    """Return the features to record, followed by the five default columns; `codec` encodes the videos.
+    """Return the features to record, followed by the five default columns; `codec` encodes the
+    videos.
 
     Raises:
         ValueError: LeRobot v3.0 cannot hold a feature; names the key and the rule.
@@ -89,26 +96,39 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
     for key, entry in features.items():
         extra = set(entry) - {"dtype", "shape", "names"}
         if not key or "/" in key or key in DEFAULTS or key == "task":
-            raise ValueError(f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task")
+            raise ValueError(
+                f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task"
+            )
         if extra or "dtype" not in entry:
-            raise ValueError(f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}")
+            raise ValueError(
+                f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}"
+            )
         dtype = str(entry["dtype"])
         names = entry.get("names")
         sizes = entry.get("shape", (1,))
         if any(map(is_boolean, sizes)):
-            raise ValueError(f"feature {key!r}: shape {sizes} must have one to five positive sizes; a scalar is (1,)")
+            raise ValueError(
+                f"feature {key!r}: shape {sizes} must have one to five positive sizes; a scalar is "
+                "(1,)"
+            )
         shape = tuple(map(int, sizes))
         if dtype not in (*NUMBERS, "string", "video", "image"):
             raise ValueError(
-                f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(NUMBERS)}, string, video, image"
+                f"feature {key!r}: dtype {dtype!r} is not one of {', '.join(NUMBERS)}, string, "
+                "video, image"
             )
         if not shape or min(shape) < 1 or len(shape) > 5:
-            raise ValueError(f"feature {key!r}: shape {shape} must have one to five positive sizes; a scalar is (1,)")
+            raise ValueError(
+                f"feature {key!r}: shape {shape} must have one to five positive sizes; a scalar is "
+                "(1,)"
+            )
         if dtype == "string" and shape != (1,):
             raise ValueError(f"feature {key!r}: strings have shape (1,), not {shape}")
         if dtype in ("video", "image"):
             if len(shape) != 3 or shape[2] != 3:
-                raise ValueError(f"feature {key!r}: images have shape (height, width, 3), not {shape}")
+                raise ValueError(
+                    f"feature {key!r}: images have shape (height, width, 3), not {shape}"
+                )
             if dtype == "video":
                 try:
                     check_size(codec, shape[0], shape[1])
@@ -124,10 +144,12 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
 
 
 def check_frame(values: Record, features: Mapping[str, Feature], allow_nan: bool) -> dict[str, Any]:
-    """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3) arrays.
+    """Convert the values of one frame to their features' dtypes; images stay uint8 (H, W, 3)
+    arrays.
 
-    Lists and plain numbers are taken as arrays. Floats are rounded to the feature's precision. Integers are taken where
-    the feature's dtype holds them exactly. Floats are not integers, and nothing but bool is a bool.
+    Lists and plain numbers are taken as arrays. Floats are rounded to the feature's precision.
+    Integers are taken where the feature's dtype holds them exactly. Floats are not integers, and
+    nothing but bool is a bool.
 
     Raises:
         ValueError: a value breaks a rule; names the key and the rule.
@@ -136,9 +158,15 @@ def check_frame(values: Record, features: Mapping[str, Feature], allow_nan: bool
     if values.keys() != expected:
         missing = sorted(expected - values.keys())
         extra = sorted(values.keys() - expected)
-        parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with unknown {', '.join(extra)}"] * bool(extra)
+        parts = [f"without {', '.join(missing)}"] * bool(missing) + [
+            f"with unknown {', '.join(extra)}"
+        ] * bool(extra)
         raise ValueError(f"frame {' and '.join(parts)}: give exactly {', '.join(sorted(expected))}")
-    return {key: _check_value(key, values[key], features[key], allow_nan) for key in features if key in expected}
+    return {
+        key: _check_value(key, values[key], features[key], allow_nan)
+        for key in features
+        if key in expected
+    }
 
 
 def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any:
@@ -155,23 +183,34 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
     if feature.is_encoded or want.kind == "b":
         if array.dtype != want:
             raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
-        return array if feature.is_encoded else array.copy()  # images are encoded at once; other values are kept
+        # images are encoded at once; other values are kept
+        return array if feature.is_encoded else array.copy()
     if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
         raise ValueError(f"{key!r}: dtype {array.dtype} cannot become {want}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(want)  # always a copy: the caller may reuse its buffer
-        exact = (cast == array) & (cast.astype(array.dtype) == array)  # NumPy compares int64 with float64 as floats
+        # NumPy compares int64 with float64 as floats
+        exact = (cast == array) & (cast.astype(array.dtype) == array)
     if array.dtype.kind in "iu" and not exact.all():
         raise ValueError(f"{key!r}: {array.flat[int(np.argmin(exact))]} does not fit into {want}")
-    if want.kind == "f" and (wrong := ~np.isfinite(cast) & (np.isfinite(array) if allow_nan else True)).any():
+    if (
+        want.kind == "f"
+        and (wrong := ~np.isfinite(cast) & (np.isfinite(array) if allow_nan else True)).any()
+    ):
         where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        fix = "its dtype has no such number" if np.isfinite(array[where]) else "allow_nan=True records it"
+        fix = (
+            "its dtype has no such number"
+            if np.isfinite(array[where])
+            else "allow_nan=True records it"
+        )
         raise ValueError(f"{key!r}: {array[where]} at {where} is not a finite {want} ({fix})")
     return cast
 
 
 def encode_png(image: np.ndarray) -> bytes:
-    """Encode uint8 (H, W, 3) as PNG at the fastest compression, since recording is time-critical."""
+    """Encode uint8 (H, W, 3) as PNG at the fastest compression, since recording is
+    time-critical.
+    """
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
@@ -186,8 +225,8 @@ class EpisodeWriter:
     Args:
         root: the folder.
         fps: frames per second, an integer.
-        features: key -> {"dtype", "shape", "names"}; dtype is "video" (encoded), "image" (PNG in the rows), a numpy
-            number type, "bool" or "string".
+        features: key -> {"dtype", "shape", "names"}; dtype is "video" (encoded), "image" (PNG in
+            the rows), a numpy number type, "bool" or "string".
         robot_type: stored in info.json.
         codec: video encoder (see `VideoEncoder`).
         gop: frames from key frame to key frame.
@@ -199,8 +238,8 @@ class EpisodeWriter:
 
     Raises:
         ValueError: the format cannot hold these settings.
-        DatasetError: the folder is not empty (without `resume`), was not recorded by EpisodeWriter, was recorded with
-            other settings, or is in use by another writer.
+        DatasetError: the folder is not empty (without `resume`), was not recorded by EpisodeWriter,
+            was recorded with other settings, or is in use by another writer.
     """
 
     def __init__(
@@ -219,8 +258,16 @@ class EpisodeWriter:
         resume: bool = False,
     ) -> None:
         codec_name(codec)
-        if is_boolean(fps) or fps != int(fps) or fps < 1 or gop < 1 or min(data_file_mb, video_file_mb) <= 0:
-            raise ValueError(f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive")
+        if (
+            is_boolean(fps)
+            or fps != int(fps)
+            or fps < 1
+            or gop < 1
+            or min(data_file_mb, video_file_mb) <= 0
+        ):
+            raise ValueError(
+                f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive"
+            )
         self.root, self.fps, self.features = Path(root), int(fps), check_features(features, codec)
         self._codec = codec
         self._gop = gop
@@ -238,7 +285,9 @@ class EpisodeWriter:
         self._changed = False  # episodes were added since the last packing
         if self.root.is_dir() and any(self.root.iterdir()):
             if not resume:
-                raise DatasetError("is not empty", where=self.root, fix="name a new folder, or pass resume=True")
+                raise DatasetError(
+                    "is not empty", where=self.root, fix="name a new folder, or pass resume=True"
+                )
             self._lock = _lock_folder(self)
             try:
                 self._resume()
@@ -252,14 +301,14 @@ class EpisodeWriter:
             self._lock = _lock_folder(self)
         self._clear()
 
-    # -- one frame, one episode -------------------------------------------------------------------------------------
+    # -- one frame, one episode --------------------------------------------------------------------
 
     def add_frame(self, values: Record, task: str) -> None:
         """Add a frame to the current episode. Index, timestamp and task columns are filled in.
 
         Args:
-            values: one value per feature: numbers of the feature's shape (a plain number for shape (1,)), uint8
-                (height, width, 3) RGB for images, str for strings.
+            values: one value per feature: numbers of the feature's shape (a plain number for shape
+                (1,)), uint8 (height, width, 3) RGB for images, str for strings.
             task: description of the task.
 
         Raises:
@@ -274,7 +323,9 @@ class EpisodeWriter:
                 path = small_files(self.root, self.features, self._group.next_file)[key]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 height, width, _ = self.features[key].shape
-                self._encoders[key] = VideoEncoder(path, self.fps, height, width, self._codec, self._gop, self._crf)
+                self._encoders[key] = VideoEncoder(
+                    path, self.fps, height, width, self._codec, self._gop, self._crf
+                )
         for key, value in frame.items():
             feature = self.features[key]
             if feature.is_video:
@@ -288,8 +339,8 @@ class EpisodeWriter:
     def save_episode(self) -> int:
         """Commit the frames added since the last call as an episode; return its number.
 
-        After the return the episode survives the end of the process. On an error the episode is dropped and the dataset
-        is unchanged.
+        After the return the episode survives the end of the process. On an error the episode is
+        dropped and the dataset is unchanged.
         """
         self._check_open()
         if not self._frame_tasks:
@@ -338,7 +389,10 @@ class EpisodeWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is None:
             self.finish()
@@ -346,10 +400,12 @@ class EpisodeWriter:
             self.discard_episode()
             self._lock()
 
-    # -- files ------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def _write_files(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Write the episode's own files; return its row of meta/episodes, without file places, and its numbers."""
+        """Write the episode's own files; return its row of meta/episodes, without file places, and
+        its numbers.
+        """
         length = len(self._frame_tasks)
         tasks = list(dict.fromkeys(self._frame_tasks))
         all_tasks = self.tasks + [task for task in tasks if task not in self.tasks]
@@ -382,7 +438,10 @@ class EpisodeWriter:
             self._write_tasks(all_tasks)
         row = episode_columns(self.episodes, tasks, length, self.frames)
         for key in video_keys(self.features):
-            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.fps}
+            row |= {
+                f"videos/{key}/from_timestamp": 0.0,
+                f"videos/{key}/to_timestamp": length / self.fps,
+            }
         for key, part in (statistics | self._images).items():
             row |= statistic_columns(self.features[key], part.result())
         return row, numbers
@@ -436,20 +495,33 @@ class EpisodeWriter:
         fix = "record into a new folder"
         try:
             info = json.loads((self.root / "meta/info.json").read_bytes())
-            tables = [pq.read_table(self.root / name, use_threads=False) for name in episode_files(Files(self.root))]
+            tables = [
+                pq.read_table(self.root / name, use_threads=False)
+                for name in episode_files(Files(self.root))
+            ]
             listed = pq.read_table(self.root / "meta/tasks.parquet", use_threads=False)
         except (OSError, ValueError, pa.ArrowException) as error:
             problem = f"is not a recording that can be continued: {str(error).splitlines()[0]}"
             raise DatasetError(problem, where=self.root, fix=fix) from None
-        if not tables or not all(MARK.items() <= (table.schema.metadata or {}).items() for table in tables):
-            raise DatasetError("was not recorded by EpisodeWriter and cannot be continued", where=self.root, fix=fix)
+        if not tables or not all(
+            MARK.items() <= (table.schema.metadata or {}).items() for table in tables
+        ):
+            raise DatasetError(
+                "was not recorded by EpisodeWriter and cannot be continued",
+                where=self.root,
+                fix=fix,
+            )
         self._check_settings(info)
         schema = episode_schema(self.features)
         tables = [table.select(schema.names).cast(schema) for table in tables]
         rows = pa.concat_tables(tables)
         self.episodes, self.frames = rows.num_rows, int(np.sum(rows["length"].to_numpy()))
         if rows["episode_index"].to_pylist() != list(range(self.episodes)):
-            raise DatasetError("its episodes are not numbered 0, 1, 2, ...", where=self.root / EPISODES_PATH, fix=fix)
+            raise DatasetError(
+                "its episodes are not numbered 0, 1, 2, ...",
+                where=self.root / EPISODES_PATH,
+                fix=fix,
+            )
         number = len(tables) - 1
         is_packed = number in file_numbers(tables[-1], "data")
         if is_packed:
@@ -464,34 +536,48 @@ class EpisodeWriter:
         remove_orphans(self.root, self.features, rows)
         if self._robot_type is None:
             self._robot_type = info.get("robot_type")
-        _rebuild_statistics(self.root, self.features, rows, self._statistics)  # before the small files are packed
+        # before the small files are packed
+        _rebuild_statistics(self.root, self.features, rows, self._statistics)
         totals = [info.get(f"total_{name}") for name in ("episodes", "frames", "tasks")]
-        is_finished = totals == [self.episodes, self.frames, len(tasks)] and len(tasks) == listed.num_rows
+        is_finished = (
+            totals == [self.episodes, self.frames, len(tasks)] and len(tasks) == listed.num_rows
+        )
         is_finished &= self._group.rows.num_rows == 0 and (
             self.frames == 0 or _counted_frames(self.root) == self.frames
         )
         if not is_finished:
             self._write_tasks(tasks)
             self._write_totals(statistics=True)
-            # Pack the open group now: joined videos need the same encoder settings, and ours may differ.
+            # Pack the open group now: joined videos need the same encoder settings, and ours may
+            # differ.
             self._group = pack(self.root, self.features, self._group, self.fps)
 
     def _check_settings(self, info: Record) -> None:
         """Refuse a recording with other settings."""
         shapes, expected = (
             {
-                key: (entry.get("dtype"), list(entry.get("shape", [])), entry.get("info", {}).get("video.codec"))
+                key: (
+                    entry.get("dtype"),
+                    list(entry.get("shape", [])),
+                    entry.get("info", {}).get("video.codec"),
+                )
                 for key, entry in entries.items()
             }
             for entries in (info.get("features", {}), self._entries)
         )
         if shapes != expected or info.get("fps") != self.fps:
-            differ = sorted(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
+            differ = sorted(
+                key
+                for key in shapes.keys() | expected.keys()
+                if shapes.get(key) != expected.get(key)
+            )
             of = f" with other settings of {', '.join(differ)}" if differ else ""
             fix = "continue with the same fps, features and codec, or record into a new folder"
-            raise DatasetError(f"was recorded at {info.get('fps')} fps{of}", where=self.root, fix=fix)
+            raise DatasetError(
+                f"was recorded at {info.get('fps')} fps{of}", where=self.root, fix=fix
+            )
 
-    # -- state ------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         self._encoders: dict[str, VideoEncoder] = {}
@@ -515,7 +601,9 @@ def _lock_folder(owner: EpisodeWriter) -> "weakref.finalize[..., EpisodeWriter]"
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise DatasetError("is in use by another writer", where=owner.root, fix="wait for it") from None
+        raise DatasetError(
+            "is in use by another writer", where=owner.root, fix="wait for it"
+        ) from None
     return weakref.finalize(owner, os.close, handle)
 
 
@@ -536,7 +624,9 @@ def _counted_frames(root: Path) -> int | None:
         return None
 
 
-def _rebuild_statistics(root: Path, features: Mapping[str, Feature], rows: pa.Table, statistics: Statistics) -> None:
+def _rebuild_statistics(
+    root: Path, features: Mapping[str, Feature], rows: pa.Table, statistics: Statistics
+) -> None:
     """Fill empty statistics from the recorded files."""
     for key, part in statistics.items():
         if isinstance(part, ImageStatistics):
@@ -551,12 +641,16 @@ def _rebuild_statistics(root: Path, features: Mapping[str, Feature], rows: pa.Ta
                     part = statistics[key]
                     assert isinstance(part, RunningStatistics)
                     while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-                        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+                        column = pa.chunked_array(
+                            [chunk.flatten() for chunk in column.chunks], column.type.value_type
+                        )
                     part.add(column.to_numpy().reshape(-1, *features[key].shape))
 
 
 def _data_files(root: Path, rows: pa.Table) -> Iterator[Path]:
-    return (root / file_path(DATA_PATH, number) for number in dict.fromkeys(file_numbers(rows, "data")))
+    return (
+        root / file_path(DATA_PATH, number) for number in dict.fromkeys(file_numbers(rows, "data"))
+    )
 
 
 def _add_images(root: Path, feature: Feature, rows: pa.Table, part: ImageStatistics) -> None:
@@ -567,7 +661,9 @@ def _add_images(root: Path, feature: Feature, rows: pa.Table, part: ImageStatist
     total = int(counts.sum())
     numbers = np.array(counted_images(0, total, part.keep), np.int64)
     episodes = np.searchsorted(np.cumsum(counts), numbers, side="right")
-    frames = (np.cumsum(lengths) - lengths)[episodes] + step * (numbers - (np.cumsum(counts) - counts)[episodes])
+    frames = (np.cumsum(lengths) - lengths)[episodes] + step * (
+        numbers - (np.cumsum(counts) - counts)[episodes]
+    )
     read = _read_videos if feature.is_video else _read_image_column
     for number, image in zip(numbers.tolist(), read(root, feature.key, rows, frames), strict=True):
         part.skip(number - part.images)
@@ -602,7 +698,9 @@ def _read_videos(root: Path, key: str, rows: pa.Table, frames: np.ndarray) -> It
             video.close()
 
 
-def _read_image_column(root: Path, key: str, rows: pa.Table, frames: np.ndarray) -> Iterator[np.ndarray]:
+def _read_image_column(
+    root: Path, key: str, rows: pa.Table, frames: np.ndarray
+) -> Iterator[np.ndarray]:
     """Yield images of an image column, uint8 (H, W, 3)."""
     begin = 0
     for path in _data_files(root, rows):
@@ -611,7 +709,9 @@ def _read_image_column(root: Path, key: str, rows: pa.Table, frames: np.ndarray)
                 count = file.metadata.row_group(group).num_rows
                 first, last = np.searchsorted(frames, [begin, begin + count])
                 if first < last:
-                    column = file.read_row_group(group, columns=[key], use_threads=False).column(key)
+                    column = file.read_row_group(group, columns=[key], use_threads=False).column(
+                        key
+                    )
                     for row in (frames[first:last] - begin).tolist():
                         image = Image.open(io.BytesIO(column[row]["bytes"].as_py())).convert("RGB")
                         yield np.asarray(image)

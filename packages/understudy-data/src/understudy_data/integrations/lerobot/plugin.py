@@ -19,8 +19,16 @@ from understudy_data.order_file import dataset_facts, write_order_file
 
 SCRIPT = "lerobot.scripts.lerobot_train"
 ORDER_FILE = "UNDERSTUDY_ORDER"
-"""Environment variable with the path of an order file: the run plays it, or writes its own order there if it is new."""
-_NEEDED = ("make_train_eval_datasets", "EpisodeAwareSampler", "compute_sampler_state", "cycle", "train")
+"""Environment variable with the path of an order file: the run plays it, or writes its own order
+there if it is new.
+"""
+_NEEDED = (
+    "make_train_eval_datasets",
+    "EpisodeAwareSampler",
+    "compute_sampler_state",
+    "cycle",
+    "train",
+)
 
 logger = logging.getLogger("understudy.integrations.lerobot.plugin")
 
@@ -68,8 +76,8 @@ def install(script: ModuleType) -> None:
         return
     if missing := [name for name in _NEEDED if not hasattr(script, name)]:
         raise ImportError(
-            f"{script.__name__} has no {missing[0]}: the plugin fits LeRobot 0.6.1; write the lines of "
-            f"{page('loading.md')} into a copy of the script instead"
+            f"{script.__name__} has no {missing[0]}: the plugin fits LeRobot 0.6.1; write the "
+            f"lines of {page('loading.md')} into a copy of the script instead"
         )
     run = _Run()
     script._understudy = run  # type: ignore[attr-defined]
@@ -110,15 +118,22 @@ def install(script: ModuleType) -> None:
 
 def _describe_wrapped(batches: Any, dataset: Any) -> str:
     """Return the message about a training loader that is not of the dataset that LeRobot made."""
-    kind = f"a {type(dataset).__name__}" if dataset is not None else f"in a {type(batches).__name__} without a dataset"
+    kind = (
+        f"a {type(dataset).__name__}"
+        if dataset is not None
+        else f"in a {type(batches).__name__} without a dataset"
+    )
     return (
-        f"the training dataset is {kind}, not the LeRobotDataset of make_train_eval_datasets: the plugin cannot load "
-        "it, and LeRobot's own loader would; pass the dataset to the DataLoader as it is, or leave out the plugin"
+        f"the training dataset is {kind}, not the LeRobotDataset of make_train_eval_datasets: the "
+        "plugin cannot load it, and LeRobot's own loader would; pass the dataset to the "
+        "DataLoader as it is, or leave out the plugin"
     )
 
 
 def _batches(run: _Run) -> Iterator[dict[str, Any]]:
-    """Open the loader of this process at the position of the run, and yield its batches without end."""
+    """Open the loader of this process at the position of the run, and yield its batches without
+    end.
+    """
     from accelerate import PartialState
 
     config = run.config
@@ -145,20 +160,25 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
         order = Order.from_file(path, batch_size=options.pop("batch_size"))
         if order.stop < config.steps * order.batch_size:
             fix = f"export more of them, or name a new file in {ORDER_FILE}"
-            raise ConfigError(f"{path}: has {order.stop // order.batch_size} steps of {config.steps}; {fix}")
+            raise ConfigError(
+                f"{path}: has {order.stop // order.batch_size} steps of {config.steps}; {fix}"
+            )
         options["order"] = order
         del options["seed"]
     device = process.device if process.device.type == "cuda" else None
     loader = Loader(data, position=run.position, device=device, **options)
     # Not at the import: LeRobot sets up its log after that.
     logger.info(
-        "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d processes%s",
+        "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d "
+        "processes%s",
         dataset.root,
         loader.order.batch_size,
         loader.world_size,
         f", in the order of {path}" if path else "",
     )
-    return lerobot_batches(loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1])
+    return lerobot_batches(
+        loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1]
+    )
 
 
 def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str, Any]) -> None:
@@ -174,12 +194,13 @@ def _check_config(config: Any) -> None:
     """Raise ConfigError for settings of LeRobot that this loader does not follow."""
     if config.dataset.streaming:
         raise ConfigError(
-            "dataset.streaming is true: the plugin reads local files; leave it out, or leave out the plugin"
+            "dataset.streaming is true: the plugin reads local files; leave it out, or leave out "
+            "the plugin"
         )
     if config.dataset.image_transforms.enable:
         raise ConfigError(
-            "dataset.image_transforms.enable is true: the plugin does not apply LeRobot's transforms; leave it out, "
-            "or leave out the plugin"
+            "dataset.image_transforms.enable is true: the plugin does not apply LeRobot's "
+            "transforms; leave it out, or leave out the plugin"
         )
 
 
@@ -189,14 +210,16 @@ def _check_dataset(dataset: Any) -> None:
     if depth := list(getattr(dataset.meta, "depth_keys", ())):
         raise ConfigError(f"{depth[0]} is depth, which LeRobot delivers in other units; {fix}")
     if getattr(dataset.meta, "has_language_columns", False):
-        raise ConfigError(f"{dataset.root} has language columns, which only LeRobot's own loader renders; {fix}")
+        raise ConfigError(
+            f"{dataset.root} has language columns, which only LeRobot's own loader renders; {fix}"
+        )
 
 
 def lerobot_batches(loader: Loader, videos: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield batches as LeRobot's `DataLoader` does; the loader is closed at the end.
 
-    Images stay uint8, which the training script scales. Numbers of 64 bits become float32. A video window of one frame
-    has no dimension of time.
+    Images stay uint8, which the training script scales. Numbers of 64 bits become float32. A video
+    window of one frame has no dimension of time.
 
     Args:
         loader: the loader.
@@ -209,6 +232,8 @@ def lerobot_batches(loader: Loader, videos: Sequence[str]) -> Iterator[dict[str,
             for key in videos:
                 batch[key] = batch[key].squeeze(1)  # [B, 1, 3, H, W] -> [B, 3, H, W]
             yield {
-                key: value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float64 else value
+                key: value.float()
+                if isinstance(value, torch.Tensor) and value.dtype == torch.float64
+                else value
                 for key, value in batch.items()
             }

@@ -1,9 +1,10 @@
 """Memory of batches, reused once the consumer has released it.
 
-Fresh memory costs up to a tenth of the decoding: the system zeroes each page when it is first touched. A buffer is
-handed out as a tensor over a numpy array. Once the consumer has dropped the tensor and everything that shares its
-memory, only this pool refers to the array, and the next batch is written into it. A consumer that keeps its batches
-gets fresh memory. Page-locked memory is reused by torch, which knows of copies under way.
+Fresh memory costs up to a tenth of the decoding: the system zeroes each page when it is first
+touched. A buffer is handed out as a tensor over a numpy array. Once the consumer has dropped the
+tensor and everything that shares its memory, only this pool refers to the array, and the next batch
+is written into it. A consumer that keeps its batches gets fresh memory. Page-locked memory is
+reused by torch, which knows of copies under way.
 """
 
 import sys
@@ -20,9 +21,9 @@ _PATIENCE = 0.05  # seconds
 class BufferPool:
     """Arrays, of which at most `most` are kept for reuse. Thread-safe.
 
-    When all of them are in use, `take` waits briefly: a consumer that has just received a batch releases the one before
-    in a moment, and without the wait there would soon be one more buffer. After a wait in vain, as with a consumer that
-    keeps its batches, it no longer waits.
+    When all of them are in use, `take` waits briefly: a consumer that has just received a batch
+    releases the one before in a moment, and without the wait there would soon be one more buffer.
+    After a wait in vain, as with a consumer that keeps its batches, it no longer waits.
     """
 
     def __init__(self, most: int, pin: bool) -> None:
@@ -52,7 +53,11 @@ class BufferPool:
     def _find_free(self, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
         for i in range(len(self._known)):
             # A free one has two references: the list, and getrefcount's own argument.
-            if sys.getrefcount(self._known[i]) == 2 and self._known[i].shape == shape and self._known[i].dtype == dtype:
+            if (
+                sys.getrefcount(self._known[i]) == 2
+                and self._known[i].shape == shape
+                and self._known[i].dtype == dtype
+            ):
                 return self._known[i]
         return None
 
@@ -60,4 +65,7 @@ class BufferPool:
         """Rows with their tensors in the same kind of memory as images."""
         if not self._pin:
             return rows
-        return {key: value.pin_memory() if isinstance(value, torch.Tensor) else value for key, value in rows.items()}
+        return {
+            key: value.pin_memory() if isinstance(value, torch.Tensor) else value
+            for key, value in rows.items()
+        }

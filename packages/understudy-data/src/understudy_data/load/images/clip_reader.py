@@ -1,22 +1,26 @@
-"""Clip readers: one camera's images of the samples of one clip, each frame decoded once and forward only.
+"""Clip readers: one camera's images of the samples of one clip, each frame decoded once and forward
+only.
 
-    samples of the clip          s0        s1        s2        s3 ...              in the sequence of their positions
-    frames that they need        7 10      8 11      9 12      10 13               windows, clamped to the episode
-    frames to decode             7 8 9 10 11 12 13 ...                             each once, in file order
+    samples of the clip      s0      s1      s2      s3 ...     in the sequence of their positions
+    frames that they need    7 10    8 11    9 12    10 13      windows, clamped to the episode
+    frames to decode         7 8 9 10 11 12 13 ...              each once, in file order
 
-A sample is complete when its last frame is decoded; it then waits for its turn, with its frames. A frame is held until
-its last sample is complete. So a sparse history decodes the frames that it uses and none between them (the decoder
-skips to a key frame where that is less), and overlapping windows share their frames. Between two samples a reader holds
+A sample is complete when its last frame is decoded; it then waits for its turn, with its frames. A
+frame is held until its last sample is complete. So a sparse history decodes the frames that it uses
+and none between them (the decoder skips to a key frame where that is less), and overlapping windows
+share their frames. Between two samples a reader holds
 
-- decoded frames, in the decoder's own format (4:2:0, half the bytes of RGB): up to `run_length`, decoded in one go,
-  because a decoder that continues is faster than one that is woken for each frame; and
-- with `keep_decoder`, its decoder. Otherwise decoders are shared, and each run of frames starts at a key frame.
+- decoded frames, in the decoder's own format (4:2:0, half the bytes of RGB): up to `run_length`,
+  decoded in one go, because a decoder that continues is faster than one that is woken for each
+  frame; and
+- with `keep_decoder`, its decoder. Otherwise decoders are shared, and each run of frames starts at
+  a key frame.
 
 Cursors over open videos, per thread: taken where they continue best, returned to be used again.
 
-A video is opened once for all threads (`VideoFrames.reader`). Each cursor has a decoder of its own over it. A clip that
-continues at a cursor's position decodes nothing twice. Any other position starts over at a key frame, with the same
-decoder where the video is the same.
+A video is opened once for all threads (`VideoFrames.reader`). Each cursor has a decoder of its own
+over it. A clip that continues at a cursor's position decodes nothing twice. Any other position
+starts over at a key frame, with the same decoder where the video is the same.
 
 Lengths of the first runs of clip readers, chosen so that the lanes of a source decode in turns.
 """
@@ -46,7 +50,9 @@ class Cursor:
 
     row = 0
 
-    def __init__(self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]) -> None:
+    def __init__(
+        self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]
+    ) -> None:
         self.key, self._where, self._cursor = key, where, reader.cursor()
 
     def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[Sequence[DecodedImage]]:
@@ -82,15 +88,24 @@ class Cursors:
         """Open the video of an episode, or return it where it is open."""
         return dataset.video_frames.reader(camera, row)
 
-    def take(self, dataset: EpisodeArrays, camera: str, row: int, position: int, held: Cursor | None = None) -> Cursor:
-        """Take a cursor over the video of an episode, preferably one that is at `position` or shortly before it.
+    def take(
+        self,
+        dataset: EpisodeArrays,
+        camera: str,
+        row: int,
+        position: int,
+        held: Cursor | None = None,
+    ) -> Cursor:
+        """Take a cursor over the video of an episode, preferably one that is at `position` or
+        shortly before it.
 
         Args:
             dataset: source of the episode.
             camera: key of the camera.
             row: table row of the episode.
             position: display position of the first frame to decode.
-            held: the cursor that the caller already holds. It is taken if it is over this video, and returned if not.
+            held: the cursor that the caller already holds. It is taken if it is over this video,
+                and returned if not.
         """
         key = (id(dataset), camera, int(dataset.catalog.videos(camera).file[row]))
         cursor = held if held is not None and held.key == key else None
@@ -104,7 +119,8 @@ class Cursors:
             ]
             cursor = self._idle.pop(max(near)[2]) if near else None
         if cursor is None:
-            while len(self._idle) >= self._most:  # before the new one needs a codec context, so that it reuses theirs
+            # before the new one needs a codec context, so that it reuses theirs
+            while len(self._idle) >= self._most:
                 self._idle.pop(0).park()
             cursor = Cursor(key, self.reader(dataset, camera, row), dataset.video_frames.where)
         cursor.row = row
@@ -118,7 +134,9 @@ class Cursors:
 
 
 SampleImages: TypeAlias = DecodedImage | list[DecodedImage]
-"""Images of one sample. Many samples wait; a list of one image would cost the garbage collector twice as much."""
+"""Images of one sample. Many samples wait; a list of one image would cost the garbage collector
+twice as much.
+"""
 
 
 @dataclass(frozen=True)
@@ -141,7 +159,8 @@ class ConversionJobs:
 
 
 def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) -> None:
-    """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear the jobs.
+    """Convert all jobs into their places in `out`, (n, C, H, W) of the converter's dtype, and clear
+    the jobs.
 
     An image that directly follows itself is converted once.
     """
@@ -153,8 +172,12 @@ def write_all(jobs: ConversionJobs, out: np.ndarray, converter: AnyConverter) ->
         out[place] = out[source]
 
 
-def _split(jobs: ConversionJobs, out: np.ndarray) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
-    """Write RGB images at once; returns (frames to convert, their places, (place, source) of repeated images)."""
+def _split(
+    jobs: ConversionJobs, out: np.ndarray
+) -> tuple[list[av.VideoFrame], list[int], list[tuple[int, int]]]:
+    """Write RGB images at once; returns (frames to convert, their places, (place, source) of
+    repeated images).
+    """
     last = None
     source = 0
     frames = []
@@ -196,7 +219,9 @@ class Timings:
     wait: float = 0.0
     """For room: the consumer is slower."""
     fetch: float = 0.0
-    """For bytes of videos, from disk or remote storage. For fragmented mp4 and mkv they count as decoding."""
+    """For bytes of videos, from disk or remote storage. For fragmented mp4 and mkv they count as
+    decoding.
+    """
     frames: int = 0
     """Frames that decoders returned."""
 
@@ -209,10 +234,13 @@ class Timings:
 
 @dataclass(frozen=True)
 class DecodePolicy:
-    """Frames that the clip readers of a source decode in advance, and state that they hold between two samples."""
+    """Frames that the clip readers of a source decode in advance, and state that they hold between
+    two samples.
+    """
 
     run_length: int
-    """Frames decoded in one go, at least. 1: none in advance. 0: and none kept for the next sample."""
+    """Frames decoded in one go, at least. 1: none in advance. 0: and none kept for the next sample.
+    """
     keep_decoder: bool
     """Whether each reader has its own decoder, which continues where it stopped."""
     whole_gops: bool = False
@@ -228,8 +256,9 @@ class ClipReader:
         positions: of the n samples, in their sequence.
         rows: int64 (n,), table rows of their episodes.
         frames: int64 (n,) or (n, T), frames of their windows, clamped to the episode.
-        first_runs: lengths of the first runs, before those of `policy.run_length` (`load/images/clip_reader.py`); a run
-            of 0 decodes the frames of its sample and none ahead.
+        first_runs: lengths of the first runs, before those of `policy.run_length`
+            (`load/images/clip_reader.py`); a run of 0 decodes the frames of its sample and none
+            ahead.
     """
 
     def __init__(
@@ -254,13 +283,15 @@ class ClipReader:
         self._positions = positions
         self._next = 0
         key = self._frame_keys(rows, frames.reshape(len(rows), -1))
-        self._todo, inverse = np.unique(key, return_inverse=True)  # frame keys, each once, in file order
+        # frame keys, each once, in file order
+        self._todo, inverse = np.unique(key, return_inverse=True)
         entries: np.ndarray = inverse.reshape(key.shape)  # (n, T), index into todo
         self._which = entries.reshape(-1).tolist()
         self._window = entries.shape[1]
         self._until = np.maximum.accumulate(entries.max(1) + 1).tolist()
         last = np.empty(len(self._todo), np.int64)  # the last sample that needs each frame
-        last[entries.reshape(-1)] = np.repeat(np.arange(len(entries)), entries.shape[1])  # the last of equal ones stays
+        # the last of equal ones stays
+        last[entries.reshape(-1)] = np.repeat(np.arange(len(entries)), entries.shape[1])
         by_last = np.argsort(last, kind="stable")
         cuts = np.searchsorted(last[by_last], np.arange(len(entries) + 1))
         self._drop, self._cuts = by_last.tolist(), cuts.tolist()
@@ -270,7 +301,9 @@ class ClipReader:
         self._cursor: Cursor | None = None
 
     def _frame_keys(self, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        """int64 (n, T): number of each frame in its file, below the number of the file in this reader."""
+        """int64 (n, T): number of each frame in its file, below the number of the file in this
+        reader.
+        """
         file = self._dataset.catalog.videos(self._camera).file[rows]
         number = self._dataset.video_frames.first_frame(self._camera, rows)[:, None] + frames
         if (file == file[0]).all():
@@ -291,12 +324,14 @@ class ClipReader:
     def decode_next(self, decoded: dict[int, SampleImages], timings: Timings) -> None:
         """Decode the frames of the sample at `next_position`, and a run ahead.
 
-        The images of all samples that are then complete, this one and mostly some behind it, go into `decoded`, by
-        position. Conversion to RGB is left to the caller (`write_all`), which converts those of many samples in a row:
-        work that alternates on a core for each frame finds its code and its tables gone from the cache.
+        The images of all samples that are then complete, this one and mostly some behind it, go
+        into `decoded`, by position. Conversion to RGB is left to the caller (`write_all`), which
+        converts those of many samples in a row: work that alternates on a core for each frame finds
+        its code and its tables gone from the cache.
 
         Raises:
-            DatasetError: a frame of the sample at `next_position` cannot be read; `decoded` is unchanged.
+            DatasetError: a frame of the sample at `next_position` cannot be read; `decoded` is
+                unchanged.
         """
         begin = perf_counter()
         fetched = timings.fetch
@@ -312,7 +347,11 @@ class ClipReader:
         window = self._window
         while sample < count and until[sample] <= done:
             first = sample * window
-            images = held[entries[first]] if window == 1 else [held[k] for k in entries[first : first + window]]
+            images = (
+                held[entries[first]]
+                if window == 1
+                else [held[k] for k in entries[first : first + window]]
+            )
             decoded[self._positions[sample]] = images
             for k in drop[cuts[sample] : cuts[sample + 1]]:
                 del held[k]
@@ -332,7 +371,9 @@ class ClipReader:
             if len(self._rows) > 1:
                 end = min(stop, int(np.searchsorted(self._todo, (file + 1) << _FRAME_BITS)))
             numbers = self._todo[begin:end] - (file << _FRAME_BITS)
-            cursor = self._cursors.take(self._dataset, self._camera, self._rows[file], int(numbers[0]), self._cursor)
+            cursor = self._cursors.take(
+                self._dataset, self._camera, self._rows[file], int(numbers[0]), self._cursor
+            )
             self._cursor = None
             before = cursor.wait_seconds
             resized = self._policy.resized
@@ -364,7 +405,9 @@ class ClipReader:
         return out.transpose(1, 2, 0)
 
     def _end_of_run(self, until: int) -> int:
-        """End of the run that decodes up to `until`: after the run's length, and for shared decoders at a key frame."""
+        """End of the run that decodes up to `until`: after the run's length, and for shared
+        decoders at a key frame.
+        """
         count = len(self._todo)
         length = self._policy.run_length
         run = self._first_runs.pop() if self._first_runs else length
@@ -394,18 +437,23 @@ def first_round(order: Order, source: int) -> int:
     return -(-order.spec.sources[source].lanes * sum(slots) // max(1, slots[source]))
 
 
-def first_runs(order: Order, source: int, policy: DecodePolicy, position: int, start: int, gop: int) -> list[int]:
-    """Lengths of the first runs of a clip reader that opens at `position`, in a loader that began at `start`.
+def first_runs(
+    order: Order, source: int, policy: DecodePolicy, position: int, start: int, gop: int
+) -> list[int]:
+    """Lengths of the first runs of a clip reader that opens at `position`, in a loader that began
+    at `start`.
 
-    The runs behind them have `policy.run_length` frames. Runs end at their lane's turn: once every `run_length` rounds,
-    at a phase of its own that never changes. Otherwise lanes whose clips begin together (as all do at the start and at
-    the turn of an epoch) would decode in the same batch, and hold the most frames at the same time, from there on.
-    Runs of whole GOPs are staggered by where their clips begin: the first run extends to the next key frame.
-    A reader of the first batch, which the consumer waits for, first decodes only the frames of its first sample.
+    The runs behind them have `policy.run_length` frames. Runs end at their lane's turn: once every
+    `run_length` rounds, at a phase of its own that never changes. Otherwise lanes whose clips begin
+    together (as all do at the start and at the turn of an epoch) would decode in the same batch,
+    and hold the most frames at the same time, from there on. Runs of whole GOPs are staggered by
+    where their clips begin: the first run extends to the next key frame. A reader of the first
+    batch, which the consumer waits for, first decodes only the frames of its first sample.
 
-    While the lanes open, the consumer would also wait for the frames ahead of all of them. So a reader with a decoder
-    of its own begins as in the first batch. One with shared decoders takes one GOP at a time (a run of 1 extends to its
-    end) until its first turn. Hardly anything is decoded twice, because it starts at key frames anyway.
+    While the lanes open, the consumer would also wait for the frames ahead of all of them. So a
+    reader with a decoder of its own begins as in the first batch. One with shared decoders takes
+    one GOP at a time (a run of 1 extends to its end) until its first turn. Hardly anything is
+    decoded twice, because it starts at key frames anyway.
 
     Args:
         gop: frames from key frame to key frame.

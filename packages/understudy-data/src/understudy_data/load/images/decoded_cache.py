@@ -1,11 +1,14 @@
-"""Decoded cache: images that are kept, each decoded when it is first needed, together with its neighbours.
+"""Decoded cache: images that are kept, each decoded when it is first needed, together with its
+neighbours.
 
-Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From the second epoch on
-nothing is decoded at all. A run of frames begins at a key frame or where a decoder stopped, and ends where the next can
-begin, so that each frame is decoded once. Runs are short, or early batches would wait for the frames of later ones.
+Nothing is decoded up front, so the first batch is ready as soon as its own images are decoded. From
+the second epoch on nothing is decoded at all. A run of frames begins at a key frame or where a
+decoder stopped, and ends where the next can begin, so that each frame is decoded once. Runs are
+short, or early batches would wait for the frames of later ones.
 
-In memory, images of the recorded size stay as decoders return them, mostly in half the bytes of RGB; the conversion of
-a copy costs no more than its copying. On disk (`disk_cache.py`) all images are as they are delivered.
+In memory, images of the recorded size stay as decoders return them, mostly in half the bytes of
+RGB; the conversion of a copy costs no more than its copying. On disk (`disk_cache.py`) all images
+are as they are delivered.
 """
 
 import copy
@@ -44,18 +47,24 @@ def decoded_bytes(dataset: EpisodeArrays, image_size: tuple[int, int] | None = N
     total = 0
     for camera in dataset.video_keys:
         reader = dataset.video_frames.reader(camera, int(rows[0]))
-        total += int(dataset.catalog.episodes.lengths[rows].sum()) * _image_bytes(dataset, camera, reader, image_size)
+        total += int(dataset.catalog.episodes.lengths[rows].sum()) * _image_bytes(
+            dataset, camera, reader, image_size
+        )
     return total
 
 
-def _image_bytes(dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> int:
+def _image_bytes(
+    dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None
+) -> int:
     """Bytes of one image as it is kept."""
     height, width = image_size or (reader.height, reader.width)
     stays = _stays_frame(dataset, camera, reader, image_size)
     return reader.frame_bytes if stays else dataset.pixels(camera).nbytes(height, width)
 
 
-def _stays_frame(dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None) -> bool:
+def _stays_frame(
+    dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None
+) -> bool:
     """Whether images stay frames of the decoder."""
     converted = dataset.pixels(camera).nbytes(reader.height, reader.width)
     return image_size is None and reader.knows_frame_bytes and reader.frame_bytes < converted
@@ -96,7 +105,9 @@ class _Episode(Protocol):
     def read(self, frame: int, out: np.ndarray, converter: AnyConverter) -> bool:
         """Write an image into `out`, (C, H, W); returns False where it is not decoded."""
 
-    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+    def keep(
+        self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None
+    ) -> None:
         """Keep an image, and write it into `out`, if it is given."""
 
 
@@ -105,12 +116,15 @@ class _InMemory(_Episode):
 
     Args:
         images: (n, C, H, W), of undefined content.
-        frames: a list of n for frames of the decoder; `images` is then a single one, and gives the shape alone.
+        frames: a list of n for frames of the decoder; `images` is then a single one, and gives the
+            shape alone.
     """
 
     keeps = True
 
-    def __init__(self, images: np.ndarray, count: int, frames: list[DecodedImage | None] | None) -> None:
+    def __init__(
+        self, images: np.ndarray, count: int, frames: list[DecodedImage | None] | None
+    ) -> None:
         self._images = images
         self._frames = frames
         self.shape = images.shape[1:]
@@ -132,7 +146,9 @@ class _InMemory(_Episode):
             write(image, converter, out)
         return True
 
-    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+    def keep(
+        self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None
+    ) -> None:
         if self._frames is None:
             write(image, converter, self._images[frame])
         else:
@@ -162,7 +178,9 @@ class _OnDisk(_Episode):
     def read(self, frame: int, out: np.ndarray, converter: AnyConverter) -> bool:
         return self._images.read(frame, out)
 
-    def keep(self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None) -> None:
+    def keep(
+        self, frame: int, image: DecodedImage, converter: AnyConverter, out: np.ndarray | None
+    ) -> None:
         converted = np.empty(self.shape, self.dtype) if out is None else out
         write(image, converter, converted)
         self._files.store(self._images, frame, converted)
@@ -203,18 +221,28 @@ class DecodedImages(VideoFrames):
             if episode.shape != out.shape[2:]:
                 sizes = " and ".join(f"{w}x{h}" for _, h, w in (out.shape[2:], episode.shape))
                 problem = f"images of {sizes} in one batch"
-                raise DatasetError(problem, where=self.where(camera, row), fix="select episodes of one size")
+                raise DatasetError(
+                    problem, where=self.where(camera, row), fix="select episodes of one size"
+                )
             self.read_into(camera, row, flat[i].tolist(), out[i], Timings())
         assert out is not None
         return out if frames.ndim == 2 else out[:, 0]
 
     def read_into(
-        self, camera: str, row: int, frames: Sequence[int], out: np.ndarray, timings: Timings, ahead: bool = True
+        self,
+        camera: str,
+        row: int,
+        frames: Sequence[int],
+        out: np.ndarray,
+        timings: Timings,
+        ahead: bool = True,
     ) -> None:
-        """Write the images of T frames of an episode (by table row) into `out`, contiguous (T, C, H, W).
+        """Write the images of T frames of an episode (by table row) into `out`, contiguous (T, C,
+        H, W).
 
         Args:
-            ahead: whether to decode frames behind the missing ones, too. False where the consumer waits for them.
+            ahead: whether to decode frames behind the missing ones, too. False where the consumer
+                waits for them.
         """
         episode = self._episode(camera, row)
         converter = self._converter(camera)
@@ -244,7 +272,9 @@ class DecodedImages(VideoFrames):
             episode = self._episodes.setdefault((camera, row), episode)
         return episode
 
-    def _in_memory(self, camera: str, row: int, reader: VideoReader, height: int, width: int) -> _InMemory:
+    def _in_memory(
+        self, camera: str, row: int, reader: VideoReader, height: int, width: int
+    ) -> _InMemory:
         count = int(self.catalog.episodes.lengths[row])
         frames: list[DecodedImage | None] | None = None
         if _stays_frame(self.dataset, camera, reader, self.image_size):
@@ -253,7 +283,14 @@ class DecodedImages(VideoFrames):
         return _InMemory(empty, count, frames)  # memory is used as it is written
 
     def _fill(
-        self, camera: str, row: int, episode: _Episode, frame: int, out: np.ndarray, timings: Timings, ahead: bool
+        self,
+        camera: str,
+        row: int,
+        episode: _Episode,
+        frame: int,
+        out: np.ndarray,
+        timings: Timings,
+        ahead: bool,
     ) -> None:
         """Decode a run of missing frames that contains `frame`, and write its image into `out`."""
         with episode.filling:
@@ -264,7 +301,8 @@ class DecodedImages(VideoFrames):
             keys = self.reader(camera, row).gops.key_frames
             next_key = int(np.searchsorted(keys, first + frame, side="right"))
             begin = max(int(keys[next_key - 1]) - first, 0) if next_key else 0
-            # The frames before it in its GOP are decoded on the way; as many again behind it, up to a key frame.
+            # The frames before it in its GOP are decoded on the way; as many again behind it, up to
+            # a key frame.
             end = min(frame + (frame - begin if ahead else 0) + 1, len(decoded))
             after = int(np.searchsorted(keys, first + end))
             key = int(keys[after]) - first if after < len(keys) else len(decoded)
@@ -277,7 +315,8 @@ class DecodedImages(VideoFrames):
             try:
                 self._decode_into(camera, row, episode, first, missing, frame, out, timings)
             except DatasetError:
-                if not episode.read(frame, out, self._converter(camera)):  # perhaps only another one is unreadable
+                # perhaps only another one is unreadable
+                if not episode.read(frame, out, self._converter(camera)):
                     self._decode_into(camera, row, episode, first, alone, frame, out, timings)
 
     def _decode_into(
@@ -291,7 +330,9 @@ class DecodedImages(VideoFrames):
         out: np.ndarray,
         timings: Timings,
     ) -> None:
-        """Decode the frames `wanted`, keep them, and write the image of `frame`, one of them, into `out`."""
+        """Decode the frames `wanted`, keep them, and write the image of `frame`, one of them, into
+        `out`.
+        """
         begin = perf_counter()
         converting = 0.0
         with self._cursors_lock:

@@ -1,20 +1,26 @@
 """Decoded images in files of a local disk, shared by the processes of a host, within a budget.
 
     <folder>/decoded/<boot id>/lock                     held while a set is chosen or removed
-                               <set>-<bytes>/lock       shared lock of each process that uses the set
-                                             <c>-<row>  images of camera c in one episode (table row)
+                               <set>-<bytes>/lock       shared lock of each process that uses the
+                                                        set
+                                             <c>-<row>  images of camera c in one episode (table
+                                                        row)
 
-A set has the images of one dataset, its selected episodes and one size. Its name holds the bytes of all its images, so
-the names give the space that is taken. Sets without a lock are removed where space is needed, the oldest first.
+A set has the images of one dataset, its selected episodes and one size. Its name holds the bytes of
+all its images, so the names give the space that is taken. Sets without a lock are removed where
+space is needed, the oldest first.
 
-A file is sparse: all images, then 32 bytes that identify them, then a byte per frame that is 1 once its image is there.
-An image is written before its byte, so after a kill at any instant each image with its byte is complete. The identity
-comes from the version of the video, the place of the episode in it, the form of the images and the versions of the
-code. Each read opens the file and checks identity and byte before and after, so a file that was removed, replaced, cut
-or belongs to another video counts as not decoded. Bytes and images may reach the disk in another sequence than they
-were written in, so after a restart of the host nothing is trusted: sets of another boot are removed.
+A file is sparse: all images, then 32 bytes that identify them, then a byte per frame that is 1 once
+its image is there. An image is written before its byte, so after a kill at any instant each image
+with its byte is complete. The identity comes from the version of the video, the place of the
+episode in it, the form of the images and the versions of the code. Each read opens the file and
+checks identity and byte before and after, so a file that was removed, replaced, cut or belongs to
+another video counts as not decoded. Bytes and images may reach the disk in another sequence than
+they were written in, so after a restart of the host nothing is trusted: sets of another boot are
+removed.
 
-Files are read by `preadv` into the batch. A mapped page of a file that is cut would end the process.
+Files are read by `preadv` into the batch. A mapped page of a file that is cut would end the
+process.
 """
 
 import contextlib
@@ -64,15 +70,18 @@ class DiskCache:
     folder: str
     max_bytes: int
 
-    def open(self, dataset: EpisodeArrays, image_size: tuple[int, int] | None = None) -> "ImageFiles":
-        """Reserve the space of a dataset's images, and open their files for as long as the result lives.
+    def open(
+        self, dataset: EpisodeArrays, image_size: tuple[int, int] | None = None
+    ) -> "ImageFiles":
+        """Reserve the space of a dataset's images, and open their files for as long as the result
+        lives.
 
         Args:
             image_size: (height, width) of the images.
 
         Raises:
-            ValueError: the folder is not on a local disk of a Linux host, or the images do not fit: beside those that
-                other processes use, or on the disk.
+            ValueError: the folder is not on a local disk of a Linux host, or the images do not fit:
+                beside those that other processes use, or on the disk.
             DatasetError: the folder cannot be written.
         """
         needed = bytes_on_disk(dataset, image_size)
@@ -80,7 +89,9 @@ class DiskCache:
         name = _name_set(dataset, image_size, needed)
         with self._errors(root), locks.hold(str(root / "lock")) as held:
             if held is None:
-                raise DatasetError("another process holds its lock", where=root, fix="end that process")
+                raise DatasetError(
+                    "another process holds its lock", where=root, fix="end that process"
+                )
             self._make_room(root, name, needed, dataset.name)
             (root / name).mkdir(exist_ok=True)
             os.utime(root / name)
@@ -96,7 +107,10 @@ class DiskCache:
         except (OSError, UnicodeDecodeError):
             raise ValueError(f"decoded_cache: this host has no {_BOOT_ID}; leave it out") from None
         if is_network(self.folder):
-            problem = f"decoded_cache {self.folder}: is on a network file system, which other hosts change"
+            problem = (
+                f"decoded_cache {self.folder}: is on a network file system, which other "
+                "hosts change"
+            )
             raise ValueError(f"{problem}; name a folder on a local disk")
         root = Path(self.folder).absolute() / "decoded" / boot
         with self._errors(root):
@@ -112,11 +126,15 @@ class DiskCache:
             yield
         except OSError as error:
             problem = f"the folder of decoded_cache cannot be used: {error.strerror}"
-            raise DatasetError(problem, where=root, fix="name another one on a local disk") from error
+            raise DatasetError(
+                problem, where=root, fix="name another one on a local disk"
+            ) from error
 
     def _make_room(self, root: Path, name: str, needed: int, dataset: str) -> None:
         """Remove unused sets, the oldest first, until `needed` more bytes fit."""
-        matches = [(entry, _SET.fullmatch(entry.name)) for entry in root.iterdir() if entry.name != name]
+        matches = [
+            (entry, _SET.fullmatch(entry.name)) for entry in root.iterdir() if entry.name != name
+        ]
         sizes = {entry: int(match[1]) for entry, match in matches if match}
         for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime_ns):
             if sum(sizes.values()) + needed <= self.max_bytes:
@@ -128,13 +146,17 @@ class DiskCache:
         if taken + needed > self.max_bytes:
             beside = f", {taken} of them in use for other images" if taken else ""
             fix = (
-                "allow more (decoded_cache=(FOLDER, SIZE), data.cache_size), give a smaller image_size, or leave it out"
+                "allow more (decoded_cache=(FOLDER, SIZE), data.cache_size), give a smaller "
+                "image_size, or leave it out"
             )
             raise ValueError(f"{asked}, and {self.max_bytes} are allowed{beside}; {fix}")
         written = sum(file.stat().st_blocks for file in root.glob(f"{name}/*")) * 512
         free = shutil.disk_usage(root).free
         if needed - written > free:
-            raise ValueError(f"{asked}, and the disk has {free} free; name a folder on another disk, or leave it out")
+            raise ValueError(
+                f"{asked}, and the disk has {free} free; name a folder on another disk, or leave "
+                "it out"
+            )
 
 
 def _remove(entry: Path) -> bool:
@@ -148,7 +170,8 @@ def _remove(entry: Path) -> bool:
 
 
 def bytes_on_disk(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None) -> int:
-    """Bytes of the files with all images of the episodes that a dataset selects, as they are delivered.
+    """Bytes of the files with all images of the episodes that a dataset selects, as they are
+    delivered.
 
     Raises:
         DatasetError: a video cannot be opened.
@@ -182,7 +205,8 @@ class ImageFiles:
         weakref.finalize(self, _release, lock, os.getpid())
 
     def pin(self, dataset: EpisodeArrays, camera: str, row: int) -> str:
-        """The version of an episode's video when this was first called; call it before the video is opened.
+        """The version of an episode's video when this was first called; call it before the video is
+        opened.
 
         Raises:
             DatasetError: the video is missing or cannot be accessed.
@@ -209,17 +233,31 @@ class ImageFiles:
         version = self.pin(dataset, camera, row)
         shape = int(catalog.episodes.lengths[row]), pixels.channels, *size
         code = [_FORMAT, __version__, av.__version__, sorted(av.library_versions.items())]
-        identity = [*code, dataset.video_frames.backend, files.root, path, version, first, shape, repr(pixels)]
+        identity = [
+            *code,
+            dataset.video_frames.backend,
+            files.root,
+            path,
+            version,
+            first,
+            shape,
+            repr(pixels),
+        ]
 
         def check() -> None:
             if files.version(path) != version:
-                raise SourceError(CHANGED, where=dataset.video_frames.where(camera, row), fix=RESTART)
+                raise SourceError(
+                    CHANGED, where=dataset.video_frames.where(camera, row), fix=RESTART
+                )
 
         name = os.path.join(self.folder, f"{dataset.video_keys.index(camera)}-{row}")
-        return StoredImages(name, _digest(*identity, _name_size(self._image_size)), shape, pixels.dtype, check)
+        return StoredImages(
+            name, _digest(*identity, _name_size(self._image_size)), shape, pixels.dtype, check
+        )
 
     def store(self, images: "StoredImages", frame: int, image: np.ndarray) -> None:
-        """Write an image, contiguous (C, H, W), as far as the disk allows; where it fails, warn once.
+        """Write an image, contiguous (C, H, W), as far as the disk allows; where it fails, warn
+        once.
 
         Raises:
             SourceError: the video has changed since the loader was made.
@@ -236,7 +274,10 @@ class ImageFiles:
             if not first:
                 return
             problem = f"{self.folder}: decoded images cannot be written: {error.strerror}"
-            warnings.warn(f"{problem}; images that are not there are decoded again for each sample", stacklevel=2)
+            warnings.warn(
+                f"{problem}; images that are not there are decoded again for each sample",
+                stacklevel=2,
+            )
 
 
 class StoredImages:
@@ -251,7 +292,12 @@ class StoredImages:
     """
 
     def __init__(
-        self, path: str, identity: bytes, shape: tuple[int, ...], dtype: str, check: Callable[[], None]
+        self,
+        path: str,
+        identity: bytes,
+        shape: tuple[int, ...],
+        dtype: str,
+        check: Callable[[], None],
     ) -> None:
         self._path = path
         self._identity = identity
@@ -342,10 +388,14 @@ def _selected_rows(dataset: EpisodeArrays) -> np.ndarray:
 
 
 def _name_set(dataset: EpisodeArrays, image_size: tuple[int, int] | None, needed: int) -> str:
-    rows = hashlib.blake2b(np.ascontiguousarray(_selected_rows(dataset), np.int64).tobytes()).hexdigest()
+    rows = hashlib.blake2b(
+        np.ascontiguousarray(_selected_rows(dataset), np.int64).tobytes()
+    ).hexdigest()
     pixels = [repr(dataset.pixels(camera)) for camera in dataset.video_keys]
     root = dataset.catalog.files.root
-    return f"{_digest(root, dataset.video_keys, rows, pixels, _name_size(image_size)).hex()}-{needed}"
+    return (
+        f"{_digest(root, dataset.video_keys, rows, pixels, _name_size(image_size)).hex()}-{needed}"
+    )
 
 
 def _name_size(image_size: tuple[int, int] | None) -> str:
@@ -362,7 +412,10 @@ def _name_size(image_size: tuple[int, int] | None) -> str:
     try:
         return f"{tuple(image_size)} {pickle.dumps(image_size.resize, 4).hex()} {code}"
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        problem = f"image_size {tuple(image_size)}: decoded_cache cannot name its way of resizing ({error})"
+        problem = (
+            f"image_size {tuple(image_size)}: decoded_cache cannot name its way of resizing "
+            f"({error})"
+        )
         raise ValueError(f"{problem}; leave decoded_cache out") from error
 
 

@@ -19,9 +19,18 @@ from understudy_data.order.make_spec import number_equal
 
 T = TypeVar("T")
 
-_MS_PER_MEGAPIXEL = {"h264": 2.2, "hevc": 3.5, "av1": 6.0, "vp9": 3.5, "mpeg4": 1.6, "mjpeg": 6.0, "ffv1": 12.0}
-"""CPU milliseconds of decoding and converting in a row, on one core of an AMD EPYC of 2023. Not measured where it is
-used: every rank and every machine must choose the same order."""
+_MS_PER_MEGAPIXEL = {
+    "h264": 2.2,
+    "hevc": 3.5,
+    "av1": 6.0,
+    "vp9": 3.5,
+    "mpeg4": 1.6,
+    "mjpeg": 6.0,
+    "ffv1": 12.0,
+}
+"""CPU milliseconds of decoding and converting in a row, on one core of an AMD EPYC of 2023. Not
+measured where it is used: every rank and every machine must choose the same order.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,9 @@ class SourceFacts:
     indexes: int = 0
     """Bytes of the indexes of all videos."""
     mapped: tuple[int, ...] = ()
-    """Bytes of the columns of each data file, of those that are mapped (`datasets/read/row_tables.py`)."""
+    """Bytes of the columns of each data file, of those that are mapped
+    (`datasets/read/row_tables.py`).
+    """
     has_stored_images: bool = False
     """Whether rows hold encoded images."""
 
@@ -70,7 +81,9 @@ class SourceFacts:
         return sum(self.reach)
 
 
-def read_facts(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None, on_disk: bool = False) -> SourceFacts:
+def read_facts(
+    dataset: EpisodeArrays, image_size: tuple[int, int] | None = None, on_disk: bool = False
+) -> SourceFacts:
     """Read the facts about a dataset.
 
     Args:
@@ -101,7 +114,9 @@ def read_facts(dataset: EpisodeArrays, image_size: tuple[int, int] | None = None
         pixels = max(pixels, height * width)
         held.append(reader.frame_bytes)
         decoder.append(reader.decoder_bytes)
-        indexes += reader.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // reader.count
+        indexes += (
+            reader.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // reader.count
+        )
         cost += _MS_PER_MEGAPIXEL.get(reader.codec, 4.0) * reader.height * reader.width / 1e6
         resized = image_size is not None and image < held[-1]
         if resized:
@@ -141,12 +156,24 @@ def resized(facts: SourceFacts, side: int) -> SourceFacts:
         return facts
     share = side**2 / facts.pixels
     frame = tuple(min(held, 3 * side**2) for held in facts.frame)
-    sample, images, disk = (int(share * size) for size in (facts.sample, facts.all_images, facts.disk_images))
-    return replace(facts, frame=frame, resized=True, pixels=side**2, sample=sample, all_images=images, disk_images=disk)
+    sample, images, disk = (
+        int(share * size) for size in (facts.sample, facts.all_images, facts.disk_images)
+    )
+    return replace(
+        facts,
+        frame=frame,
+        resized=True,
+        pixels=side**2,
+        sample=sample,
+        all_images=images,
+        disk_images=disk,
+    )
 
 
 def in_memory(facts: SourceFacts) -> SourceFacts:
-    """Facts of a dataset whose columns are in the memory of each process, because this host has no place for files."""
+    """Facts of a dataset whose columns are in the memory of each process, because this host has no
+    place for files.
+    """
     return replace(facts, columns=facts.columns + facts.mapped, mapped=())
 
 
@@ -188,7 +215,9 @@ _ALL_BUT_NAME = attrgetter(*(field.name for field in fields(SourceFacts) if fiel
 def group_facts(facts: Sequence[SourceFacts], *others: Sequence[Hashable]) -> FactGroups:
     """Group datasets of equal facts, and of equal values in each of the `others`."""
     kind_of, firsts = number_equal(zip(map(_ALL_BUT_NAME, facts), *others))
-    return FactGroups(tuple(one.name for one in facts), tuple(facts[d] for d in firsts), tuple(kind_of))
+    return FactGroups(
+        tuple(one.name for one in facts), tuple(facts[d] for d in firsts), tuple(kind_of)
+    )
 
 
 def count_numbers(numbers: Sequence[int], most: int) -> list[int]:
@@ -198,14 +227,17 @@ def count_numbers(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def _column_bytes(dataset: EpisodeArrays) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of the columns of each data file of selected episodes: those in memory, and those that are mapped.
+    """Bytes of the columns of each data file of selected episodes: those in memory, and those that
+    are mapped.
 
     The division follows from sizes alone: every rank and every machine must choose the same order.
     """
     episodes = dataset.catalog.episodes
     tables = dataset.row_tables
     count = partial(_rows_of_files, episodes, dataset.episodes)
-    files = dataset.share(count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes)
+    files = dataset.share(
+        count, episodes.ids, episodes.data_file, episodes.lengths, dataset.episodes
+    )
     sizes = [count * tables.row_bytes for count in files.tolist()]
     columns = tuple(size for size in sizes if not tables.is_large(size))
     return columns, tuple(size for size in sizes if tables.is_large(size))

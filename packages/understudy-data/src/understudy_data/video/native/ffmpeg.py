@@ -1,15 +1,18 @@
-"""FFmpeg's functions through the symbols that PyAV's modules are linked with: the libraries already in memory.
+"""FFmpeg's functions through the symbols that PyAV's modules are linked with: the libraries already
+in memory.
 
-Only the oldest parts of FFmpeg's interfaces are used. `swscale.py` and `loops.py` verify them before use.
+Only the oldest parts of FFmpeg's interfaces are used. `swscale.py` and `loops.py` verify them
+before use.
 
-The environment variable `UNDERSTUDY_NATIVE` decides whether frames may be processed outside PyAV's Python interface.
+The environment variable `UNDERSTUDY_NATIVE` decides whether frames may be processed outside PyAV's
+Python interface.
 
     0        no: loops run in Python, and PyAV converts to RGB
     1        where possible and verified equal on this machine; elsewhere as with 0. The default
     require  always, or an error in one line gives the reason why not
 
-Images are the same in all three. "Native" are the compiled loops (`loops.py`) and RGB that swscale writes straight into
-the batch (`swscale.py`).
+Images are the same in all three. "Native" are the compiled loops (`loops.py`) and RGB that swscale
+writes straight into the batch (`swscale.py`).
 """
 
 import ctypes
@@ -28,10 +31,14 @@ _VALUES = ("0", "1", "require")
 
 
 def native_mode() -> str:
-    """Value of the variable, "1" where it is not set. Raises DatasetError for a value that is not listed above."""
+    """Value of the variable, "1" where it is not set. Raises DatasetError for a value that is not
+    listed above.
+    """
     value = os.environ.get(VARIABLE) or "1"
     if value not in _VALUES:
-        raise DatasetError(f"{VARIABLE}={value!r} is none of {', '.join(_VALUES)}", fix="correct it, or unset it")
+        raise DatasetError(
+            f"{VARIABLE}={value!r} is none of {', '.join(_VALUES)}", fix="correct it, or unset it"
+        )
     return value
 
 
@@ -41,16 +48,41 @@ PYAV_MAJOR = int(av.__version__.split(".")[0])
 
 @lru_cache(maxsize=1)
 def load_swscale() -> ctypes.CDLL | None:
-    """Load the color conversion library; None where its symbols are hidden or `UNDERSTUDY_NATIVE` is 0."""
+    """Load the color conversion library; None where its symbols are hidden or `UNDERSTUDY_NATIVE`
+    is 0.
+    """
     if native_mode() == "0":
         return None
     try:
         library = ctypes.CDLL(av.video.reformatter.__file__)
-        library.sws_getContext.argtypes, library.sws_getContext.restype = [c_int] * 7 + [c_void_p] * 3, c_void_p
+        library.sws_getContext.argtypes, library.sws_getContext.restype = (
+            [c_int] * 7 + [c_void_p] * 3,
+            c_void_p,
+        )
         library.sws_freeContext.argtypes, library.sws_freeContext.restype = [c_void_p], None
-        library.sws_getCoefficients.argtypes, library.sws_getCoefficients.restype = [c_int], c_void_p
-        library.sws_setColorspaceDetails.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_int]
-        library.sws_scale.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
+        library.sws_getCoefficients.argtypes, library.sws_getCoefficients.restype = (
+            [c_int],
+            c_void_p,
+        )
+        library.sws_setColorspaceDetails.argtypes = [
+            c_void_p,
+            c_void_p,
+            c_int,
+            c_void_p,
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+        ]
+        library.sws_scale.argtypes = [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int,
+            c_int,
+            c_void_p,
+            c_void_p,
+        ]
         library.av_get_pix_fmt.argtypes = [c_char_p]
     except (OSError, AttributeError, TypeError):
         return None

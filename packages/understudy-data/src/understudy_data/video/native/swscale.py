@@ -1,18 +1,21 @@
-"""FFmpeg's RGB conversion straight into an array: planes of red, green and blue at the caller's address.
+"""FFmpeg's RGB conversion straight into an array: planes of red, green and blue at the caller's
+address.
 
-PyAV converts into a frame that it allocates, which must then be copied. The copy costs as much as the conversion or
-more: at 640x480 68 us instead of 160, at 224x224 14 instead of 28. So swscale itself is called (`ffmpeg.py`; pointers
-and strides, no structures), without the GIL.
+PyAV converts into a frame that it allocates, which must then be copied. The copy costs as much as
+the conversion or more: at 640x480 68 us instead of 160, at 224x224 14 instead of 28. So swscale
+itself is called (`ffmpeg.py`; pointers and strides, no structures), without the GIL.
 
-A pixel layout is converted this way only after noise in this layout came out as PyAV converts it, to the bit, and
-nothing was written next to it. Where PyAV hides the symbols, or this trial fails, `video/color.py` goes through PyAV.
+A pixel layout is converted this way only after noise in this layout came out as PyAV converts it,
+to the bit, and nothing was written next to it. Where PyAV hides the symbols, or this trial fails,
+`video/color.py` goes through PyAV.
 
-`reformat` makes PyAV's color conversion equal in all its versions. PyAV 17 and later convert with the matrix and the
-range that a frame names. PyAV 15 and 16 ignore both unless they are passed as arguments: BT.709 video then comes out in
-the colors of BT.601, off by up to 30 of 255.
+`reformat` makes PyAV's color conversion equal in all its versions. PyAV 17 and later convert with
+the matrix and the range that a frame names. PyAV 15 and 16 ignore both unless they are passed as
+arguments: BT.709 video then comes out in the colors of BT.601, off by up to 30 of 255.
 
-The bits of the result also depend on libswscale. For 8-bit 4:2:0 of even height, 4:2:2, 4:4:4, 4:1:1, grey and RGB
-they are the same in FFmpeg 7 and 8. For other formats they differ, and `reformat` warns about that once per format.
+The bits of the result also depend on libswscale. For 8-bit 4:2:0 of even height, 4:2:2, 4:4:4,
+4:1:1, grey and RGB they are the same in FFmpeg 7 and 8. For other formats they differ, and
+`reformat` warns about that once per format.
 """
 
 import warnings
@@ -33,8 +36,11 @@ from understudy_data.video.native.loops import convert_frames
 _LIMITED_RANGE = 1
 _FULL_RANGE = 2
 _RGB = ("rgb24", "bgr24", "rgb0", "bgr0", "rgba", "bgra", "gbrp")
-# Formats whose 8-bit colors are the same in FFmpeg 7 and 8. So are those of 4:2:0 where the height is even.
-_ALIKE = frozenset(("yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "yuv411p", "yuyv422", "gray", *_RGB))
+# Formats whose 8-bit colors are the same in FFmpeg 7 and 8. So are those of 4:2:0 where the height
+# is even.
+_ALIKE = frozenset(
+    ("yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "yuv411p", "yuyv422", "gray", *_RGB)
+)
 
 
 def reformat(
@@ -73,7 +79,9 @@ def reformat(
 
 @lru_cache(maxsize=1)
 def _reads_color_tags() -> bool:
-    """Whether this PyAV reads matrix and range from the frame. It accepts `threads` since the same version."""
+    """Whether this PyAV reads matrix and range from the frame. It accepts `threads` since the same
+    version.
+    """
     try:
         VideoReformatter().reformat(av.VideoFrame(16, 16, "yuv420p"), format="gbrp", threads=1)
     except TypeError:
@@ -92,7 +100,10 @@ def _warn(name: str, odd: bool) -> None:
         return
     frames = f"frames in pixel format {name}" + (" of odd height" if odd else "")
     fix = "train on one version, or install av>=16"
-    warnings.warn(f"{frames} get slightly different colors from FFmpeg 7 than from FFmpeg 8; {fix}", stacklevel=2)
+    warnings.warn(
+        f"{frames} get slightly different colors from FFmpeg 7 than from FFmpeg 8; {fix}",
+        stacklevel=2,
+    )
 
 
 _BILINEAR = 2  # SWS_BILINEAR, as PyAV sets
@@ -124,7 +135,9 @@ class PlaneConverter:
         source = library.av_get_pix_fmt(layout.name.encode())
         target = library.av_get_pix_fmt(b"gbrp")
         size = layout.width, layout.height
-        self._context = library.sws_getContext(*size, source, *size, target, _BILINEAR, None, None, None)
+        self._context = library.sws_getContext(
+            *size, source, *size, target, _BILINEAR, None, None, None
+        )
         if not self._context:
             raise RuntimeError(f"swscale does not convert {layout}")
         weakref.finalize(self, library.sws_freeContext, self._context)
@@ -136,19 +149,27 @@ class PlaneConverter:
         self.nbytes = 3 * layout.height * layout.width
 
     def address(self, out: np.ndarray) -> int | None:
-        """Address of the first image in `out`; None where `write` cannot fill its shape or its memory.
+        """Address of the first image in `out`; None where `write` cannot fill its shape or its
+        memory.
 
         Args:
-            out: uint8 (n, 3, H, W), each image `nbytes` after the one before, or one image (3, H, W).
+            out: uint8 (n, 3, H, W), each image `nbytes` after the one before, or one image (3, H,
+                W).
         """
         shape: tuple[int, ...] = self._shape
         strides: tuple[int, ...] = self._strides
         if out.ndim == 4:
             shape = (len(out), *shape)
             strides = (self.nbytes, *strides)
-        if out.shape != shape or out.strides != strides or out.dtype != np.uint8 or not out.flags.writeable:
+        if (
+            out.shape != shape
+            or out.strides != strides
+            or out.dtype != np.uint8
+            or not out.flags.writeable
+        ):
             return None
-        first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type, unused-ignore]  # arrays are buffers
+        # arrays are buffers
+        first = addressof(c_char.from_buffer(out))  # type: ignore[arg-type, unused-ignore]
         return None if (first | self._strides[0] | self._strides[1]) % _ALIGNED else first
 
     def write(self, frames: Sequence[av.VideoFrame], to: Sequence[int]) -> None:
@@ -162,13 +183,22 @@ class PlaneConverter:
         """
         _, height, width = self._shape
         if not convert_frames(self._context, frames, to, height, width):
-            raise RuntimeError(f"swscale did not write all lines of {len(frames)} frames of {width}x{height}")
+            raise RuntimeError(
+                f"swscale did not write all lines of {len(frames)} frames of {width}x{height}"
+            )
 
 
 @lru_cache(maxsize=64)
 def matches_pyav(layout: PixelLayout) -> bool:
-    """Whether a `PlaneConverter` equals PyAV for this layout, tried on noise within guarded memory."""
-    if layout.name != "yuv420p" or layout.height % 2 or layout.width % _ALIGNED or load_swscale() is None:
+    """Whether a `PlaneConverter` equals PyAV for this layout, tried on noise within guarded
+    memory.
+    """
+    if (
+        layout.name != "yuv420p"
+        or layout.height % 2
+        or layout.width % _ALIGNED
+        or load_swscale() is None
+    ):
         return False
     height = min(layout.height, 32)  # all lines are converted alike
     frame = make_noise(layout.name, height, layout.width)

@@ -1,4 +1,6 @@
-"""Rules of action against state: copies, a state that stops, actions of another episode, and the delay between both."""
+"""Rules of action against state: copies, a state that stops, actions of another episode, and the
+delay between both.
+"""
 
 from collections.abc import Iterator
 
@@ -44,27 +46,37 @@ def _copies(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fin
 
 
 def _frozen(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:
-    """Episodes whose state stops while the action covers a part of its range, unless most states do."""
+    """Episodes whose state stops while the action covers a part of its range, unless most states
+    do.
+    """
     least = max(5, round(_LEAST_STILL * catalog.fps))
     rows = np.flatnonzero((pairs.frozen >= least) & (pairs.meanwhile > _MEANWHILE) & ~pairs.copies)
     if len(rows):
         row = int(rows[pairs.meanwhile[rows].argmax()])
-        message = f"no dimension changes for {int(pairs.frozen[row])} frames, while the action covers "
+        message = (
+            f"no dimension changes for {int(pairs.frozen[row])} frames, while the action covers "
+        )
         message += f"{pairs.meanwhile[row]:.0%} of its range"
         few = len(rows) <= max(1, 0.3 * facts.is_read.sum())
         place = Place.from_rows(catalog, rows, STATE, frame=int(pairs.frozen_frame[rows[0]]))
         measured = int(pairs.frozen[row])
-        yield Finding("values.frozen", "warning" if few else "note", message, place, measured, least, LOOK)
+        yield Finding(
+            "values.frozen", "warning" if few else "note", message, place, measured, least, LOOK
+        )
 
 
 def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:
-    """Episodes in which two or more dimensions of the action do not correlate with those of the state, and move."""
+    """Episodes in which two or more dimensions of the action do not correlate with those of the
+    state, and move.
+    """
     action = facts.columns.get(ACTION)
     state = facts.columns.get(STATE)
     table = pairs.correlation
     rows = np.flatnonzero(np.isfinite(table).any(axis=1))
     if action is None or state is None or len(rows) <= FEW:
-        yield undecided("values.exchanged", FEW + 1, "episodes with motion of action and state", len(rows))
+        yield undecided(
+            "values.exchanged", FEW + 1, "episodes with motion of action and state", len(rows)
+        )
         return
     correlation = np.where(np.isfinite(table[rows]), table[rows], 1.0)
     usual = np.quantile(correlation, 0.2, axis=0)
@@ -76,35 +88,57 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
     odd = tells & moves & (np.abs(correlation) < _FOREIGN)
     strange = (odd.sum(axis=1) >= 2) & (odd.sum(axis=1) >= 0.25 * (tells & moves).sum(axis=1))
     if tells.sum() < 2:
-        yield undecided("values.exchanged", 2, "dimensions whose state follows the action", int(tells.sum()))
+        yield undecided(
+            "values.exchanged", 2, "dimensions whose state follows the action", int(tells.sum())
+        )
     elif is_few(strange):
         row = int(np.flatnonzero(strange)[0])
         dims = np.flatnonzero(odd[row])
         worst = float(np.abs(correlation[row, dims]).max())
         message = (
-            f"action and state of {state.list_names(dims)} correlate by {worst:.2f} at most, in the other episodes by "
+            f"action and state of {state.list_names(dims)} correlate by {worst:.2f} at most, "
+            "in the other episodes by "
         )
         message += f"{usual[dims].min():.2f} or more: they may be of another episode or dimension"
         place = Place.from_rows(catalog, rows[strange], ACTION)
-        yield Finding("values.exchanged", "warning", message, place, worst, float(usual[dims].min()), LOOK)
+        yield Finding(
+            "values.exchanged", "warning", message, place, worst, float(usual[dims].min()), LOOK
+        )
 
 
 def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
-    """Episodes in which the state follows the action by another delay than in the others, in fractions of a frame."""
+    """Episodes in which the state follows the action by another delay than in the others, in
+    fractions of a frame.
+    """
     follows = pairs.follows
     rows = np.flatnonzero(np.isfinite(follows).all(axis=1) & ~pairs.copies)
     if len(rows) < FEW + 1:
-        yield undecided("values.lag", FEW + 1, "episodes of 28 frames with motion of action and state", len(rows))
+        yield undecided(
+            "values.lag",
+            FEW + 1,
+            "episodes of 28 frames with motion of action and state",
+            len(rows),
+        )
         return
     table = follows[rows]
     best = table.argmax(axis=1)
     peak = table.max(axis=1)
     delays = best + _vertex(table, best)
-    beside = np.stack([table[np.arange(len(rows)), np.clip(best + step, 0, table.shape[1] - 1)] for step in (-2, 2)])
+    beside = np.stack(
+        [
+            table[np.arange(len(rows)), np.clip(best + step, 0, table.shape[1] - 1)]
+            for step in (-2, 2)
+        ]
+    )
     sharp = (peak > 0.4) & (peak - beside.max(axis=0) > _SHARP)
     usual = float(np.median(delays[sharp])) if sharp.any() else 0.0
     if sharp.sum() < FEW + 1:
-        yield undecided("values.lag", FEW + 1, "episodes whose motion shows a delay to the frame", int(sharp.sum()))
+        yield undecided(
+            "values.lag",
+            FEW + 1,
+            "episodes whose motion shows a delay to the frame",
+            int(sharp.sum()),
+        )
         usual = float(np.median(delays))
     deviation = np.abs(delays - usual)
     odd = (peak > 0.5) & (deviation >= 1.5) & (peak > table[:, round(usual)] + 0.25)
@@ -113,7 +147,9 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
         most = max(1, len(order) // 5)  # that may be late
         largest = float(deviation[order[: len(order) - most]].max())
         if 2 * largest > 1:
-            yield undecided("values.lag", 1, "frame or less between the delays of the episodes", largest)
+            yield undecided(
+                "values.lag", 1, "frame or less between the delays of the episodes", largest
+            )
         for place in order[len(order) - most :].tolist():
             if deviation[place] > max(_LATE, 2 * largest):
                 odd[place] = True
@@ -123,13 +159,18 @@ def _delays(catalog: Catalog, pairs: PairFacts) -> Iterator[Finding]:
         worst = int(np.flatnonzero(odd)[deviation[odd].argmax()])
         lag = float(delays[worst]) + LAGS[0]
         normal = usual + LAGS[0]
-        message = f"the state follows the action by {lag:.1f} frames, in the other episodes by {normal:.1f}"
+        message = (
+            f"the state follows the action by {lag:.1f} frames, in the other episodes by "
+            f"{normal:.1f}"
+        )
         place = Place.from_rows(catalog, rows[odd], ACTION)
         yield Finding("values.lag", "warning", message, place, lag, normal, LOOK)
 
 
 def _vertex(follows: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """Place of the maximum of a parabola through the peak (n,) and its neighbors, relative to it; 0 at the ends."""
+    """Place of the maximum of a parabola through the peak (n,) and its neighbors, relative to it; 0
+    at the ends.
+    """
     inner = np.clip(best, 1, follows.shape[1] - 2)
     rows = np.arange(len(best))
     before, peak, after = (follows[rows, inner + step] for step in (-1, 0, 1))

@@ -1,6 +1,8 @@
-"""Cameras whose pose differs from that in the other episodes, or changes: shifted, turned or zoomed scenes.
+"""Cameras whose pose differs from that in the other episodes, or changes: shifted, turned or zoomed
+scenes.
 
-The measure is the correlation of the fine structure of two images, as they are and after the best change of pose.
+The measure is the correlation of the fine structure of two images, as they are and after the best
+change of pose.
 """
 
 import numpy as np
@@ -32,21 +34,31 @@ def check_camera_poses(catalog: Catalog, facts: ImageFacts) -> Findings:
             continue
         images = np.stack([fine(clip.gray) for clip in clips])
         starts = [(image[0], image[2]) for image in images]
-        yield from _moved(catalog, camera, clips, starts, "the scene moves between the first and the last image")
+        yield from _moved(
+            catalog, camera, clips, starts, "the scene moves between the first and the last image"
+        )
         usual = np.median(np.median(images, axis=1), axis=0)
         pairs = [(usual, np.median(image, axis=0)) for image in images]
-        yield from _moved(catalog, camera, clips, pairs, "the scene differs from that of the other episodes")
+        yield from _moved(
+            catalog, camera, clips, pairs, "the scene differs from that of the other episodes"
+        )
 
 
 def _moved(
-    catalog: Catalog, camera: str, clips: list[Clip], pairs: list[tuple[np.ndarray, np.ndarray]], words: str
+    catalog: Catalog,
+    camera: str,
+    clips: list[Clip],
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    words: str,
 ) -> Findings:
     alike = np.array([correlation(*pair) for pair in pairs])
     usual = float(np.quantile(alike, _MINORITY))
     if usual < _STATIC:
         count = int((alike >= _STATIC).sum())
         needs = int(np.ceil((1 - _MINORITY) * len(clips)))
-        yield undecided("images.moved", needs, "episodes of a static scene", count, Place(camera=camera))
+        yield undecided(
+            "images.moved", needs, "episodes of a static scene", count, Place(camera=camera)
+        )
         return
     odd: list[tuple[int, str]] = []
     for number in np.flatnonzero(alike < _LOST * usual).tolist():
@@ -56,11 +68,15 @@ def _moved(
     if odd and len(odd) <= max(1, _MINORITY * len(clips)):
         message = f"{words}: by {odd[0][1]}"
         place = Place.from_rows(catalog, [clips[number].row for number, _ in odd], camera=camera)
-        yield Finding("images.moved", "warning", message, place, float(alike[odd[0][0]]), usual, LOOK)
+        yield Finding(
+            "images.moved", "warning", message, place, float(alike[odd[0][0]]), usual, LOOK
+        )
 
 
 def fine(images: np.ndarray) -> np.ndarray:
-    """Take off the mean around each pixel of images (n, H, W), and limit the rest: objects do not count more."""
+    """Take off the mean around each pixel of images (n, H, W), and limit the rest: objects do not
+    count more.
+    """
     rest = images - _box(_box(images, 1), 2)
     scale = rest.std(axis=(1, 2), keepdims=True) + 1e-6
     return np.asarray(np.clip(rest / scale, -2, 2))
@@ -71,7 +87,9 @@ def _box(images: np.ndarray, axis: int) -> np.ndarray:
     pad[axis] = (_BOX + 1, _BOX)
     total = np.pad(images, pad, mode="edge").cumsum(axis=axis, dtype=np.float64)
     size = images.shape[axis]
-    after, before = (np.take(total, np.arange(size) + shift, axis=axis) for shift in (2 * _BOX + 1, 0))
+    after, before = (
+        np.take(total, np.arange(size) + shift, axis=axis) for shift in (2 * _BOX + 1, 0)
+    )
     return np.asarray((after - before) / (2 * _BOX + 1))
 
 
@@ -99,17 +117,24 @@ def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
             continue
         alike = correlation(np.roll(changed, (down, right), (0, 1))[area], target[area])
         if alike > best:
-            parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (zoom != 1)
+            parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (
+                zoom != 1
+            )
             parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
             if max(abs(down) / image.shape[0], abs(right) / image.shape[1]) >= _LEAST_SHIFT:
-                parts.append(f"{100 * down / image.shape[0]:.0f} % down and {100 * right / image.shape[1]:.0f} % right")
+                parts.append(
+                    f"{100 * down / image.shape[0]:.0f} % down and "
+                    f"{100 * right / image.shape[1]:.0f} % right"
+                )
             best = alike
             words = ", ".join(parts)
     return best, words
 
 
 def _warp(image: np.ndarray, zoom: float, turn: float) -> tuple[np.ndarray, np.ndarray]:
-    """Enlarge an image about its center and turn it, and say which pixels it fills: nearest neighbors."""
+    """Enlarge an image about its center and turn it, and say which pixels it fills: nearest
+    neighbors.
+    """
     height, width = image.shape
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     y = (y - (height - 1) / 2) / zoom
@@ -118,11 +143,15 @@ def _warp(image: np.ndarray, zoom: float, turn: float) -> tuple[np.ndarray, np.n
     rows = np.rint(np.cos(angle) * y + np.sin(angle) * x + (height - 1) / 2).astype(int)
     columns = np.rint(np.cos(angle) * x - np.sin(angle) * y + (width - 1) / 2).astype(int)
     valid = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    return np.where(valid, image[np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)], 0.0), valid
+    return np.where(
+        valid, image[np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)], 0.0
+    ), valid
 
 
 def _shift(image: np.ndarray, target: np.ndarray) -> tuple[int, int]:
-    """Rows and columns by which `one` must be moved to resemble `two`, by the peak of their cross-correlation."""
+    """Rows and columns by which `one` must be moved to resemble `two`, by the peak of their
+    cross-correlation.
+    """
     product = np.fft.rfft2(target) * np.conj(np.fft.rfft2(image))
     table = np.fft.irfft2(product, image.shape)
     far = [size // _FAR for size in image.shape]
@@ -130,7 +159,9 @@ def _shift(image: np.ndarray, target: np.ndarray) -> tuple[int, int]:
         away = np.minimum(np.arange(size), size - np.arange(size)) > far[axis]
         table[(away, slice(None)) if axis == 0 else (slice(None), away)] = -np.inf
     peak = np.unravel_index(int(table.argmax()), table.shape)
-    down, right = (int(offset) - size * (int(offset) > size // 2) for offset, size in zip(peak, image.shape))
+    down, right = (
+        int(offset) - size * (int(offset) > size // 2) for offset, size in zip(peak, image.shape)
+    )
     return down, right
 
 

@@ -7,7 +7,16 @@ import numpy as np
 
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.check.column_facts import Column, quaternions, wrapping
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    drop,
+    is_few,
+    undecided,
+)
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 from understudy_tools.check.rules.values import FEW
 
@@ -19,10 +28,12 @@ NOTE = 5.0
 RANKED = 20
 MEASURES = {
     "length": "frames of the episode",
-    "path": "mean change of all dimensions of the action from frame to frame, in shares of their ranges",
+    "path": "mean change of all dimensions of the action from frame to frame, in shares of their "
+    "ranges",
     "jerk": "roughness of the motion: the same of the third differences",
     "idle share": "share of frames without motion",
-    "distance": "from the mean action of the episode to that of the others, in shares of the ranges",
+    "distance": "from the mean action of the episode to that of the others, in shares of the "
+    "ranges",
 }
 """Measure of an episode -> its meaning."""
 _NOISE = 1e-5
@@ -64,17 +75,29 @@ def _repeated(catalog: Catalog, facts: RowFacts) -> Findings:
     for ids in groups.values():
         if len(ids) > 1:
             message = f"all rows equal those of episode {ids[0]}"
-            yield Finding("episodes.duplicate", "warning", message, Place(tuple(ids)), len(ids), 1, drop(ids[1:]))
+            yield Finding(
+                "episodes.duplicate",
+                "warning",
+                message,
+                Place(tuple(ids)),
+                len(ids),
+                1,
+                drop(ids[1:]),
+            )
 
 
 def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
-    """Episodes of one length whose first values, means and extremes are equal up to noise in all dimensions."""
+    """Episodes of one length whose first values, means and extremes are equal up to noise in all
+    dimensions.
+    """
     tables = []
     moved = np.zeros(len(catalog.episodes), bool)
     for column in (facts.columns.get(key) for key in (ACTION, STATE)):
         if column is not None and len(column.sample):
             moves = column.spread > 0
-            moved |= (column.range > 0.2 * np.where(moves, column.spread, np.inf)).sum(axis=1) >= _LEAST_MOVING
+            moved |= (column.range > 0.2 * np.where(moves, column.spread, np.inf)).sum(
+                axis=1
+            ) >= _LEAST_MOVING
             parts = (column.mean, column.first, column.low, column.high)
             for share, part in zip((_SAME_MEAN, *3 * (_SAME,)), parts):
                 tables.append((part - column.bounds[0])[:, moves] / column.spread[moves] / share)
@@ -82,7 +105,9 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
         return
     values = np.concatenate(tables, axis=1)
     lengths = catalog.episodes.lengths
-    rows = np.flatnonzero(facts.is_read & (lengths >= _LEAST_FRAMES) & np.isfinite(values).all(axis=1) & moved)
+    rows = np.flatnonzero(
+        facts.is_read & (lengths >= _LEAST_FRAMES) & np.isfinite(values).all(axis=1) & moved
+    )
     rows = rows[np.lexsort((values[rows, 0], lengths[rows]))]
     near: set[int] = set()
     for step in range(1, _NEIGHBORS + 1):
@@ -92,11 +117,17 @@ def _nearly_repeated(catalog: Catalog, facts: RowFacts) -> Findings:
         left = left[alike]
         right = right[alike]
         same = (np.abs(values[left] - values[right]) < 1).all(axis=1)
-        same &= np.array([facts.digest[a] != facts.digest[b] for a, b in zip(left.tolist(), right.tolist())], bool)
+        same &= np.array(
+            [facts.digest[a] != facts.digest[b] for a, b in zip(left.tolist(), right.tolist())],
+            bool,
+        )
         near |= {*left[same].tolist(), *right[same].tolist()}
     if near:
         severity: Severity = "warning" if len(near) <= max(2, 0.2 * len(rows)) else "note"
-        message = f"{len(near)} episodes equal another one up to noise: the same length, starts, means and extremes"
+        message = (
+            f"{len(near)} episodes equal another one up to noise: the same length, starts, "
+            "means and extremes"
+        )
         place = Place.from_rows(catalog, list(near))
         yield Finding("episodes.duplicate", severity, message, place, len(near), 0, LOOK)
 
@@ -112,22 +143,33 @@ def _idle_ends(catalog: Catalog, facts: RowFacts) -> Findings:
     scatter = 1.4826 * float(np.median(np.abs(seconds - usual)))
     odd = seconds - usual > max(_LONG_REST, 6 * scatter)
     before = catalog.episodes.lengths[rows] - 1 - facts.idle_end[rows]
-    odd &= (before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * before)  # slow ones rest in between, too
+    # slow ones rest in between, too
+    odd &= (before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * before)
     if is_few(odd):
         worst = float(seconds[odd].max())
         message = f"no motion in the last {worst:.3g} s, in the other episodes {usual:.3g} s"
         fix = "cut the rest: understudy ranges, then understudy edit --keep-ranges"
-        yield Finding("episodes.idle", "warning", message, Place.from_rows(catalog, rows[odd]), worst, usual, fix)
+        yield Finding(
+            "episodes.idle",
+            "warning",
+            message,
+            Place.from_rows(catalog, rows[odd]),
+            worst,
+            usual,
+            fix,
+        )
 
 
 def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
     """Rank episodes by their largest robust z, the most unusual first.
 
-    Measured are the length, the path of all dimensions per frame in units of their range, the jerk relative to the
-    path, the share of idle frames, and the distance of the mean from that of the other episodes.
+    Measured are the length, the path of all dimensions per frame in units of their range, the jerk
+    relative to the path, the share of idle frames, and the distance of the mean from that of the
+    other episodes.
 
     Returns:
-        For each episode "episode", "score", "why", and "z", "measured", "usual" by measure. [] for less than `ENOUGH`.
+        For each episode "episode", "score", "why", and "z", "measured", "usual" by measure. [] for
+        less than `ENOUGH`.
     """
     lengths = catalog.episodes.lengths
     rows = np.flatnonzero(facts.is_read & (lengths > 0))
@@ -187,6 +229,11 @@ def _jumping(column: Column, rows: np.ndarray) -> np.ndarray:
 
 
 def _distances(means: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Distance of each episode's mean (n, D) from the median episode, as a root mean square over the dimensions."""
+    """Distance of each episode's mean (n, D) from the median episode, as a root mean square over
+    the dimensions.
+    """
     off = (means - np.median(means, axis=0)) / unit
-    return np.asarray(np.sqrt((off**2).mean(axis=1)) * np.sqrt(off.shape[1] / max(1, int(np.isfinite(unit).sum()))))
+    return np.asarray(
+        np.sqrt((off**2).mean(axis=1))
+        * np.sqrt(off.shape[1] / max(1, int(np.isfinite(unit).sum())))
+    )

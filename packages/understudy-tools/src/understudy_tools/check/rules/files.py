@@ -31,46 +31,75 @@ def check_files(catalog: Catalog) -> Findings:
     except SourceError:
         raise
     except DatasetError as error:
-        yield Finding("files.missing", "error", error.what, Place(file=str(error.where)), fix=error.fix)
+        yield Finding(
+            "files.missing", "error", error.what, Place(file=str(error.where)), fix=error.fix
+        )
         return
     for gap in gaps or []:
         place = Place.from_rows(catalog, gap.rows, camera="" if gap.kind == "data" else gap.kind)
-        yield Finding("files.missing", "error", gap.line, place, len(gap.rows), 0, restore("the files"))
+        yield Finding(
+            "files.missing", "error", gap.line, place, len(gap.rows), 0, restore("the files")
+        )
     if gaps is not None:
         yield from _orphans(catalog)
 
 
 def _orphans(catalog: Catalog) -> Findings:
-    """Files with the suffix of data or videos in the folders of the tables that no episode names."""
+    """Files with the suffix of data or videos in the folders of the tables that no episode
+    names.
+    """
     for camera, paths in unlisted_files(catalog).items():
-        message = f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
+        message = (
+            f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
+        )
         described = "" if camera else describe_unlisted(catalog, paths)
         message += f": {described}" if described else ""
         fix = f"remove the file, or restore meta/; {EDIT} copies named files only"
         if "cut" in described:
-            fix = "a recorder ended before it wrote meta/: continue with it if it can, else its rows are lost; "
+            fix = (
+                "a recorder ended before it wrote meta/: continue with it if it can, else its "
+                "rows are lost; "
+            )
             fix += f"{EDIT} copies the listed episodes"
-        yield Finding("files.orphan", "warning", message, Place(camera=camera, file=paths[0]), len(paths), 0, fix)
+        yield Finding(
+            "files.orphan",
+            "warning",
+            message,
+            Place(camera=camera, file=paths[0]),
+            len(paths),
+            0,
+            fix,
+        )
 
 
 def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = None) -> Findings:
-    """Yield findings about rows that disagree with the episode table; `videos` tell which of them is wrong."""
+    """Yield findings about rows that disagree with the episode table; `videos` tell which of them
+    is wrong.
+    """
     yield from _unreadable(catalog, facts)
     lengths = catalog.episodes.lengths
     has_rows = facts.is_known(facts.found) & (lengths > 0)
-    has_rows[[row for key, row in facts.absent if key == "episode_index"]] = False  # the cause is in `_unreadable`
-    short = np.flatnonzero(has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful)
+    # the cause is in `_unreadable`
+    has_rows[[row for key, row in facts.absent if key == "episode_index"]] = False
+    short = np.flatnonzero(
+        has_rows & (facts.found != lengths) & ~facts.is_split & ~facts.is_doubtful
+    )
     by_rows = _confirmed_lengths(catalog, videos) if len(short) else lengths
     agree = (by_rows != lengths) & (by_rows == facts.found)
     for row in short[:20].tolist():
         count = int(facts.found[row])
         length = int(lengths[row])
-        message = f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of the episode"
+        message = (
+            f"meta/ gives {plural(length, 'frame')}, the file has {plural(count, 'row')} of "
+            "the episode"
+        )
         place = Place.from_rows(catalog, [row], file=catalog.data_path(row))
         score = float(abs(count - length))
         fix = drop(place.episodes)
         if agree[row]:
-            message += f", its videos {count}, too" if catalog.episodes.videos else " and they are whole"
+            message += (
+                f", its videos {count}, too" if catalog.episodes.videos else " and they are whole"
+            )
             message += ": only meta/ is wrong"
             fix = _TAKE_LENGTHS
         yield Finding("rows.count", "error", message, place, count, length, fix, score)
@@ -79,21 +108,41 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
         message = f"the same for {plural(len(place.episodes), 'more episode')}"
         all_agree = bool(agree[short].all())
         message += "; rows and videos agree: only meta/ is wrong" if all_agree else ""
-        yield Finding("rows.count", "error", message, place, fix=_TAKE_LENGTHS if all_agree else drop(place.episodes))
-    yield from _about(catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file")
+        yield Finding(
+            "rows.count",
+            "error",
+            message,
+            place,
+            fix=_TAKE_LENGTHS if all_agree else drop(place.episodes),
+        )
+    yield from _about(
+        catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file"
+    )
     if facts.orphans:
         rows = sum(facts.orphans.values())
         episodes = sorted(facts.orphans)
-        message = f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of {plural(len(episodes), 'episode')} that "
+        message = (
+            f"{plural(rows, 'row')} ({rows / max(1, facts.rows):.1%}) of "
+            f"{plural(len(episodes), 'episode')} that "
+        )
         message += f"meta/ does not list there: {list_ids(episodes)}"
         fix = f"{EDIT} (copies listed rows only), or restore the episodes in meta/episodes"
         listed = np.flatnonzero(np.isin(catalog.episodes.ids, episodes))
         if len(listed) and catalog.version.startswith("v3"):
-            named = np.unique(catalog.episodes.data.number[catalog.episodes.data_file[listed]]).tolist()
-            message += f"; meta/ lists {list_ids(catalog.episodes.ids[listed].tolist())} in file {list_ids(named)}"
+            named = np.unique(
+                catalog.episodes.data.number[catalog.episodes.data_file[listed]]
+            ).tolist()
+            message += (
+                f"; meta/ lists {list_ids(catalog.episodes.ids[listed].tolist())} in file "
+                f"{list_ids(named)}"
+            )
             message += f", the rows are in {facts.orphan_file}: file numbers are off"
-            fix = "correct data/file_index in meta/episodes, or give the data files their names back"
-        yield Finding("rows.orphan", "warning", message, Place(file=facts.orphan_file), rows, 0, fix)
+            fix = (
+                "correct data/file_index in meta/episodes, or give the data files their names back"
+            )
+        yield Finding(
+            "rows.orphan", "warning", message, Place(file=facts.orphan_file), rows, 0, fix
+        )
     yield from _frame_index(catalog, facts)
     yield from _index(catalog, facts)
 
@@ -102,12 +151,16 @@ _TAKE_LENGTHS = f"{EDIT} --lengths rows"
 
 
 def _confirmed_lengths(catalog: Catalog, videos: VideoFacts | None) -> np.ndarray:
-    """Return the lengths, int64 (N,), that `edit --lengths rows` takes; those of meta/ if videos are unread."""
+    """Return the lengths, int64 (N,), that `edit --lengths rows` takes; those of meta/ if videos
+    are unread.
+    """
     is_read = videos is not None or not catalog.episodes.videos
     return lengths_of_rows(catalog) if is_read else catalog.episodes.lengths
 
 
-def _about(catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str) -> Findings:
+def _about(
+    catalog: Catalog, is_odd: np.ndarray, rule: str, severity: Severity, message: str
+) -> Findings:
     rows = np.flatnonzero(is_odd)
     if len(rows):
         place = Place.from_rows(catalog, rows, file=catalog.data_path(int(rows[0])))
@@ -119,7 +172,9 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
     for file, column, error in facts.unreadable:
         rows = np.flatnonzero((table.data_file == file) & (table.lengths > 0))
         place = Place.from_rows(catalog, rows, column, file=catalog.data_path(int(rows[0])))
-        yield Finding("files.unreadable", "error", error.what, place, fix=error.fix or restore(place.file))
+        yield Finding(
+            "files.unreadable", "error", error.what, place, fix=error.fix or restore(place.file)
+        )
     for key in dict.fromkeys(key for key, _ in facts.absent):
         rows = np.array(sorted(row for other, row in facts.absent if other == key))
         count = sum(facts.absent[key, row] for row in rows.tolist())
@@ -133,42 +188,70 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
         fix = f"restore the files, or remove the feature {key!r} from meta/info.json"
         yield Finding("files.columns", "error", message, place, len(files), 0, fix)
     if len(facts.schemas) > 1 and not facts.lacking:
-        by_files = sorted(facts.schemas.items(), key=lambda item: -len(item[1]))  # the usual schema first
+        # the usual schema first
+        by_files = sorted(facts.schemas.items(), key=lambda item: -len(item[1]))
         (usual, *kinds), odd = [dict(schema) for schema, _ in by_files], by_files[-1][1][0]
-        differing = sorted({key for kind in kinds for key in {*usual, *kind} if usual.get(key) != kind.get(key)})
-        severity: Severity = "warning" if any(key in catalog.features for key in differing) else "note"
-        place = Place(column=differing[0], file=catalog.data_path(int(np.flatnonzero(table.data_file == odd)[0])))
+        differing = sorted(
+            {key for kind in kinds for key in {*usual, *kind} if usual.get(key) != kind.get(key)}
+        )
+        severity: Severity = (
+            "warning" if any(key in catalog.features for key in differing) else "note"
+        )
+        place = Place(
+            column=differing[0],
+            file=catalog.data_path(int(np.flatnonzero(table.data_file == odd)[0])),
+        )
         message = f"files differ in the types of {', '.join(differing[:8])}"
         fix = f"{EDIT} (writes one schema); this reader converts to the declared dtype"
         yield Finding("files.columns", severity, message, place, len(facts.schemas), 1, fix)
-    extra = {key: kind for key, kind in facts.undeclared.items() if not key.startswith("__index_level")}
+    extra = {
+        key: kind for key, kind in facts.undeclared.items() if not key.startswith("__index_level")
+    }
     if extra:
-        message = f"info.json does not declare {', '.join(f'{key} ({kind})' for key, kind in list(extra.items())[:8])}"
-        yield Finding("files.columns", "note", message, measured=sorted(extra), fix=correct("features"))
+        message = (
+            "info.json does not declare "
+            f"{', '.join(f'{key} ({kind})' for key, kind in list(extra.items())[:8])}"
+        )
+        yield Finding(
+            "files.columns", "note", message, measured=sorted(extra), fix=correct("features")
+        )
 
 
 def _frame_index(catalog: Catalog, facts: RowFacts) -> Findings:
     falls = facts.is_read & ~facts.frames_rise
-    yield from _about(catalog, falls, "rows.frame_index", "error", "frame_index does not rise: rows are out of order")
+    yield from _about(
+        catalog,
+        falls,
+        "rows.frame_index",
+        "error",
+        "frame_index does not rise: rows are out of order",
+    )
     gaps = facts.is_read & facts.frames_rise & ~facts.frames_count
     message = "frame_index does not count 0, 1, 2, ...: rows were removed"
     yield from _about(catalog, gaps, "rows.frame_index", "warning", message)
 
 
 def _index(catalog: Catalog, facts: RowFacts) -> Findings:
-    """`index` counts all frames. A subset of a dataset keeps the numbers of the whole, shifted by episode."""
+    """`index` counts all frames. A subset of a dataset keeps the numbers of the whole, shifted by
+    episode.
+    """
     table = catalog.episodes
     has_index = facts.is_read & facts.is_known(facts.first_index)
     jumps = has_index & ~facts.index_counts
-    yield from _about(catalog, jumps, "rows.index", "warning", "index does not rise by 1 within the episode")
-    has_index &= ~facts.is_doubtful & (claimed_ids(catalog, facts) == table.ids)  # others: `rows.episode`
+    yield from _about(
+        catalog, jumps, "rows.index", "warning", "index does not rise by 1 within the episode"
+    )
+    # others: `rows.episode`
+    has_index &= ~facts.is_doubtful & (claimed_ids(catalog, facts) == table.ids)
     off = np.flatnonzero(has_index & facts.index_counts & (facts.first_index != table.index_from))
     if not len(off):
         return
     measured = int(facts.first_index[off[0]])
     expected = int(table.index_from[off[0]])
     listed = catalog.version.startswith("v3")
-    severity: Severity = "error" if listed and (facts.position[off] != table.index_from[off]).any() else "warning"
+    severity: Severity = (
+        "error" if listed and (facts.position[off] != table.index_from[off]).any() else "warning"
+    )
     message = f"index of the first row is {measured}, "
     message += f"{'dataset_from_index' if listed else 'the frames before it number'} {expected}"
     place = Place.from_rows(catalog, off, "index")
@@ -185,7 +268,8 @@ _CLOCK_FIX = f"frames are paired by number here; for LeRobot: {REWRITE}"
 
 
 def split_gross(rows: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
-    """Split rows into those of gross size and the others, so that a fault of all episodes hides none of a few.
+    """Split rows into those of gross size and the others, so that a fault of all episodes hides
+    none of a few.
 
     Args:
         rows: int64 (n,), table rows.
@@ -198,14 +282,24 @@ def split_gross(rows: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
 
 
 def _rate_fix(catalog: Catalog, rate: float) -> str:
-    """Return the remedy for timestamps that advance at another rate than info.json declares: the videos decide."""
-    videos = [float(catalog.features[camera].info.get("video.fps") or 0) for camera in catalog.episodes.videos]
+    """Return the remedy for timestamps that advance at another rate than info.json declares: the
+    videos decide.
+    """
+    videos = [
+        float(catalog.features[camera].info.get("video.fps") or 0)
+        for camera in catalog.episodes.videos
+    ]
     others = [fps for fps in videos if fps and abs(fps / rate - 1) >= _RATE]
     if others:
-        return f"the videos play at {others[0]:g} frames per second, not at {rate:.4g}: {_CLOCK_FIX}"
+        return (
+            f"the videos play at {others[0]:g} frames per second, not at {rate:.4g}: {_CLOCK_FIX}"
+        )
     if all(videos):
         return correct(f"fps: {videos[0] if videos else rate:.4g}", INFO)
-    return f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, {_CLOCK_FIX}"
+    return (
+        f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, "
+        f"{_CLOCK_FIX}"
+    )
 
 
 def check_clocks(catalog: Catalog, facts: RowFacts) -> Findings:
@@ -227,33 +321,60 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Findings:
     ) -> Finding:
         row = int(rows[0])
         frame = int(facts.late_frame[row]) if rule == "clock.gap" else None
-        place = Place.from_rows(catalog, rows, "timestamp", file=catalog.data_path(row), frame=frame)
+        place = Place.from_rows(
+            catalog, rows, "timestamp", file=catalog.data_path(row), frame=frame
+        )
         return Finding(rule, severity, message, place, measured, expected, fix)
 
-    bad = np.flatnonzero((facts.late_frame > 0) & ~np.isfinite(middle))  # of episodes with timestamps
+    # of episodes with timestamps
+    bad = np.flatnonzero((facts.late_frame > 0) & ~np.isfinite(middle))
     falls = np.flatnonzero(several & (least <= 0))
     if len(falls):
         message = f"timestamps do not rise: the least step is {least[falls].min():.4g} s"
         yield about("clock.order", "error", falls, message, float(least[falls].min()), 1 / fps)
     several &= least > 0
     rate = np.divide(1, middle, out=np.full(len(middle), np.nan), where=middle > 0)
-    wrong = np.flatnonzero(several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE))
+    wrong = np.flatnonzero(
+        several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE)
+    )
     wrong = wrong[np.argsort(rate[wrong], kind="stable")]
-    for alike in np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1) if len(wrong) else ():
+    for alike in (
+        np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1)
+        if len(wrong)
+        else ()
+    ):
         clock_rate = float(np.median(rate[alike]))
-        message = f"timestamps advance at {clock_rate:.4g} frames per second, info.json declares {fps:g}"
-        unit = next((name for name, factor in _UNITS.items() if abs(clock_rate * factor / fps - 1) < 0.1), "")
+        message = (
+            f"timestamps advance at {clock_rate:.4g} frames per second, info.json declares {fps:g}"
+        )
+        unit = next(
+            (name for name, factor in _UNITS.items() if abs(clock_rate * factor / fps - 1) < 0.1),
+            "",
+        )
         fix = _rate_fix(catalog, clock_rate) if len(alike) > 0.5 * several.sum() else _CLOCK_FIX
-        yield about("clock.fps", "error", np.sort(alike), message + f": in {unit}?" * bool(unit), clock_rate, fps, fix)
+        yield about(
+            "clock.fps",
+            "error",
+            np.sort(alike),
+            message + f": in {unit}?" * bool(unit),
+            clock_rate,
+            fps,
+            fix,
+        )
     fine = several & ~np.isin(np.arange(len(first)), wrong)
     for late in split_gross(np.flatnonzero(fine & (most * fps > 1.5)), most):
         worst = float(most[late].max())
-        message = f"timestamps jump by up to {worst:.4g} s, {worst * fps:.3g} frames: frames are absent"
+        message = (
+            f"timestamps jump by up to {worst:.4g} s, {worst * fps:.3g} frames: frames are absent"
+        )
         yield about("clock.gap", "warning", late, message, worst, 1 / fps)
     for jitter in split_gross(
         np.flatnonzero(fine & (most * fps <= 1.5) & (off > np.maximum(TOLERANCE, rounding))), off
     ):
-        message = f"timestamps are up to {off[jitter].max():.3g} s off frame / fps; LeRobot allows {TOLERANCE:g} s"
+        message = (
+            f"timestamps are up to {off[jitter].max():.3g} s off frame / fps; LeRobot allows "
+            f"{TOLERANCE:g} s"
+        )
         yield about("clock.jitter", "warning", jitter, message, float(off[jitter].max()), TOLERANCE)
     starts = np.flatnonzero(has_times & (np.abs(first) > np.maximum(0.5 / fps, TOLERANCE)))
     everywhere = len(starts) == has_times.sum()

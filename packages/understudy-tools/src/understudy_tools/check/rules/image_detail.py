@@ -1,7 +1,8 @@
-"""Rules of images in time and detail: every n-th image only, parts of other moments, blur and colors.
+"""Rules of images in time and detail: every n-th image only, parts of other moments, blur and
+colors.
 
-Each compares an episode with the others of the camera. A wrist camera is blurred by motion in all episodes, and a video
-with few key frames flickers in all of them.
+Each compares an episode with the others of the camera. A wrist camera is blurred by motion in all
+episodes, and a video with few key frames flickers in all of them.
 """
 
 from collections.abc import Callable
@@ -50,11 +51,19 @@ def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Findings:
 
 
 def _finding(
-    catalog: Catalog, rule: str, clips: list[Clip], odd: np.ndarray, message: str, measured: float, usual: float
+    catalog: Catalog,
+    rule: str,
+    clips: list[Clip],
+    odd: np.ndarray,
+    message: str,
+    measured: float,
+    usual: float,
 ) -> Findings:
     """Warn of the clips in bool (n,), where they are a minority."""
     if is_few(odd, _MINORITY):
-        yield Finding(rule, "warning", message, place_clips(catalog, clips, odd), measured, usual, LOOK)
+        yield Finding(
+            rule, "warning", message, place_clips(catalog, clips, odd), measured, usual, LOOK
+        )
 
 
 def _others(values: np.ndarray, share: float) -> float:
@@ -63,7 +72,9 @@ def _others(values: np.ndarray, share: float) -> float:
 
 
 def held(change: np.ndarray) -> int:
-    """Frames for which each image is shown, by the changes to the one before float64 (m,); 1 without such a period."""
+    """Frames for which each image is shown, by the changes to the one before float64 (m,); 1
+    without such a period.
+    """
     for frames in reversed(_HELD):
         if len(change) < _LEAST_TURNS * frames:
             continue
@@ -81,14 +92,21 @@ def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     usual = float(np.median(fresh))
     if usual < _ALL_FRESH and (periods > 1).mean() <= 0.5:
         words = "sampled episodes without repeated images"
-        yield undecided("images.rate", len(clips), words, int((fresh >= _ALL_FRESH).sum()), Place(camera=camera))
+        yield undecided(
+            "images.rate", len(clips), words, int((fresh >= _ALL_FRESH).sum()), Place(camera=camera)
+        )
     odd = (periods > 1) & (fresh < _SLOWER * usual)
     usually_held = (periods > 1).mean() > 0.5
     if usually_held or odd.any():
         frames = int(np.median(periods[periods > 1 if usually_held else odd]))
-        message = f"each image is shown for {frames} frames: the camera gave {catalog.fps / frames:.3g} images a second"
+        message = (
+            f"each image is shown for {frames} frames: the camera gave "
+            f"{catalog.fps / frames:.3g} images a second"
+        )
         place = Place(camera=camera) if usually_held else place_clips(catalog, clips, odd)
-        yield Finding("images.rate", "note" if usually_held else "warning", message, place, frames, 1, LOOK)
+        yield Finding(
+            "images.rate", "note" if usually_held else "warning", message, place, frames, 1, LOOK
+        )
 
 
 def _fresh(change: np.ndarray) -> float:
@@ -104,7 +122,8 @@ def torn(window: np.ndarray) -> float:
         window: float32 (n, H, W, 3), consecutive images.
 
     Returns:
-        Mean excess of the changes there and back over the change across both, in mean changes; the larger half's.
+        Mean excess of the changes there and back over the change across both, in mean changes; the
+        larger half's.
     """
     half = window.shape[1] // 2
     result = 0.0
@@ -112,14 +131,20 @@ def torn(window: np.ndarray) -> float:
         near = np.abs(part[1:] - part[:-1]).mean(axis=(1, 2, 3))
         far = np.abs(part[2:] - part[:-2]).mean(axis=(1, 2, 3))
         if len(far) and near.mean() > _LIVELY:
-            result = max(result, float(np.maximum(np.minimum(near[1:], near[:-1]) - far, 0).mean() / near.mean()))
+            result = max(
+                result,
+                float(np.maximum(np.minimum(near[1:], near[:-1]) - far, 0).mean() / near.mean()),
+            )
     return result
 
 
 def _torn(catalog: Catalog, clips: list[Clip]) -> Findings:
     excess = np.array([torn(clip.window) for clip in clips])
     odd = excess > max(_TORN, _MORE_TORN * _others(excess, 1 - _MINORITY))
-    message = f"parts of images show another moment: changes there and back exceed the motion by {excess.max():.2f} "
+    message = (
+        "parts of images show another moment: changes there and back exceed the motion by "
+        f"{excess.max():.2f} "
+    )
     message += "of the mean change"
     yield from _finding(catalog, "images.torn", clips, odd, message, float(excess.max()), 0.0)
 
@@ -128,35 +153,51 @@ def _blurred(catalog: Catalog, clips: list[Clip]) -> Findings:
     detail = np.array([clip.sharpness for clip in clips])
     usual = _others(detail, _MINORITY)
     odd = detail < _BLURRED * usual
-    message = f"fine detail is {detail.min():.2g} of the coarse one, in the other episodes {usual:.2g}: out of focus?"
-    yield from _finding(catalog, "images.sharpness", clips, odd, message, float(detail.min()), usual)
+    message = (
+        f"fine detail is {detail.min():.2g} of the coarse one, in the other episodes "
+        f"{usual:.2g}: out of focus?"
+    )
+    yield from _finding(
+        catalog, "images.sharpness", clips, odd, message, float(detail.min()), usual
+    )
 
 
 def _colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
-    """Shares of the channels, and the distance to gray. Both differ between scenes, so more clips are needed."""
+    """Shares of the channels, and the distance to gray. Both differ between scenes, so more clips
+    are needed.
+    """
     if len(clips) < _SCENES:
-        yield undecided("images.color", _SCENES, "sampled episodes", len(clips), Place(camera=camera))
+        yield undecided(
+            "images.color", _SCENES, "sampled episodes", len(clips), Place(camera=camera)
+        )
         return
-    images = np.stack([np.median(clip.ends, axis=0).reshape(-1, 3) for clip in clips])  # (n, pixels, 3)
+    # (n, pixels, 3)
+    images = np.stack([np.median(clip.ends, axis=0).reshape(-1, 3) for clip in clips])
     tints = _tints(images, np.median(images, axis=0))
     off = np.abs(tints).max(axis=1)
     limit = max(_TINT, _MORE_TINT * _others(off, 1 - _MINORITY))
     exchanged = np.abs(_tints(images[..., ::-1], np.median(images, axis=0))).max(axis=1)
     odd = (off > limit) & (exchanged > 0.5 * off)  # `images.channels` names the others
     channel = ("red", "green", "blue")[int(np.abs(tints)[off.argmax()].argmax())]
-    message = f"the share of {channel} differs from that of the other episodes by {np.exp(off.max()) - 1:.0%}"
+    message = (
+        f"the share of {channel} differs from that of the other episodes by "
+        f"{np.exp(off.max()) - 1:.0%}"
+    )
     yield from _finding(catalog, "images.color", clips, odd, message, float(off.max()), limit)
     chroma = np.log(np.ptp(images, axis=2).mean(axis=1) + 0.1)
     usual = float(np.median(chroma))
     limit = max(_PALE, _MORE_TINT * _others(np.abs(chroma - usual), 1 - _MINORITY))
     pale = (usual - chroma > limit) & (usual > np.log(_LEAST_CHROMA)) & ~odd
     least = float(np.exp(chroma.min()))
-    message = f"colors are {least:.3g} levels from gray, those of the other episodes {np.exp(usual):.3g}"
+    message = (
+        f"colors are {least:.3g} levels from gray, those of the other episodes {np.exp(usual):.3g}"
+    )
     yield from _finding(catalog, "images.color", clips, pale, message, least, float(np.exp(usual)))
 
 
 def _tints(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
-    """Logarithms of the ratio of each channel (n, pixels, 3) to the usual image's, less their mean: (n, 3).
+    """Logarithms of the ratio of each channel (n, pixels, 3) to the usual image's, less their mean:
+    (n, 3).
 
     The median over the pixels leaves objects out.
     """
@@ -183,7 +224,9 @@ _CHANGES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Findings:
-    """Yield findings about episodes whose images differ from those of the others by one known change."""
+    """Yield findings about episodes whose images differ from those of the others by one known
+    change.
+    """
     for camera, clips in facts.clips.items():
         if len(clips) >= _ENOUGH_CHANGED:
             yield from _changed(catalog, clips)
@@ -191,12 +234,18 @@ def check_changed_images(catalog: Catalog, facts: ImageFacts) -> Findings:
             yield from _exchanged_colors(catalog, camera, clips)
         else:
             for rule in ("images.mirrored", "images.channels", "images.noise"):
-                yield undecided(rule, _ENOUGH_CHANGED, "sampled episodes", len(clips), Place(camera=camera))
+                yield undecided(
+                    rule, _ENOUGH_CHANGED, "sampled episodes", len(clips), Place(camera=camera)
+                )
 
 
 def _distance(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
-    """Median over the pixels of the distance to the usual image, (n,): motion and differences at few places are out."""
-    return np.asarray(np.median(np.abs(images - usual).mean(axis=3).reshape(len(images), -1), axis=1))
+    """Median over the pixels of the distance to the usual image, (n,): motion and differences at
+    few places are out.
+    """
+    return np.asarray(
+        np.median(np.abs(images - usual).mean(axis=3).reshape(len(images), -1), axis=1)
+    )
 
 
 def _changed(catalog: Catalog, clips: list[Clip]) -> Findings:
@@ -214,7 +263,10 @@ def _changed(catalog: Catalog, clips: list[Clip]) -> Findings:
             worst = int(np.where(odd, distance, -1.0).argmax())
             measured = float(distance[worst])
             left = float(undone[number, worst])
-            message = f"images are {words}: they differ from the other episodes' by {measured:.3g} levels, and by "
+            message = (
+                f"images are {words}: they differ from the other episodes' by {measured:.3g} "
+                "levels, and by "
+            )
             message += f"{left:.3g} when that is undone"
             place = place_clips(catalog, clips, odd)
             yield Finding(rule, "warning", message, place, measured, left, _FIX, measured)
@@ -226,15 +278,19 @@ def _noisy(catalog: Catalog, clips: list[Clip]) -> Findings:
     odd = noise > max(_LEAST_NOISE, _NOISY * max(usual, _SILENT))
     if is_few(odd):
         worst = float(noise[odd].max())
-        message = f"images have noise of {worst:.3g} levels, those of the other episodes {usual:.3g}"
+        message = (
+            f"images have noise of {worst:.3g} levels, those of the other episodes {usual:.3g}"
+        )
         place = place_clips(catalog, clips, odd)
         yield Finding("images.noise", "warning", message, place, worst, usual, _FIX, worst)
 
 
 def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
-    """More episodes than a minority, up to half of them, whose red and blue are those of the others exchanged.
+    """More episodes than a minority, up to half of them, whose red and blue are those of the others
+    exchanged.
 
-    Either the images resemble each other after the exchange, or the scenes differ and are equally warm after it.
+    Either the images resemble each other after the exchange, or the scenes differ and are equally
+    warm after it.
     """
     images = np.stack([np.median(clip.ends, axis=0) for clip in clips])
     odd = split_by(images, images[..., ::-1])
@@ -244,14 +300,20 @@ def _exchanged_colors(catalog: Catalog, camera: str, clips: list[Clip]) -> Findi
     right = np.where(odd, undone, distance)
     wrong = np.where(odd, distance, undone)
     clear = wrong - right > _LEAST
-    warmth = np.log((images[..., 0] + 4) / (images[..., 2] + 4)).mean(axis=(1, 2)) * np.where(odd, -1, 1)
+    warmth = np.log((images[..., 0] + 4) / (images[..., 2] + 4)).mean(axis=(1, 2)) * np.where(
+        odd, -1, 1
+    )
     warm = float(np.median(warmth))
     alike = abs(warm) > max(_WARM, 3 * float(np.quantile(np.abs(warmth - warm), 0.9)))
     if not clear.all() and not alike:
         words = "sampled episodes whose red and blue differ"
-        yield undecided("images.channels", len(clips), words, int(clear.sum()), Place(camera=camera))
+        yield undecided(
+            "images.channels", len(clips), words, int(clear.sum()), Place(camera=camera)
+        )
     elif odd.any() and not is_few(odd) and ((right < _BACK * wrong).all() or alike):
-        message = f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
+        message = (
+            f"red and blue are exchanged in {odd.sum()} of {len(clips)} episodes, or in the others"
+        )
         place = place_clips(catalog, clips, odd)
         measured = float(distance[odd].min())
         left = float(undone[odd].max())

@@ -1,4 +1,6 @@
-"""Rules of images: decodable, not black, not frozen, of the right camera, and cut where episodes begin."""
+"""Rules of images: decodable, not black, not frozen, of the right camera, and cut where episodes
+begin.
+"""
 
 from collections import defaultdict
 
@@ -7,7 +9,17 @@ import numpy as np
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, drop, is_few, list_ids, restore, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    drop,
+    is_few,
+    list_ids,
+    restore,
+    undecided,
+)
 from understudy_tools.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts, runs_of
 
@@ -28,11 +40,17 @@ def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Finding
     for camera, row, error in facts.broken:
         place = Place.from_rows(catalog, [row], camera=camera, file=_path(catalog, camera, row))
         fix = error.fix or restore(place.file)
-        yield Finding("images.decode", "error", error.what, place, fix=f"{fix}; or {drop(place.episodes)}")
+        yield Finding(
+            "images.decode", "error", error.what, place, fix=f"{fix}; or {drop(place.episodes)}"
+        )
     for camera, clips in facts.clips.items():
         if not clips:
             continue
-        dark = [clip for clip in clips if clip.ends.mean(axis=(1, 2, 3)).max() < BLACK and clip.ends.max() < 4 * BLACK]
+        dark = [
+            clip
+            for clip in clips
+            if clip.ends.mean(axis=(1, 2, 3)).max() < BLACK and clip.ends.max() < 4 * BLACK
+        ]
         yield from _black(catalog, clips, dark)
         seen = [clip for clip in clips if clip not in dark]
         yield from _frozen(catalog, rows, seen)
@@ -47,14 +65,20 @@ def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Finding
 
 def _path(catalog: Catalog, camera: str, row: int) -> str:
     try:
-        return catalog.video_path(camera, row) if catalog.features[camera].is_video else catalog.data_path(row)
+        return (
+            catalog.video_path(camera, row)
+            if catalog.features[camera].is_video
+            else catalog.data_path(row)
+        )
     except DatasetError:
         return ""
 
 
 def place_clips(catalog: Catalog, clips: list[Clip], odd: np.ndarray) -> Place:
     """Place of the clips of one camera in bool (n,)."""
-    return Place.from_rows(catalog, np.array([clip.row for clip in clips])[odd], camera=clips[0].camera)
+    return Place.from_rows(
+        catalog, np.array([clip.row for clip in clips])[odd], camera=clips[0].camera
+    )
 
 
 def _place(catalog: Catalog, clips: list[Clip], frame: int | None = None) -> Place:
@@ -62,17 +86,23 @@ def _place(catalog: Catalog, clips: list[Clip], frame: int | None = None) -> Pla
     row = clips[0].row
     camera = clips[0].camera
     rows = [clip.row for clip in clips]
-    return Place.from_rows(catalog, rows, camera=camera, file=_path(catalog, camera, row), frame=frame)
+    return Place.from_rows(
+        catalog, rows, camera=camera, file=_path(catalog, camera, row), frame=frame
+    )
 
 
 def _moves(rows: RowFacts, row: int) -> float:
-    """Motion of an episode: the largest range of a dimension of state or action, as a share of its usual range."""
+    """Motion of an episode: the largest range of a dimension of state or action, as a share of its
+    usual range.
+    """
     motion = 0.0
     for key in (ACTION, STATE):
         if key in rows.columns:
             column = rows.columns[key]
             usual = np.nanmedian(column.range, axis=0)
-            share = np.divide(column.range[row], usual, out=np.zeros_like(usual), where=usual > 1e-6)
+            share = np.divide(
+                column.range[row], usual, out=np.zeros_like(usual), where=usual > 1e-6
+            )
             motion = max(motion, float(share.max(initial=0.0)))
     return motion
 
@@ -87,7 +117,9 @@ def _black(catalog: Catalog, clips: list[Clip], dark: list[Clip]) -> Findings:
 
 
 def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings:
-    """Episodes whose images do not change at all, although the robot moves and images of the others change."""
+    """Episodes whose images do not change at all, although the robot moves and images of the others
+    change.
+    """
 
     def change(clip: Clip) -> float:
         inner = float(np.abs(np.diff(clip.ends, axis=0)).mean(axis=(1, 2, 3)).max())
@@ -107,35 +139,54 @@ def _frozen(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings:
         return
     place = _place(catalog, moving)
     if still.mean() > 0.5:
-        message = "images never change in most episodes: a fixed image, or a camera that does not see the robot"
+        message = (
+            "images never change in most episodes: a fixed image, or a camera that does not "
+            "see the robot"
+        )
         yield Finding("images.frozen", "note", message, place, 0.0, None, LOOK)
     elif usual > 10 * _STILL:
-        message = f"images do not change while the robot moves; in the other episodes they change by {usual:.3g} levels"
+        message = (
+            "images do not change while the robot moves; in the other episodes they change "
+            f"by {usual:.3g} levels"
+        )
         yield Finding("images.frozen", "warning", message, place, 0.0, usual, LOOK)
 
 
 def _repeated(catalog: Catalog, clips: list[Clip]) -> Findings:
-    """Images that repeat for many frames while the robot moves, in an episode whose images change otherwise."""
+    """Images that repeat for many frames while the robot moves, in an episode whose images change
+    otherwise.
+    """
     for clip in clips:
         change = clip.change
         lively = float(np.quantile(change, 0.75)) if len(change) else 0.0
         if len(change) < 2 * _REPEATS or lively < 4 * _STILL:
             continue
         speed = _speed(clip)
-        # Encoders give repeated images other noise. Where noise may be all of the change, only equal images count.
-        still = change < (min(_SAME * lively, _NOISE) if lively > _NOISE else min(_STILL, 0.1 * lively))
+        # Encoders give repeated images other noise. Where noise may be all of the change, only
+        # equal images count.
+        still = change < (
+            min(_SAME * lively, _NOISE) if lively > _NOISE else min(_STILL, 0.1 * lively)
+        )
         moved = speed[1:][~_within(still, clip)] if speed is not None else np.zeros(0)
         usual = float(np.median(moved)) if len(moved) else 0.0
         for start, stop in runs_of(still):
-            if stop - start < _REPEATS - 1 or (stop < len(change) and change[stop] < _CATCH_UP * lively):
+            if stop - start < _REPEATS - 1 or (
+                stop < len(change) and change[stop] < _CATCH_UP * lively
+            ):
                 continue
             frame = clip.first_change + start
             inside = slice(frame - clip.begin, clip.first_change + stop - clip.begin)
-            part = speed[max(inside.start, 0) : max(inside.stop, 0)] if speed is not None else np.zeros(0)
+            part = (
+                speed[max(inside.start, 0) : max(inside.stop, 0)]
+                if speed is not None
+                else np.zeros(0)
+            )
             if len(part) and np.median(part) > 0.3 * usual > 0:
                 message = f"{stop - start + 1} images are the same while the robot moves"
                 place = _place(catalog, [clip], frame - 1)
-                yield Finding("images.repeated", "warning", message, place, stop - start + 1, 1, LOOK)
+                yield Finding(
+                    "images.repeated", "warning", message, place, stop - start + 1, 1, LOOK
+                )
                 break
 
 
@@ -146,7 +197,9 @@ def _within(flags: np.ndarray, clip: Clip) -> np.ndarray:
 
 
 def _speed(clip: Clip) -> np.ndarray | None:
-    """Change of state and action at each frame of the window, in units of their range there: float64 (n,)."""
+    """Change of state and action at each frame of the window, in units of their range there:
+    float64 (n,).
+    """
     parts = []
     for values in (clip.action, clip.state):
         if values is not None and len(values) > 1 and np.isfinite(values).all():
@@ -165,7 +218,9 @@ def _duplicates(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings
     for clip in clips:
         if np.abs(np.diff(clip.ends, axis=0)).mean(axis=(1, 2, 3)).min() > 4 * _STILL:
             groups[clip.ends.tobytes()].append(clip)
-    repeated = [same for same in groups.values() if len({rows.digest[clip.row] for clip in same}) > 1]
+    repeated = [
+        same for same in groups.values() if len({rows.digest[clip.row] for clip in same}) > 1
+    ]
     if repeated:
         ids = list_ids(_place(catalog, repeated[0]).episodes)
         message = f"episodes with different rows show the same images: {ids}"
@@ -190,9 +245,14 @@ def _outliers(catalog: Catalog, clips: list[Clip]) -> Findings:
     z = (distance - middle) / scatter
     if is_few(z > _STRANGE):
         farthest = float(distance.max())
-        message = f"images differ from those of the other episodes by {farthest:.3g} levels, usual are {middle:.3g}"
+        message = (
+            f"images differ from those of the other episodes by {farthest:.3g} levels, usual "
+            f"are {middle:.3g}"
+        )
         place = _place(catalog, [clip for clip, score in zip(clips, z) if score > _STRANGE])
-        yield Finding("images.outlier", "warning", message, place, farthest, middle, LOOK, float(z.max()))
+        yield Finding(
+            "images.outlier", "warning", message, place, farthest, middle, LOOK, float(z.max())
+        )
 
 
 def _recorded(catalog: Catalog, camera: str, name: str) -> np.ndarray:
@@ -206,7 +266,12 @@ def _recorded(catalog: Catalog, camera: str, name: str) -> np.ndarray:
 def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     """Recorded mean of the images against that of the sampled ones."""
     recorded = _recorded(catalog, camera, "mean")
-    if len(recorded) != 3 or not np.isfinite(recorded).all() or (recorded > 1.5).any() or len(clips) < 4:
+    if (
+        len(recorded) != 3
+        or not np.isfinite(recorded).all()
+        or (recorded > 1.5).any()
+        or len(clips) < 4
+    ):
         return
     levels = np.stack([clip.ends.mean(axis=(0, 1, 2)) for clip in clips]) / 255
     mean = levels.mean(axis=0)
@@ -219,7 +284,9 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
         measured = float(recorded[channel])
         expected = float(mean[channel])
         place = Place(camera=camera, file="meta/")
-        yield Finding("statistics.images", "warning", message, place, measured, expected, "compute them again")
+        yield Finding(
+            "statistics.images", "warning", message, place, measured, expected, "compute them again"
+        )
 
 
 def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
@@ -230,16 +297,24 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
         for camera_b in cameras[i + 1 :]:
             both = sorted(by_row[camera_a].keys() & by_row[camera_b].keys())
             if len(both) < 3:
-                yield undecided("images.exchanged", 3, f"sampled episodes of {camera_a} and {camera_b}", len(both))
+                yield undecided(
+                    "images.exchanged",
+                    3,
+                    f"sampled episodes of {camera_a} and {camera_b}",
+                    len(both),
+                )
                 continue
             images = np.stack(
-                [_usual([by_row[camera][row] for row in both]) for camera in (camera_a, camera_b)], axis=1
+                [_usual([by_row[camera][row] for row in both]) for camera in (camera_a, camera_b)],
+                axis=1,
             )
             swapped = split_by(images, images[:, ::-1])
             usual = np.median(np.where(swapped[:, None, None], images[:, ::-1], images), axis=0)
             if np.abs(usual[0] - usual[1]).mean() < _APART:
                 continue
-            apart, cross = (np.abs(table - usual).mean(axis=(1, 2)) for table in (images, images[:, ::-1]))
+            apart, cross = (
+                np.abs(table - usual).mean(axis=(1, 2)) for table in (images, images[:, ::-1])
+            )
             wrong = np.flatnonzero(apart > 2 * cross)
             if len(wrong) and len(wrong) <= 0.5 * len(both):
                 clips = [by_row[camera_a][both[number]] for number in wrong]
@@ -248,11 +323,20 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
                 place = _place(catalog, clips)
                 measured = 2 * float(cross[wrong].min())
                 expected = 2 * float(apart[wrong].max())
-                yield Finding("images.exchanged", "warning", message, place, measured, expected, "exchange the files")
+                yield Finding(
+                    "images.exchanged",
+                    "warning",
+                    message,
+                    place,
+                    measured,
+                    expected,
+                    "exchange the files",
+                )
 
 
 def split_by(images: np.ndarray, changed: np.ndarray) -> np.ndarray:
-    """Split images (n, ...) into those that resemble each other, and the fewer that do so after a change: bool (n,).
+    """Split images (n, ...) into those that resemble each other, and the fewer that do so after a
+    change: bool (n,).
 
     Args:
         images: the images.
@@ -264,12 +348,16 @@ def split_by(images: np.ndarray, changed: np.ndarray) -> np.ndarray:
     axes = tuple(range(1, images.ndim))
     for _ in range(5):
         turned = np.abs(changed - usual).mean(axis=axes) < np.abs(images - usual).mean(axis=axes)
-        usual = np.median(np.where(turned.reshape(-1, *[1] * (images.ndim - 1)), changed, images), axis=0)
+        usual = np.median(
+            np.where(turned.reshape(-1, *[1] * (images.ndim - 1)), changed, images), axis=0
+        )
     return ~turned if turned.sum() > 0.5 * len(images) else turned
 
 
 def _nearest(images: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Sum of the distances of each image to the nearer one of each pair, (n,): small for a typical image."""
+    """Sum of the distances of each image to the nearer one of each pair, (n,): small for a typical
+    image.
+    """
     axes = tuple(range(1, images.ndim))
     pairs = [[np.abs(table - image).mean(axis=axes) for table in (left, right)] for image in images]
     return np.array([np.minimum(*pair).sum() for pair in pairs])
@@ -289,14 +377,23 @@ def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Findings:
             continue
         shifts = [shift for shift, _ in wrong]
         agree = len(set(shifts)) == 1 and len(wrong) >= 2 and len(wrong) > 0.5 * len(shifted_cuts)
-        if not agree and all(cut.change.max() < 2 * _CLEAR * np.sort(cut.change)[-2] for _, cut in wrong):
+        if not agree and all(
+            cut.change.max() < 2 * _CLEAR * np.sort(cut.change)[-2] for _, cut in wrong
+        ):
             continue
         later = "later" if shifts[0] > 0 else "earlier"
         message = f"the scene changes {plural(abs(shifts[0]), 'frame')} {later} than the tables "
-        message += f"begin the episode, at {len(wrong)} of {len(shifted_cuts)} clear cuts of the file"
+        message += (
+            f"begin the episode, at {len(wrong)} of {len(shifted_cuts)} clear cuts of the file"
+        )
         path = catalog.videos(camera).files.path(file)
-        place = Place.from_rows(catalog, [cut.row for _, cut in wrong], camera=camera, file=path, frame=0)
-        fix = "look at the first images: they are those of a camera's buffer, or all images belong to other rows"
+        place = Place.from_rows(
+            catalog, [cut.row for _, cut in wrong], camera=camera, file=path, frame=0
+        )
+        fix = (
+            "look at the first images: they are those of a camera's buffer, or all images belong "
+            "to other rows"
+        )
         yield Finding("images.boundary", "warning", message, place, shifts[0], 0, fix)
 
 
@@ -317,17 +414,32 @@ def check_depth(catalog: Catalog, facts: ImageFacts) -> Findings:
 def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Findings:
     """Sampled values beyond the recorded minimum and maximum, as after a change of unit."""
     recorded_range = [_recorded(catalog, camera, name) for name in ("min", "max")]
-    if not ranges or [part.size for part in recorded_range] != [1, 1] or not np.isfinite(recorded_range).all():
+    if (
+        not ranges
+        or [part.size for part in recorded_range] != [1, 1]
+        or not np.isfinite(recorded_range).all()
+    ):
         return
     low, high = (float(part[0]) for part in recorded_range)
     slack = _SLACK * (high - low) + 1e-3 * abs(high)
     codes = catalog.features[camera].pixels.codes
-    low, high = (low, high) if codes is None else np.clip([low, high], codes.minimum, codes.maximum).tolist()
+    low, high = (
+        (low, high)
+        if codes is None
+        else np.clip([low, high], codes.minimum, codes.maximum).tolist()
+    )
     least = min(span.least for span in ranges)
     most = max(span.most for span in ranges)
     for measured, recorded, over in ((least, low, low - least), (most, high, most - high)):
         if over > slack:
-            message = f"sampled depth reaches {measured:.4g}, the recorded statistics end at {recorded:.4g}"
-            fix = "correct depth_unit or the scale in meta/info.json, or compute the statistics again"
-            yield Finding("depth.range", "warning", message, Place(camera=camera), measured, recorded, fix)
+            message = (
+                f"sampled depth reaches {measured:.4g}, the recorded statistics end at "
+                f"{recorded:.4g}"
+            )
+            fix = (
+                "correct depth_unit or the scale in meta/info.json, or compute the statistics again"
+            )
+            yield Finding(
+                "depth.range", "warning", message, Place(camera=camera), measured, recorded, fix
+            )
             return

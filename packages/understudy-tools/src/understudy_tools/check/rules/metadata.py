@@ -16,7 +16,9 @@ from understudy_tools.check.findings import EDIT, REWRITE, Finding, Place, corre
 from understudy_tools.check.row_facts import RowFacts
 
 _COVERED = ("info.json: total_", "info.json: splits", "episode ids have gaps", "tasks: ")
-"""Beginnings of lines of `Catalog.metadata_notes` that rules here and in `tasks` report with their values."""
+"""Beginnings of lines of `Catalog.metadata_notes` that rules here and in `tasks` report with their
+values.
+"""
 
 
 def check_metadata(catalog: Catalog) -> Iterator[Finding]:
@@ -27,21 +29,39 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
     yield from _views(catalog)
     table = catalog.episodes
     if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
-        gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist())) if table.ids[-1] < 1 << 22 else []
-        message = f"{plural(len(table), 'episode has', 'episodes have')} ids {table.ids[0]} to {table.ids[-1]}; "
+        gaps = (
+            sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist()))
+            if table.ids[-1] < 1 << 22
+            else []
+        )
+        message = (
+            f"{plural(len(table), 'episode has', 'episodes have')} ids {table.ids[0]} to "
+            f"{table.ids[-1]}; "
+        )
         message += "LeRobot reads by position"
         fix = REWRITE + (f"; absent are {list_ids(gaps)}" if gaps else "")
-        yield Finding("episodes.ids", "warning", message, Place(), int(table.ids[-1]) + 1, len(table), fix)
+        yield Finding(
+            "episodes.ids", "warning", message, Place(), int(table.ids[-1]) + 1, len(table), fix
+        )
     empty = np.flatnonzero(table.lengths == 0)
     if len(empty):
         message = plural(len(empty), "episode has no frames", "episodes have no frames")
         fix = f"{EDIT} --where 'length > 0', or leave them: they give no samples"
-        yield Finding("episodes.empty", "warning", message, Place.from_rows(catalog, empty), 0, fix=fix)
+        yield Finding(
+            "episodes.empty", "warning", message, Place.from_rows(catalog, empty), 0, fix=fix
+        )
     left_out = {f"{key} {why}: left out" for key, why in catalog.skipped_features.items()}
     for line in catalog.metadata_notes():
-        covered = line.startswith(_COVERED) or line in left_out or "have no frame" in line or "task texts" in line
+        covered = (
+            line.startswith(_COVERED)
+            or line in left_out
+            or "have no frame" in line
+            or "task texts" in line
+        )
         if not covered and "from_timestamp of" not in line:
-            yield Finding("metadata.oddity", "warning", line, Place(file=INFO), fix=correct("the entry"))
+            yield Finding(
+                "metadata.oddity", "warning", line, Place(file=INFO), fix=correct("the entry")
+            )
 
 
 def _views(catalog: Catalog) -> Iterator[Finding]:
@@ -51,7 +71,9 @@ def _views(catalog: Catalog) -> Iterator[Finding]:
         except SourceError:
             raise
         except DatasetError as error:
-            yield Finding("metadata.views", "warning", error.what, Place(file=view_path(name)), fix=error.fix)
+            yield Finding(
+                "metadata.views", "warning", error.what, Place(file=view_path(name)), fix=error.fix
+            )
 
 
 def _totals(catalog: Catalog) -> Iterator[Finding]:
@@ -62,25 +84,43 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
     if "total_chunks" in info:
         true["total_chunks"] = int(np.unique(table.data.chunk).size)
     if "total_videos" in info:
-        true["total_videos"] = sum(int(np.unique(v.file[v.file >= 0]).size) for v in table.videos.values())
+        true["total_videos"] = sum(
+            int(np.unique(v.file[v.file >= 0]).size) for v in table.videos.values()
+        )
     for name, value in true.items():
         if name in info and info[name] != value:
             message = f"{name} is {info[name]!r}, the tables hold {value}"
             place = Place(column=name, file=INFO)
-            yield Finding("metadata.totals", "warning", message, place, info[name], value, correct(f"{name}: {value}"))
+            yield Finding(
+                "metadata.totals",
+                "warning",
+                message,
+                place,
+                info[name],
+                value,
+                correct(f"{name}: {value}"),
+            )
     splits = info.get("splits")
     whole = f"0:{len(table)}"
-    if isinstance(splits, dict) and splits.get("train") not in (None, whole) and not _is_covering(splits, len(table)):
+    if (
+        isinstance(splits, dict)
+        and splits.get("train") not in (None, whole)
+        and not _is_covering(splits, len(table))
+    ):
         message = f"splits are {splits}, the tables list {plural(len(table), 'episode')}"
         fix = correct(f'splits: {{"train": "{whole}"}}')
-        yield Finding("metadata.splits", "warning", message, Place(file=INFO), splits, {"train": whole}, fix)
+        yield Finding(
+            "metadata.splits", "warning", message, Place(file=INFO), splits, {"train": whole}, fix
+        )
 
 
 def _is_covering(splits: dict[str, object], episodes: int) -> bool:
     """Whether splits are ranges "a:b" inside 0:episodes."""
     for value in splits.values():
         first, colon, last = str(value).partition(":")
-        if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last) <= episodes):
+        if not (
+            colon and first.isdigit() and last.isdigit() and int(first) <= int(last) <= episodes
+        ):
             return False
     return True
 
@@ -92,22 +132,32 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
         if feature.is_camera or feature.is_text or not declared or width == 1:
             continue
         flat = feature.dimension_names
-        if flat == [str(number) for number in range(width)] and not _is_axes(declared, len(feature.shape)):
+        if flat == [str(number) for number in range(width)] and not _is_axes(
+            declared, len(feature.shape)
+        ):
             message = f"the declared names are not {width} different ones"
             place = Place(column=key, file=INFO)
             fix = correct(f"names of {key}")
-            yield Finding("metadata.names", "warning", message, place, str(declared)[:200], width, fix)
+            yield Finding(
+                "metadata.names", "warning", message, place, str(declared)[:200], width, fix
+            )
     lacking = [key for key in INDEX_KEYS if key not in catalog.features]
     if lacking:
-        message = f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones"
-        yield Finding("metadata.features", "note", message, Place(file=INFO), lacking, fix=correct("features"))
+        message = (
+            f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones"
+        )
+        yield Finding(
+            "metadata.features", "note", message, Place(file=INFO), lacking, fix=correct("features")
+        )
     for key, why in catalog.skipped_features.items():
         place = Place(camera=key)
         if key in catalog.cameras_without_files:
             fix = f"restore its files; without them train with {_cameras(catalog)}"
             yield Finding("files.camera", "warning", f"the camera {why}", place, fix=fix)
         else:
-            yield Finding("metadata.oddity", "note", f"{key} {why}", place, fix="use another camera")
+            yield Finding(
+                "metadata.oddity", "note", f"{key} {why}", place, fix="use another camera"
+            )
 
 
 def _cameras(catalog: Catalog) -> str:
@@ -122,29 +172,45 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
     vectors = [
         key
         for key, feature in catalog.features.items()
-        if len(feature.shape) == 1 and not feature.is_text and not feature.is_camera and key not in INDEX_KEYS
+        if len(feature.shape) == 1
+        and not feature.is_text
+        and not feature.is_camera
+        and key not in INDEX_KEYS
     ]
     for key, flag in ((ACTION, "data.action"), (STATE, "data.state")):
         feature = catalog.features.get(key)
         if key in vectors or (feature is None and key == STATE):
             continue
-        problem = f"is {feature.dtype} of shape {feature.shape}" if feature is not None else "is not declared"
+        problem = (
+            f"is {feature.dtype} of shape {feature.shape}"
+            if feature is not None
+            else "is not declared"
+        )
         none = ", or --data.state '' for none" if key == STATE else ""
         message = f"{key} {problem}; a training needs a vector"
         place = Place(column=key, file=INFO)
-        fix = f"train with --{flag} KEY, or several joined by +{none}: {', '.join(vectors) or 'there is none'}"
+        fix = (
+            f"train with --{flag} KEY, or several joined by +{none}: "
+            f"{', '.join(vectors) or 'there is none'}"
+        )
         yield Finding("metadata.training", "warning", message, place, fix=fix)
     for key in catalog.camera_keys:
         channels = catalog.features[key].channels
         if not catalog.features[key].is_depth and channels not in (3, None):
             message = f"images have {channels} channels; a training needs RGB"
             fix = f"train with {_cameras(catalog)}"
-            yield Finding("metadata.training", "warning", message, Place(camera=key), channels, 3, fix)
+            yield Finding(
+                "metadata.training", "warning", message, Place(camera=key), channels, 3, fix
+            )
 
 
 def _is_axes(names: object, axes: int) -> bool:
     """Whether names are those of the axes instead of the dimensions."""
-    return isinstance(names, list | tuple) and len(names) == axes and all(isinstance(name, str) for name in names)
+    return (
+        isinstance(names, list | tuple)
+        and len(names) == axes
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def check_tasks(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -185,24 +251,40 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
         if len(tasks) > 1:
             message = f"{text!r} is the text of task_index {tasks[0]} and {tasks[1]}"
             fix = f"give each text one task_index in {file}"
-            yield Finding("tasks.repeated", "warning", message, Place(file=file), measured=tasks, fix=fix)
+            yield Finding(
+                "tasks.repeated", "warning", message, Place(file=file), measured=tasks, fix=fix
+            )
     alike = [tasks for tasks in same.values() if len({catalog.tasks[task] for task in tasks}) > 1]
     if alike:
         first = catalog.tasks[alike[0][0]]
         second = catalog.tasks[alike[0][-1]]
-        message = f"{len(alike)} texts differ in case, spaces or a full stop only: {first!r} and {second!r}"
+        message = (
+            f"{len(alike)} texts differ in case, spaces or a full stop only: {first!r} and "
+            f"{second!r}"
+        )
         fix = correct("them", file)
-        yield Finding("tasks.repeated", "note", message, Place(file=file), measured=alike[:100], fix=fix)
+        yield Finding(
+            "tasks.repeated", "note", message, Place(file=file), measured=alike[:100], fix=fix
+        )
     blank = [task for task, text in enumerate(catalog.tasks) if text and not text.strip()]
     gaps = [task for task, text in enumerate(catalog.tasks) if not text]
     if blank or gaps:
         message = f"task_index {(blank or gaps)[0]} has no text"
         fix = correct("the text", file)
-        yield Finding("tasks.repeated", "warning", message, Place(file=file), measured=[*blank, *gaps][:1000], fix=fix)
+        yield Finding(
+            "tasks.repeated",
+            "warning",
+            message,
+            Place(file=file),
+            measured=[*blank, *gaps][:1000],
+            fix=fix,
+        )
 
 
 def _listed(catalog: Catalog, facts: RowFacts, file: str) -> Iterator[Finding]:
-    """Compare the tasks listed for each episode with those of its rows; an episode may list more, such as labels."""
+    """Compare the tasks listed for each episode with those of its rows; an episode may list more,
+    such as labels.
+    """
     table = catalog.episodes
     used = facts.used_tasks
     strange = []
@@ -212,7 +294,12 @@ def _listed(catalog: Catalog, facts: RowFacts, file: str) -> Iterator[Finding]:
         named = table.tasks_of(row)
         if (named < 0).any():
             foreign.append(row)
-        if row in used and len(named) and not used[row] <= set(named.tolist()) and (named >= 0).all():
+        if (
+            row in used
+            and len(named)
+            and not used[row] <= set(named.tolist())
+            and (named >= 0).all()
+        ):
             strange.append(row)
         if not len(named) and row not in used and facts.is_read[row]:
             without.append(row)

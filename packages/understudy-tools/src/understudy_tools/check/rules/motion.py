@@ -1,9 +1,9 @@
 """Images against rows: motion in the images and in the rows has the same delay in all episodes.
 
-Images change when the robot moves, so the delay between both is that of the camera. An episode with another delay
-has the images of other rows. Besides, a linear map (ridge regression on principal components of thumbnails) predicts
-action and state from the images of the other episodes. Where it fails in one episode, that one may have the images of
-another episode.
+Images change when the robot moves, so the delay between both is that of the camera. An episode with
+another delay has the images of other rows. Besides, a linear map (ridge regression on principal
+components of thumbnails) predicts action and state from the images of the other episodes. Where it
+fails in one episode, that one may have the images of another episode.
 """
 
 from itertools import combinations
@@ -11,7 +11,15 @@ from itertools import combinations
 import numpy as np
 
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, Severity, is_few, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    is_few,
+    undecided,
+)
 from understudy_tools.check.image_facts import WINDOW, Clip, ImageFacts
 from understudy_tools.check.rules.images import place_clips
 
@@ -30,7 +38,8 @@ _GAIN = 0.15
 _FAST = 3
 _SLOW = 41
 _LONGEST = 7  # lags are at most the frames divided by this
-_STRANGE = 0.6  # correlation of the rows with images that may be foreign, in that of the other clips
+# correlation of the rows with images that may be foreign, in that of the other clips
+_STRANGE = 0.6
 _SCENES = 8  # clips of which one may show another scene
 _QUIET = 1.0  # levels of 255 of a change that may be noise
 _MINORITY = 0.25
@@ -45,13 +54,18 @@ _KNOWN = 0.8  # share of the pairs of other episodes whose motion correlates les
 def check_motion(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Yield findings about episodes whose images and rows do not belong together."""
     for camera, clips in facts.clips.items():
-        use = [clip for clip in clips if len(clip.window) >= _LEAST_FRAMES and _rows(clip) is not None]
+        use = [
+            clip for clip in clips if len(clip.window) >= _LEAST_FRAMES and _rows(clip) is not None
+        ]
         if len(use) < _LEAST_CLIPS:
             words = f"sampled episodes of {_LEAST_FRAMES} frames with action or state"
             yield undecided("images.shifted", _LEAST_CLIPS, words, len(use), Place(camera=camera))
             continue
         motion, is_pulse = follow(use)
-        delayed = [*_delays(catalog, camera, use, motion), *_foreign(catalog, use, motion, is_pulse)]
+        delayed = [
+            *_delays(catalog, camera, use, motion),
+            *_foreign(catalog, use, motion, is_pulse),
+        ]
         yield from delayed
         fits = correlate(use)
         named = {episode for finding in delayed for episode in finding.place.episodes}
@@ -62,7 +76,9 @@ def check_motion(catalog: Catalog, facts: ImageFacts) -> Findings:
 
 
 def _rows(clip: Clip) -> np.ndarray | None:
-    """State and action of the window side by side, float64 (n, D); None where they are absent or not finite."""
+    """State and action of the window side by side, float64 (n, D); None where they are absent or
+    not finite.
+    """
     parts = [values for values in (clip.state, clip.action) if values is not None]
     if not parts:
         return None
@@ -74,14 +90,18 @@ def correlate(clips: list[Clip]) -> np.ndarray | None:
     """Correlate rows with their prediction from images, at each of `LAGS`.
 
     Returns:
-        float64 (n, len(LAGS)), for each clip the mean correlation over the dimensions that images predict; None where
-        they predict none.
+        float64 (n, len(LAGS)), for each clip the mean correlation over the dimensions that images
+        predict; None where they predict none.
     """
-    images = [clip.window.mean(axis=3).reshape(len(clip.window), -1).astype(np.float64) for clip in clips]
+    images = [
+        clip.window.mean(axis=3).reshape(len(clip.window), -1).astype(np.float64) for clip in clips
+    ]
     values = [rows for clip in clips if (rows := _rows(clip)) is not None]
     everything = np.concatenate(images)
     center = everything.mean(axis=0)
-    _, _, axes = np.linalg.svd((everything - center)[:: max(1, len(everything) // 800)], full_matrices=False)
+    _, _, axes = np.linalg.svd(
+        (everything - center)[:: max(1, len(everything) // 800)], full_matrices=False
+    )
     features = [(image - center) @ axes[:_COMPONENTS].T for image in images]
     unit = np.concatenate(values).std(axis=0)
     moving = unit > 1e-6
@@ -96,7 +116,9 @@ def correlate(clips: list[Clip]) -> np.ndarray | None:
     total_product = np.sum(product, axis=0)
     penalty = 1e-3 * np.trace(total_gram) / (width + 1) * np.eye(width + 1)
     for place, (feature, rows) in enumerate(zip(features, values)):
-        weights = np.linalg.solve(total_gram - gram[place] + penalty, total_product - product[place])
+        weights = np.linalg.solve(
+            total_gram - gram[place] + penalty, total_product - product[place]
+        )
         tables.append(_at_lags(_with_one(feature) @ weights, rows))
     table = np.stack(tables)  # (n, lags, D)
     usual = np.nanmedian(table, axis=0)
@@ -111,7 +133,9 @@ def _with_one(feature: np.ndarray) -> np.ndarray:
 
 
 def _at_lags(predicted: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Correlation of prediction and rows (n, D) at each lag: float64 (len(LAGS), D); NaN without motion."""
+    """Correlation of prediction and rows (n, D) at each lag: float64 (len(LAGS), D); NaN without
+    motion.
+    """
     margin = max(abs(LAGS[0]), abs(LAGS[-1]))
     x = predicted[margin : len(predicted) - margin]
     x = x - x.mean(axis=0)
@@ -120,12 +144,18 @@ def _at_lags(predicted: np.ndarray, rows: np.ndarray) -> np.ndarray:
         y = rows[margin + lag : len(rows) - margin + lag]
         y = y - y.mean(axis=0)
         scale = np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
-        table.append(np.divide((x * y).sum(axis=0), scale, out=np.full(len(scale), np.nan), where=scale > 1e-9))
+        table.append(
+            np.divide(
+                (x * y).sum(axis=0), scale, out=np.full(len(scale), np.nan), where=scale > 1e-9
+            )
+        )
     return np.stack(table)
 
 
 def pulse(values: np.ndarray) -> np.ndarray:
-    """Logarithm of motion (n,) without its slow part, in float64: peaks of fast and of slow motion count alike."""
+    """Logarithm of motion (n,) without its slow part, in float64: peaks of fast and of slow motion
+    count alike.
+    """
     level = np.log(values + 0.02 * values.mean() + 1e-9)
     return _mean(level, _FAST) - _mean(level, _SLOW)
 
@@ -136,7 +166,8 @@ def _mean(values: np.ndarray, frames: int) -> np.ndarray:
 
 
 def _motions(clip: Clip, is_pulse: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the motion of images and of rows: changes over two frames, or their `pulse`, float64 (n - 2,) each.
+    """Return the motion of images and of rows: changes over two frames, or their `pulse`, float64
+    (n - 2,) each.
 
     Over two frames, because key frames every two frames alternate with the others.
     """
@@ -156,19 +187,26 @@ def _motions(clip: Clip, is_pulse: bool) -> tuple[np.ndarray, np.ndarray]:
 def follow(clips: list[Clip]) -> tuple[np.ndarray, bool]:
     """Correlate the motion of the rows with that of the images, at each of `DELAYS`.
 
-    Changes are compared as they are, and by their pulse. The measure that shows one delay in more clips is taken.
+    Changes are compared as they are, and by their pulse. The measure that shows one delay in more
+    clips is taken.
 
     Returns:
-        float64 (n, len(DELAYS)), NaN for a clip without motion in either; and whether it is that of the pulse.
+        float64 (n, len(DELAYS)), NaN for a clip without motion in either; and whether it is that of
+        the pulse.
     """
-    tables = [np.stack([_at_each_delay(*_motions(clip, kind)) for clip in clips]) for kind in (False, True)]
+    tables = [
+        np.stack([_at_each_delay(*_motions(clip, kind)) for clip in clips])
+        for kind in (False, True)
+    ]
     counts = [int(_Delays(table, clips).alike.sum()) for table in tables]
     is_pulse = counts[1] >= counts[0]
     return tables[is_pulse], is_pulse
 
 
 def _at_each_delay(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Correlation of two series (n,) at each of `DELAYS`, up to a seventh of n: motion repeats; NaN without motion."""
+    """Correlation of two series (n,) at each of `DELAYS`, up to a seventh of n: motion repeats; NaN
+    without motion.
+    """
     table = np.full(len(DELAYS), np.nan)
     size = min(len(images), len(rows))
     margin = min(DELAYS[-1], size // _LONGEST)
@@ -186,7 +224,9 @@ def _filled(motion: np.ndarray) -> np.ndarray:
 
 
 class _Delays:
-    """Delays of clips by their table of correlations (n, len(DELAYS)): places in it, and which of them are clear."""
+    """Delays of clips by their table of correlations (n, len(DELAYS)): places in it, and which of
+    them are clear.
+    """
 
     def __init__(self, motion: np.ndarray, clips: list[Clip]) -> None:
         self.table = _filled(motion)
@@ -195,7 +235,9 @@ class _Delays:
         self.chance = np.sqrt(WINDOW / np.array([len(clip.window) for clip in clips]))
         inside = np.abs(self.best - len(DELAYS) // 2) < np.isfinite(motion).sum(axis=1) // 2
         self.clear = inside & (self.peak > np.minimum(_FOLLOWS * self.chance, _SURE))
-        self.usual = float(np.median(self.best[self.clear])) if self.clear.any() else len(DELAYS) / 2
+        self.usual = (
+            float(np.median(self.best[self.clear])) if self.clear.any() else len(DELAYS) / 2
+        )
         self.alike = (np.abs(self.best - self.usual) <= _SCATTER) & (self.peak > _FAINT)
 
 
@@ -205,28 +247,43 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     needs = max(_LEAST_CLIPS - 1, int(np.ceil(_CLEAR * len(clips))))
     if delays.alike.sum() < needs:
         words = "sampled episodes whose images move with the rows at one delay"
-        yield undecided("images.shifted", needs, words, int(delays.alike.sum()), Place(camera=camera))
+        yield undecided(
+            "images.shifted", needs, words, int(delays.alike.sum()), Place(camera=camera)
+        )
         return
     usual = round(delays.usual)
     limit = _GAIN * delays.chance
     deviation = np.abs(delays.best - delays.usual)
-    scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
+    scatter = (
+        float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
+    )
     odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
     if is_few(odd, _MINORITY):
         lag = DELAYS[int(delays.best[odd][0])]
         normal = DELAYS[usual]
         message = f"rows follow the images by {lag} frames, in the other episodes by {normal}"
-        yield Finding("images.shifted", "warning", message, place_clips(catalog, clips, odd), lag, normal, LOOK)
+        yield Finding(
+            "images.shifted",
+            "warning",
+            message,
+            place_clips(catalog, clips, odd),
+            lag,
+            normal,
+            LOOK,
+        )
     away = np.abs(np.arange(len(DELAYS)) - delays.best[:, None]) >= _SEEN
     sharp = delays.clear & (delays.peak - np.where(away, delays.table, -1.0).max(axis=1) > limit)
     if not (sharp | odd).all():
         words = f"sampled episodes (all of them) whose motion shows a delay of {_SEEN} frames"
-        yield undecided("images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera))
+        yield undecided(
+            "images.shifted", len(clips), words, int((sharp | odd).sum()), Place(camera=camera)
+        )
 
 
 def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: bool) -> Findings:
-    """Clips whose rows move with their images in reverse, or with those of another clip, and not with their own.
+    """Clips whose rows move with their images in reverse, or with those of another clip, and not
+    with their own.
 
     The correlations of all other pairs show how alike the motion of different episodes is.
     """
@@ -249,12 +306,19 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
         return
     strange = follows < _STRANGE * float(np.median(follows))
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
-    rest = float(back[~strange].max()) if (~strange).any() else 1.0  # sound clips resemble their reverse by chance
-    turned = strange & (back > max(limit, rest, _STRANGE * float(np.median(follows)))) & (back - follows > 2 * _GAIN)
+    # sound clips resemble their reverse by chance
+    rest = float(back[~strange].max()) if (~strange).any() else 1.0
+    turned = (
+        strange
+        & (back > max(limit, rest, _STRANGE * float(np.median(follows))))
+        & (back - follows > 2 * _GAIN)
+    )
     if is_few(turned, _MINORITY):
         forward = float(follows[turned][0])
         reverse = float(back[turned][0])
-        message = f"the motion in the images correlates with that of the rows by {forward:.2f}, and by "
+        message = (
+            f"the motion in the images correlates with that of the rows by {forward:.2f}, and by "
+        )
         message += f"{reverse:.2f} in reverse"
         place = place_clips(catalog, clips, turned)
         yield Finding("images.shifted", "warning", message, place, forward, reverse, LOOK)
@@ -271,11 +335,14 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
             yield Finding("images.shifted", "warning", message, place, alone, exchanged, LOOK)
 
 
-def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np.ndarray) -> Findings:
+def _strangers(
+    catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np.ndarray
+) -> Findings:
     """Clips whose rows the images do not predict, where those of the other clips do.
 
-    A prediction also fails in a scene unlike the others. The images are foreign only if their `motion` does not
-    follow that of the rows either; where it does not in most clips, this is a note.
+    A prediction also fails in a scene unlike the others. The images are foreign only if their
+    `motion` does not follow that of the rows either; where it does not in most clips, this is a
+    note.
     """
     has_fit = np.isfinite(fits).all(axis=1)
     peak = np.where(has_fit, np.nan_to_num(fits).max(axis=1), 1.0)
@@ -287,7 +354,10 @@ def _strangers(catalog: Catalog, clips: list[Clip], fits: np.ndarray, motion: np
         strange &= together < _FOLLOWS
     if usual > 0.75 and strange.any() and strange.sum() <= 0.25 * len(clips):
         worst = float(peak[strange].min())
-        message = f"images predict the rows by a correlation of {worst:.2f}, those of the other episodes by "
+        message = (
+            f"images predict the rows by a correlation of {worst:.2f}, those of the other "
+            "episodes by "
+        )
         message += f"{usual:.2f}: they may belong to another episode"
         place = place_clips(catalog, clips, strange)
         severity: Severity = "warning" if tells else "note"

@@ -7,13 +7,23 @@ import numpy as np
 from understudy_base.plural import plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.sensors import SENSORS
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, Severity, correct, restore
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    correct,
+    restore,
+)
 from understudy_tools.check.sensor_facts import SensorFacts
 
 _SORT = "sort the samples of the episode by time, and take out those of equal time"
-_REGULAR = 1.5  # largest ratio of the 99th percentile of the steps to their median, on a regular clock
+# largest ratio of the 99th percentile of the steps to their median, on a regular clock
+_REGULAR = 1.5
 _GAP = 2.5  # steps of a regular clock
-_RARE_GAP = 10.0  # times the 90th percentile of the steps, on any other clock: 23 times the mean of random ones
+# times the 90th percentile of the steps, on any other clock: 23 times the mean of random ones
+_RARE_GAP = 10.0
 _MOVES = 0.5  # share of still steps below which a dimension moves by itself
 _FEW = 10  # samples
 
@@ -27,7 +37,13 @@ def check_sensors(catalog: Catalog, sensors: Sequence[SensorFacts]) -> Findings:
 
 
 def _about(
-    catalog: Catalog, facts: SensorFacts, rule: str, severity: Severity, rows: Sequence[int], message: str, fix: str
+    catalog: Catalog,
+    facts: SensorFacts,
+    rule: str,
+    severity: Severity,
+    rows: Sequence[int],
+    message: str,
+    fix: str,
 ) -> Finding:
     place = Place.from_rows(catalog, rows, facts.key, file=facts.file_of(rows[0]))
     return Finding(rule, severity, message, place, fix=fix)
@@ -39,17 +55,39 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Findings:
         if path in facts.broken:
             place = Place.from_rows(catalog, [] if one_file else [row], facts.key, file=path)
             fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
-            yield Finding("sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix)
+            yield Finding(
+                "sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix
+            )
     if facts.unknown:
         ids = sorted(facts.unknown)
-        message = f"samples of {plural(len(ids), 'episode')} that the dataset does not have there, first {ids[0]}"
+        message = (
+            f"samples of {plural(len(ids), 'episode')} that the dataset does not have there, "
+            f"first {ids[0]}"
+        )
         place = Place(column=facts.key, file=facts.files[0] if one_file else "")
-        yield Finding("sensors.episode", "error", message, place, fix="take them out, or restore the episodes")
+        yield Finding(
+            "sensors.episode", "error", message, place, fix="take them out, or restore the episodes"
+        )
     with_frames = np.flatnonzero(catalog.episodes.lengths > 0).tolist()
-    none = [row for row in with_frames if row not in facts.episodes and facts.file_of(row) not in facts.broken]
+    none = [
+        row
+        for row in with_frames
+        if row not in facts.episodes and facts.file_of(row) not in facts.broken
+    ]
     if none:
-        message = f"{plural(len(none), 'episode has', 'episodes have')} no sample: all values are padding there"
-        yield _about(catalog, facts, "sensors.episode", "warning", none, message, "restore the samples, or " + LOOK)
+        message = (
+            f"{plural(len(none), 'episode has', 'episodes have')} no sample: all values are "
+            "padding there"
+        )
+        yield _about(
+            catalog,
+            facts,
+            "sensors.episode",
+            "warning",
+            none,
+            message,
+            "restore the samples, or " + LOOK,
+        )
 
 
 def _check_clock(catalog: Catalog, facts: SensorFacts) -> Findings:
@@ -64,7 +102,10 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Findings:
     gaps = facts.rows_where(lambda samples: (samples.steps > limit).any())
     if gaps:
         worst = max(float(facts.episodes[row].steps.max()) for row in gaps)
-        message = f"the clock of the sensor has gaps of up to {worst:.4g} s, where up to {limit:.4g} s are usual"
+        message = (
+            f"the clock of the sensor has gaps of up to {worst:.4g} s, where up to "
+            f"{limit:.4g} s are usual"
+        )
         yield _about(catalog, facts, "sensors.gap", "warning", gaps, message, LOOK)
     frame = 1 / float(catalog.fps)
     edge = max(limit, frame)
@@ -81,16 +122,25 @@ def _check_clock(catalog: Catalog, facts: SensorFacts) -> Findings:
             late[row] = first
         if end - last > edge:
             short[row] = end - last
-    for distances, words in ((late, "begin up to {:.4g} s after the episode"), (short, "end up to {:.4g} s before it")):
+    for distances, words in (
+        (late, "begin up to {:.4g} s after the episode"),
+        (short, "end up to {:.4g} s before it"),
+    ):
         if distances:
-            message = "samples " + words.format(max(distances.values())) + ": values are padding or old there"
+            message = (
+                "samples "
+                + words.format(max(distances.values()))
+                + ": values are padding or old there"
+            )
             fix = f"restore the samples, correct their times, or {LOOK}"
             yield _about(catalog, facts, "sensors.extent", "warning", list(distances), message, fix)
 
 
 def _longest_step(facts: SensorFacts) -> float | None:
     """Longest step in seconds that is not a gap; None where there are too few to know."""
-    steps = np.concatenate([np.zeros(0), *(samples.steps[samples.steps > 0] for samples in facts.episodes.values())])
+    steps = np.concatenate(
+        [np.zeros(0), *(samples.steps[samples.steps > 0] for samples in facts.episodes.values())]
+    )
     if len(steps) < _FEW:
         return None
     middle, many, most = np.quantile(steps, [0.5, 0.9, 0.99]).tolist()
@@ -102,7 +152,15 @@ def _check_values(catalog: Catalog, facts: SensorFacts) -> Findings:
     if bad:
         first = facts.episodes[bad[0]].bad
         message = f"times or values are not finite, first that of sample {first}"
-        yield _about(catalog, facts, "sensors.finite", "error", bad, message, f"record the sensor again, or {LOOK}")
+        yield _about(
+            catalog,
+            facts,
+            "sensors.finite",
+            "error",
+            bad,
+            message,
+            f"record the sensor again, or {LOOK}",
+        )
     rows = facts.rows_where(lambda samples: len(samples.times) >= _FEW)
     if not rows:
         return
@@ -116,9 +174,19 @@ def _check_values(catalog: Catalog, facts: SensorFacts) -> Findings:
     for number in range(still.shape[1]):
         share = still[:, number]
         stuck = share == 1
-        if stuck.any() and not stuck.all() and (share[~stuck] < _MOVES).mean() > 0.5 and stuck.mean() < 0.5:
+        if (
+            stuck.any()
+            and not stuck.all()
+            and (share[~stuck] < _MOVES).mean() > 0.5
+            and stuck.mean() < 0.5
+        ):
             stuck_rows = [row for row, is_stuck in zip(rows, stuck) if is_stuck]
-            message = "a dimension of the sensor keeps one value, and changes in most steps of other episodes"
+            message = (
+                "a dimension of the sensor keeps one value, and changes in most steps of "
+                "other episodes"
+            )
             name = names[number] if number < len(names) else str(number)
-            place = Place.from_rows(catalog, stuck_rows, facts.key, name, file=facts.file_of(stuck_rows[0]))
+            place = Place.from_rows(
+                catalog, stuck_rows, facts.key, name, file=facts.file_of(stuck_rows[0])
+            )
             yield Finding("sensors.constant", "warning", message, place, fix=LOOK)

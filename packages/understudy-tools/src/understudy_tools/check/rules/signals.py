@@ -1,4 +1,6 @@
-"""Rules of the signal in one dimension, compared with the other episodes: noise, ticks, rows of zeros, quaternions."""
+"""Rules of the signal in one dimension, compared with the other episodes: noise, ticks, rows of
+zeros, quaternions.
+"""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy_tools.check.column_facts import Column
-from understudy_tools.check.findings import LOOK, Finding, Findings, Severity, drop, is_few, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Severity,
+    drop,
+    is_few,
+    undecided,
+)
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 from understudy_tools.check.rules.values import FEW, is_gripper, is_input
 
@@ -45,7 +55,9 @@ def check_signals(facts: RowFacts) -> Findings:
             yield from _norms(column, rows)
             yield from _inverted(column, rows)
         else:
-            yield undecided("values.noise", FEW + 1, f"episodes of {_LEAST_FRAMES} frames", len(rows))
+            yield undecided(
+                "values.noise", FEW + 1, f"episodes of {_LEAST_FRAMES} frames", len(rows)
+            )
         if len(rows) >= _HANDS:
             yield from _mirrored(column, rows)
         elif column.width >= _HAND:
@@ -65,7 +77,9 @@ def _finding(
     """Warn of the episodes of `rows` with a dimension in bool (n, D)."""
     dims = np.flatnonzero(odd.any(axis=0)).tolist()
     place = column.place(rows[odd.any(axis=1)], dims[0] if len(dims) == 1 else None)
-    return Finding(rule, severity, f"{column.list_names(dims)}: {message}", place, measured, expected, LOOK)
+    return Finding(
+        rule, severity, f"{column.list_names(dims)}: {message}", place, measured, expected, LOOK
+    )
 
 
 def _few(odd: np.ndarray) -> np.ndarray:
@@ -74,7 +88,9 @@ def _few(odd: np.ndarray) -> np.ndarray:
 
 
 def _noise(column: Column, rows: np.ndarray) -> Findings:
-    """Noise raises second differences; coarse ticks raise the least change. Both against nearly all other episodes."""
+    """Noise raises second differences; coarse ticks raise the least change. Both against nearly all
+    other episodes.
+    """
     lengths = column.lengths[rows][:, None]
     grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
     jerk = column.jerk[rows]
@@ -85,13 +101,17 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~grippers)
     odd &= column.step[rows] < 30 * mean  # one jump is not noise
     if odd.any():
-        row, dim = np.unravel_index(int(np.where(odd, jerk / np.where(others > 0, others, 1), 0).argmax()), odd.shape)
+        row, dim = np.unravel_index(
+            int(np.where(odd, jerk / np.where(others > 0, others, 1), 0).argmax()), odd.shape
+        )
         ratio = float(jerk[row, dim] / others[dim])
         message = f"second differences are {ratio:.3g} times those of the other episodes: noise"
         yield _finding("values.noise", column, odd, rows, message, ratio, 1.0)
     tick = column.tick[rows]
     changes = column.changes[rows]
-    step = np.divide(column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES)
+    step = np.divide(
+        column.path[rows], changes, out=np.full(tick.shape, np.inf), where=changes >= _LEAST_CHANGES
+    )
     tick = np.where(np.isfinite(tick), tick, 0.0)
     usual = np.quantile(tick, 1 - _MINORITY, axis=0)
     repeated = 1 - changes / np.maximum(lengths - 1, 1)  # coarse steps repeat values at slow places
@@ -100,9 +120,16 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     moves = column.range[rows] > 0.3 * np.median(column.range[rows], axis=0)
     odd &= moves
     if odd.any():
-        row, dim = np.unravel_index(int(np.where(odd, tick / np.where(usual > 0, usual, 1), 0).argmax()), odd.shape)
-        message = f"the least change is {tick[row, dim]:.3g}, in the other episodes {usual[dim]:.3g}: coarse steps"
-        yield _finding("values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim]))
+        row, dim = np.unravel_index(
+            int(np.where(odd, tick / np.where(usual > 0, usual, 1), 0).argmax()), odd.shape
+        )
+        message = (
+            f"the least change is {tick[row, dim]:.3g}, in the other episodes "
+            f"{usual[dim]:.3g}: coarse steps"
+        )
+        yield _finding(
+            "values.noise", column, odd, rows, message, float(tick[row, dim]), float(usual[dim])
+        )
 
 
 def _zeros(column: Column, read: np.ndarray) -> Findings:
@@ -115,13 +142,17 @@ def _zeros(column: Column, read: np.ndarray) -> Findings:
     if len(rows):
         frames = int(column.zeros[rows].sum())
         place = column.place(rows, frame=int(column.zero_frame[rows[0]]))
-        message = f"{frames} row{'s' * (frames > 1)} of zeros beside other values: not recorded yet?"
+        message = (
+            f"{frames} row{'s' * (frames > 1)} of zeros beside other values: not recorded yet?"
+        )
         fix = f"cut these frames with --keep-ranges, or {drop(place.episodes)}"
         yield Finding("values.zeros", "warning", message, place, frames, 0, fix)
 
 
 def _norms(column: Column, rows: np.ndarray) -> Findings:
-    """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another norm in some."""
+    """Four dimensions side by side of norm 1 in most episodes, or by their names, and of another
+    norm in some.
+    """
     square = column.square[rows]
     varies = column.high[rows].max(axis=0) > column.low[rows].min(axis=0)
     start = 0
@@ -136,12 +167,16 @@ def _norms(column: Column, rows: np.ndarray) -> Findings:
             table = np.zeros((len(rows), column.width), bool)
             table[odd, part] = True
             worst = float(np.sqrt(square[off.argmax(), part].sum()))
-            yield _finding("values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0)
+            yield _finding(
+                "values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0
+            )
         start += 4 if named or others else 1
 
 
 def _inverted(column: Column, rows: np.ndarray) -> Findings:
-    """Grippers that begin and end at the other end of their range than in nearly all other episodes."""
+    """Grippers that begin and end at the other end of their range than in nearly all other
+    episodes.
+    """
     low = column.low[rows].min(axis=0)
     high = column.high[rows].max(axis=0)
     middle = (low + high) / 2
@@ -156,22 +191,32 @@ def _inverted(column: Column, rows: np.ndarray) -> Findings:
         if moves.sum() <= FEW:
             continue
         usual = [float(np.median(side[moves])) for side in sides]
-        other = moves & np.all([(side == -most) & (most != 0) for side, most in zip(sides, usual)], axis=0)
+        other = moves & np.all(
+            [(side == -most) & (most != 0) for side, most in zip(sides, usual)], axis=0
+        )
         center = float(np.median(mean[moves]))
         other &= np.abs(2 * middle[dim] - mean - center) < np.abs(mean - center)
         rest = moves & ~other
-        agree = np.mean([side[rest] == most for side, most in zip(sides, usual)]) if rest.any() else 0.0
+        agree = (
+            np.mean([side[rest] == most for side, most in zip(sides, usual)]) if rest.any() else 0.0
+        )
         if is_few(other, _MINORITY) and agree >= 0.9:
             odd[other, dim] = True
             strong &= agree >= 0.95 and usual[0] == usual[1]
     if odd.any():
         severity: Severity = "warning" if strong else "note"
-        message = "begins and ends at the other end of its range than in the other episodes: inverted?"
-        yield _finding("values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity)
+        message = (
+            "begins and ends at the other end of its range than in the other episodes: inverted?"
+        )
+        yield _finding(
+            "values.sign", column, odd, rows, message, int(odd.any(axis=1).sum()), 0, severity
+        )
 
 
 def _mirrored(column: Column, rows: np.ndarray) -> Findings:
-    """Fingers of a hand that are mirrored at the middle of their range in an episode, several of them together."""
+    """Fingers of a hand that are mirrored at the middle of their range in an episode, several of
+    them together.
+    """
     low = column.low[rows].min(axis=0)
     high = column.high[rows].max(axis=0)
     unit = np.where(high > low, high - low, np.inf)
@@ -193,7 +238,9 @@ def _mirrored(column: Column, rows: np.ndarray) -> Findings:
 
 
 def _bounds_of_others(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest value of all other rows, for each row and column of (n, D); n is 2 or more."""
+    """Least and largest value of all other rows, for each row and column of (n, D); n is 2 or
+    more.
+    """
     ordered = np.sort(values, axis=0)
     least = np.where(values == ordered[0], ordered[1], ordered[0])
     most = np.where(values == ordered[-1], ordered[-2], ordered[-1])
@@ -201,7 +248,9 @@ def _bounds_of_others(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest_other(values: np.ndarray) -> np.ndarray:
-    """Distance to the nearest value of another row, for each row and column of (n, D); n is 2 or more."""
+    """Distance to the nearest value of another row, for each row and column of (n, D); n is 2 or
+    more.
+    """
     order = np.argsort(values, axis=0)
     steps = np.diff(np.take_along_axis(values, order, axis=0), axis=0)
     edge = np.full((1, values.shape[1]), np.inf)
@@ -216,7 +265,8 @@ def _median_of_others(values: np.ndarray) -> np.ndarray:
     count = len(values) - 1
     order = np.argsort(values, axis=0)
     ordered = np.take_along_axis(values, order, axis=0)
-    place = np.arange(len(values))[:, None]  # of each value in the order; without it the later ones move up
+    # of each value in the order; without it the later ones move up
+    place = np.arange(len(values))[:, None]
     low = (count - 1) // 2
     high = count // 2
     below = np.where(place > low, ordered[low], ordered[low + 1])
@@ -242,23 +292,35 @@ def check_offsets(facts: RowFacts) -> Findings:
     for row, dim, shift in _between(facts):
         named.add((row, dim))
         column = facts.columns[STATE]
-        message = f"action and state are {abs(shift):.4g} farther apart than in any other episode, all the time"
+        message = (
+            f"action and state are {abs(shift):.4g} farther apart than in any other episode, "
+            "all the time"
+        )
         yield _offset_finding(column, row, dim, shift, message)
     for key, column in facts.columns.items():
         if is_input(key):
             shifted = list(_shifted(facts, column))
             for row, dim, shift in shifted:
-                if (row, dim) not in named and [odd_row for odd_row, _, _ in shifted].count(row) == 1:
-                    message = f"all values are shifted by {shift:.4g}, start and both extremes alike"
+                if (row, dim) not in named and [odd_row for odd_row, _, _ in shifted].count(
+                    row
+                ) == 1:
+                    message = (
+                        f"all values are shifted by {shift:.4g}, start and both extremes alike"
+                    )
                     yield _offset_finding(column, row, dim, shift, message)
 
 
 def _offset_finding(column: Column, row: int, dim: int, shift: float, message: str) -> Finding:
-    return Finding("values.offset", "warning", message, column.place([row], dim), shift, 0.0, _FIX, abs(shift))
+    return Finding(
+        "values.offset", "warning", message, column.place([row], dim), shift, 0.0, _FIX, abs(shift)
+    )
 
 
 def _rows(facts: RowFacts, *columns: Column) -> np.ndarray:
-    read = [facts.summarized(column, finite=True) & (column.lengths >= _LEAST_SHIFTED) for column in columns]
+    read = [
+        facts.summarized(column, finite=True) & (column.lengths >= _LEAST_SHIFTED)
+        for column in columns
+    ]
     rows = np.flatnonzero(np.all(read, axis=0))
     return rows if len(rows) >= _ENOUGH else rows[:0]
 
@@ -271,7 +333,9 @@ def _deviations(values: np.ndarray) -> tuple[np.ndarray, int, float]:
 
 
 def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
-    """(Table row, dimension, shift) where the means of action and state differ by more in one episode."""
+    """(Table row, dimension, shift) where the means of action and state differ by more in one
+    episode.
+    """
     action = facts.columns.get(ACTION)
     state = facts.columns.get(STATE)
     if facts.pairs is None or action is None or state is None or action.names != state.names:
@@ -289,14 +353,19 @@ def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
 
 
 def _shifted(facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]]:
-    """(Table row, dimension, shift) where first value, mean and extremes of one episode are shifted alike."""
+    """(Table row, dimension, shift) where first value, mean and extremes of one episode are shifted
+    alike.
+    """
     rows = _rows(facts, column)
     for dim in range(column.width if len(rows) else 0):
         extent = column.range[rows, dim]
         usual = float(np.median(extent))
         if usual <= 0 or is_gripper(column, dim):
             continue
-        tables = [_deviations(table[rows, dim]) for table in (column.mean, column.first, column.low, column.high)]
+        tables = [
+            _deviations(table[rows, dim])
+            for table in (column.mean, column.first, column.low, column.high)
+        ]
         if len({place for _, place, _ in tables}) > 1:
             continue
         place = tables[0][1]

@@ -1,6 +1,7 @@
 """Rules of recorded statistics: shape, order, and equality with the rows.
 
-Tolerances are those of correct writers: float32 sums, means of parts, and statistics of a sample of the rows.
+Tolerances are those of correct writers: float32 sums, means of parts, and statistics of a sample of
+the rows.
 """
 
 from dataclasses import replace
@@ -22,7 +23,9 @@ from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 _MEAN = 0.02
 _STD = 0.02
 _RANGE = 0.002
-"""Allowed differences: of the mean in standard deviations, of std and of the range as shares of themselves."""
+"""Allowed differences: of the mean in standard deviations, of std and of the range as shares of
+themselves.
+"""
 _MOST_NAMED = 8
 _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
@@ -39,20 +42,32 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
         return
     lacking = [key for key in (ACTION, STATE) if key in catalog.features and key not in stats]
     if lacking:
-        message = f"no statistics of {', '.join(lacking)}" if stats else "no statistics are recorded"
+        message = (
+            f"no statistics of {', '.join(lacking)}" if stats else "no statistics are recorded"
+        )
         yield Finding("statistics.missing", "warning", message, Place(file=path), fix=RECOMPUTE)
     for key, entry in stats.items():
         if key in facts.columns:
             yield from _column(catalog, facts, facts.columns[key], entry, path)
-        elif key in catalog.features and catalog.features[key].is_camera and not catalog.features[key].is_depth:
+        elif (
+            key in catalog.features
+            and catalog.features[key].is_camera
+            and not catalog.features[key].is_depth
+        ):
             yield from _images(key, entry, path)
     if path == PER_EPISODE or catalog.version.startswith("v3"):
         yield from _per_episode(catalog, facts, path if path == PER_EPISODE else "meta/episodes")
 
 
-def _column(catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str) -> Findings:
+def _column(
+    catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str
+) -> Findings:
     place = Place(column=column.key, file=path)
-    recorded = {name: np.asarray(value, np.float64).reshape(-1) for name, value in entry.items() if name != "count"}
+    recorded = {
+        name: np.asarray(value, np.float64).reshape(-1)
+        for name, value in entry.items()
+        if name != "count"
+    }
     wrong = {name: len(value) for name, value in recorded.items() if len(value) != column.width}
     if wrong:
         name, width = next(iter(wrong.items()))
@@ -76,55 +91,92 @@ def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Fin
         return
     if "std" in recorded and (recorded["std"] < 0).any():
         message = f"std is {recorded['std'].min():.4g}"
-        yield Finding("statistics.order", "warning", message, place, float(recorded["std"].min()), 0.0, RECOMPUTE)
+        yield Finding(
+            "statistics.order",
+            "warning",
+            message,
+            place,
+            float(recorded["std"].min()),
+            0.0,
+            RECOMPUTE,
+        )
     chain = [name for name in ("min", *_QUANTILES, "max") if name in recorded]
-    scale = recorded["max"] - recorded["min"] if {"min", "max"} <= recorded.keys() else np.ones(column.width)
+    scale = (
+        recorded["max"] - recorded["min"]
+        if {"min", "max"} <= recorded.keys()
+        else np.ones(column.width)
+    )
     slack = 1e-3 * np.abs(scale) + 1e-6
     for lower, upper in pairwise(chain):
         over = recorded[lower] - recorded[upper] - slack
         if (over > 0).any():
             dim = int(over.argmax())
-            message = f"{lower} {recorded[lower][dim]:.4g} is above {upper} {recorded[upper][dim]:.4g}"
+            message = (
+                f"{lower} {recorded[lower][dim]:.4g} is above {upper} {recorded[upper][dim]:.4g}"
+            )
             dim_place = replace(place, dimension=column.names[dim])
-            yield Finding("statistics.order", "warning", message, dim_place, float(recorded[lower][dim]), fix=RECOMPUTE)
+            yield Finding(
+                "statistics.order",
+                "warning",
+                message,
+                dim_place,
+                float(recorded[lower][dim]),
+                fix=RECOMPUTE,
+            )
             return
 
 
 def _compare(
-    column: Column, recorded: dict[str, np.ndarray], place: Place, true: dict[str, np.ndarray], complete: bool
+    column: Column,
+    recorded: dict[str, np.ndarray],
+    place: Place,
+    true: dict[str, np.ndarray],
+    complete: bool,
 ) -> Findings:
-    """Compare recorded figures with the `true` ones of the rows: of some of them only the range, which must hold it."""
+    """Compare recorded figures with the `true` ones of the rows: of some of them only the range,
+    which must hold it.
+    """
     std = np.maximum(true["std"], 1e-6 + 1e-4 * np.abs(true["mean"]))
     span = np.maximum(true["max"] - true["min"], 1e-6 + 1e-4 * np.abs(true["max"]))
     off: dict[str, np.ndarray] = {}
     if complete:
         off["mean"] = np.abs(recorded["mean"] - true["mean"]) / std / _MEAN
         off["std"] = np.where(
-            _is_rounding(recorded["std"], true), 0.0, np.abs(recorded["std"] - true["std"]) / std / _STD
+            _is_rounding(recorded["std"], true),
+            0.0,
+            np.abs(recorded["std"] - true["std"]) / std / _STD,
         )
     for name, sign in (("min", 1.0), ("max", -1.0)):
         if name in recorded:
-            distance = sign * (recorded[name] - true[name])  # positive: the recorded range is too narrow
+            # positive: the recorded range is too narrow
+            distance = sign * (recorded[name] - true[name])
             tolerance = _RANGE * span
             off[name] = (distance if not complete else np.abs(distance)) / tolerance
     if not off:
         return
-    off = {name: np.nan_to_num(values) for name, values in off.items()}  # `_order` reports those that are not finite
+    # `_order` reports those that are not finite
+    off = {name: np.nan_to_num(values) for name, values in off.items()}
     worst = {name: (float(values.max()), int(values.argmax())) for name, values in off.items()}
     name, (score, dim) = max(worst.items(), key=lambda item: item[1][0])
     if score <= 1:
         return
     count = sum(1 for values in zip(*off.values()) if max(values) > 1)
-    message = f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
+    message = (
+        f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
+    )
     message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
     place = replace(place, dimension=column.dimension(dim))
     measured = float(recorded[name][dim])
     expected = float(true[name][dim])
-    yield Finding("statistics.values", "warning", message, place, measured, expected, RECOMPUTE, score)
+    yield Finding(
+        "statistics.values", "warning", message, place, measured, expected, RECOMPUTE, score
+    )
 
 
 def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings:
-    """Name dimensions whose values the recorded figures normalize to far ones, and the figures of the rows do not."""
+    """Name dimensions whose values the recorded figures normalize to far ones, and the figures of
+    the rows do not.
+    """
     rows = column.sample
     if not len(rows):
         return
@@ -136,7 +188,9 @@ def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings
         if mode == "identity":
             continue
         try:
-            figures = parse_figures(entry, column.key, [mode] * column.width, column.width, place.file)
+            figures = parse_figures(
+                entry, column.key, [mode] * column.width, column.width, place.file
+            )
         except DatasetError:
             continue  # no training normalizes by it
         fit = _fit(rows, figures, mode)
@@ -147,10 +201,15 @@ def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings
         dims = sorted(wrong)
         named = ", ".join(wrong[dim] for dim in dims[:_MOST_NAMED])
         more = f" and {len(dims) - _MOST_NAMED} more" if len(dims) > _MOST_NAMED else ""
-        message = f"normalized by {' and '.join(modes)} of the recorded statistics, values exceed {FAR:g}, in place of "
+        message = (
+            f"normalized by {' and '.join(modes)} of the recorded statistics, values exceed "
+            f"{FAR:g}, in place of "
+        )
         message += f"about 1, in {named}{more}"
         place = replace(place, dimension=column.dimension(dims[0]))
-        yield Finding("statistics.far", "warning", message, place, len(dims), 0, RECOMPUTE, len(dims))
+        yield Finding(
+            "statistics.far", "warning", message, place, len(dims), 0, RECOMPUTE, len(dims)
+        )
 
 
 def _fit(rows: np.ndarray, statistics: Statistics, mode: DimensionMode) -> Fit:
@@ -159,10 +218,14 @@ def _fit(rows: np.ndarray, statistics: Statistics, mode: DimensionMode) -> Fit:
 
 
 def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:
-    """Whether a recorded std differs from the true one by no more than E[x^2] - E[x]^2 in float32 may."""
+    """Whether a recorded std differs from the true one by no more than E[x^2] - E[x]^2 in float32
+    may.
+    """
     with np.errstate(invalid="ignore"):
         largest = np.maximum(np.abs(true["min"]), np.abs(true["max"]))
-        return np.asarray(np.abs(std**2 - true["std"] ** 2) <= 4 * np.finfo(np.float32).eps * largest**2)
+        return np.asarray(
+            np.abs(std**2 - true["std"] ** 2) <= 4 * np.finfo(np.float32).eps * largest**2
+        )
 
 
 def summarize(column: Column, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -192,7 +255,15 @@ def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Findings:
     for name in ("mean", "max"):
         if name in entry and np.isfinite(entry[name]).all() and (entry[name] > 1.5).any():
             message = f"{name} is {float(entry[name].max()):.4g}; image statistics are in [0, 1]"
-            yield Finding("statistics.images", "warning", message, place, float(entry[name].max()), 1.0, RECOMPUTE)
+            yield Finding(
+                "statistics.images",
+                "warning",
+                message,
+                place,
+                float(entry[name].max()),
+                1.0,
+                RECOMPUTE,
+            )
             return
     bad = [name for name, value in entry.items() if not np.isfinite(value).all()]
     if bad:
@@ -214,12 +285,19 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
     ids = catalog.episodes.ids
     if recorded and path == PER_EPISODE:
         has_record = np.any(
-            [~np.isnan(tables["mean"]).all(axis=1) for tables in recorded.values() if "mean" in tables], axis=0
+            [
+                ~np.isnan(tables["mean"]).all(axis=1)
+                for tables in recorded.values()
+                if "mean" in tables
+            ],
+            axis=0,
         )
         if len(absent := np.flatnonzero(~has_record)):
             message = plural(len(absent), "episode has no record", "episodes have no record")
             place = Place.from_rows(catalog, absent, file=path)
-            yield Finding("statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE)
+            yield Finding(
+                "statistics.episodes", "warning", message, place, len(absent), 0, RECOMPUTE
+            )
     for key, tables in recorded.items():
         column = facts.columns[key]
         read = facts.summarized(column, finite=True)
@@ -229,16 +307,27 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
         for name, table in tables.items():
             if table.shape == off.shape:
                 differs = np.abs(table - true[name]) / spread
-                off = np.fmax(off, np.where(_is_rounding(table, true), 0.0, differs) if name == "std" else differs)
+                off = np.fmax(
+                    off,
+                    np.where(_is_rounding(table, true), 0.0, differs) if name == "std" else differs,
+                )
         rows = np.flatnonzero(read & (off > _MEAN).any(axis=1))
         if len(rows):
             worst, dim = np.unravel_index(np.argmax(np.where(read[:, None], off, 0)), off.shape)
-            figures = {name: table[worst, dim] for name, table in tables.items() if table.shape == off.shape}
-            name = max(figures, key=lambda statistic: abs(figures[statistic] - true[statistic][worst, dim]))
+            figures = {
+                name: table[worst, dim]
+                for name, table in tables.items()
+                if table.shape == off.shape
+            }
+            name = max(
+                figures, key=lambda statistic: abs(figures[statistic] - true[statistic][worst, dim])
+            )
             message = f"{name} of episode {int(ids[worst])} is recorded as {figures[name]:.4g}, "
             message += f"that of its rows is {true[name][worst, dim]:.4g}; "
             message += plural(len(rows), "episode differs", "episodes differ")
             place = replace(column.place(rows, int(dim)), file=path)
             measured = float(figures[name])
             expected = float(true[name][worst, dim])
-            yield Finding("statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE)
+            yield Finding(
+                "statistics.episodes", "warning", message, place, measured, expected, RECOMPUTE
+            )

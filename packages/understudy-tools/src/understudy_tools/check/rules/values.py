@@ -1,7 +1,7 @@
 """Rules of the numbers in one column: finite values, outliers, constant dimensions, jumps, bounds.
 
-Rules that compare episodes need `FEW` of them, and report a behavior only where a minority of the episodes has it: a
-gripper that jumps in each episode is a gripper.
+Rules that compare episodes need `FEW` of them, and report a behavior only where a minority of the
+episodes has it: a gripper that jumps in each episode is a gripper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,16 @@ import numpy as np
 
 from understudy_base.plural import plural
 from understudy_tools.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, Severity, drop, is_few, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    drop,
+    is_few,
+    undecided,
+)
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 
 FEW = 4
@@ -24,7 +33,8 @@ _HUGE = 1e19
 _COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit")
 _DECIDE = (ACTION, STATE)
 _SHOCK = 1000.0  # as `_FAR`, for sensors: forces, currents and accelerations peak at contacts
-_GLITCH = 0.25  # share of the distance of an outlier from the others that one step covers, unlike those next to it
+# share of the distance of an outlier from the others that one step covers, unlike those next to it
+_GLITCH = 0.25
 _SHORT = 10  # frames of a dataset that may all be equal by chance
 
 
@@ -67,7 +77,9 @@ def _finite(column: Column) -> Findings:
 def _outliers(column: Column, read: np.ndarray) -> Findings:
     """Values far outside the central 98 %, in standard deviations ("z") as after normalization."""
     q01, q50, q99 = np.quantile(column.sample, [0.01, 0.5, 0.99], axis=0)
-    unit = np.maximum((q99 - q01) / 2, 1e-3 * np.maximum(np.maximum(np.abs(q01), np.abs(q99)), 1e-3))
+    unit = np.maximum(
+        (q99 - q01) / 2, 1e-3 * np.maximum(np.maximum(np.abs(q01), np.abs(q99)), 1e-3)
+    )
     resting = q99 - q01 <= 1e-3 * np.maximum(np.abs(q50), 1e-6)
     beyond = np.maximum(column.high - q99, q01 - column.low) / unit
     beyond[~read] = 0.0
@@ -84,18 +96,25 @@ def _outliers(column: Column, read: np.ndarray) -> Findings:
     for dim in np.flatnonzero((beyond > limit).any(axis=0) & ~wraps).tolist():
         rows = np.flatnonzero(beyond[:, dim] > limit)
         far, value = worst_of(rows, dim)
-        is_extreme = (far * min(1.0, unit[dim] / _LEAST_UNIT) > _EXTREME and not resting[dim]) or abs(value) > _HUGE
+        is_extreme = (
+            far * min(1.0, unit[dim] / _LEAST_UNIT) > _EXTREME and not resting[dim]
+        ) or abs(value) > _HUGE
         if not is_extreme and (resting[dim] or len(rows) > max(1, _MINORITY * read.sum())):
             continue
         step = column.step[rows, dim]
-        glitches = rows[(step > _GLITCH * beyond[rows, dim] * unit[dim]) & (step > 4 * column.beside[rows, dim])]
+        glitches = rows[
+            (step > _GLITCH * beyond[rows, dim] * unit[dim]) & (step > 4 * column.beside[rows, dim])
+        ]
         if not is_extreme and len(glitches):
             rows = glitches
             far, value = worst_of(rows, dim)
         z = abs(value - column.sample[:, dim].mean()) / std[dim] if std[dim] > 0 else float("inf")
         severity: Severity = "error" if is_extreme else "warning" if len(glitches) else "note"
         usual = [float(q01[dim]), float(q99[dim])]
-        message = f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between {usual[0]:.4g} and "
+        message = (
+            f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between "
+            f"{usual[0]:.4g} and "
+        )
         message += f"{usual[1]:.4g}"
         place = column.place(rows, dim)
         fix = drop(place.episodes) if is_extreme or len(rows) == 1 else LOOK
@@ -110,10 +129,15 @@ def _constant(column: Column, read: np.ndarray) -> Findings:
     if len(still):
         all_of_them = len(still) == column.width and column.key in _DECIDE and column.width > 1
         severity: Severity = "warning" if all_of_them and frames >= _SHORT else "note"
-        message = f"{len(still)} of {column.width} dimensions have one value in all rows: {column.list_names(still)}"
+        message = (
+            f"{len(still)} of {column.width} dimensions have one value in all rows: "
+            f"{column.list_names(still)}"
+        )
         message += ", ..." if len(still) > 8 else ""
         fix = "the recorder may not have written them; constant inputs teach a policy nothing"
-        yield Finding("values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix)
+        yield Finding(
+            "values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix
+        )
 
 
 def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
@@ -141,19 +165,26 @@ def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
         if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
             rule = "values.gripper"
             is_certain = True
-            message = f"{names} does not open or close, and does so in {100 * lively[long_enough, dead[0]].mean():.0f} "
+            message = (
+                f"{names} does not open or close, and does so in "
+                f"{100 * lively[long_enough, dead[0]].mean():.0f} "
+            )
             message += "% of the episodes"
         else:
             rule = "values.dead"
             is_certain = _partner_moves(facts, column, rows, dead)
-            message = f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole episode, and motion in "
+            message = (
+                f"{names}: one value ({column.low[rows[0], dead[0]]:.4g}) in the whole "
+                "episode, and motion in "
+            )
             message += "the others"
         severity: Severity = "warning" if is_certain else "note"
         yield Finding(rule, severity, message, place, 0.0, float(column.spread[dead[0]]), LOOK)
 
 
 def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Sequence[int]) -> bool:
-    """Whether the same dimensions of action, for a state, or of the state move there; True without such a column.
+    """Whether the same dimensions of action, for a state, or of the state move there; True without
+    such a column.
 
     Where both rest, an arm is not used in the episode.
     """
@@ -164,7 +195,9 @@ def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Seque
 
 
 def is_gripper(column: Column, dim: int) -> bool:
-    """Whether a dimension is a gripper: by name, or by values at two levels, of which it holds each for long."""
+    """Whether a dimension is a gripper: by name, or by values at two levels, of which it holds each
+    for long.
+    """
     name = column.names[dim].lower()
     if any(word in name for word in ("gripper", "jaw", "claw")):
         return True
@@ -179,7 +212,9 @@ def is_gripper(column: Column, dim: int) -> bool:
 
 
 def _jumps(column: Column, read: np.ndarray) -> Findings:
-    """Single steps far larger than all usual ones of the dimension and than their neighbors, in few episodes."""
+    """Single steps far larger than all usual ones of the dimension and than their neighbors, in few
+    episodes.
+    """
     usual = np.quantile(column.steps, 0.99, axis=0) if len(column.steps) else np.zeros(column.width)
     typical = np.median(column.step[read], axis=0)
     limit = np.maximum(np.maximum(5 * usual, 5 * typical), 0.25 * column.spread)
@@ -195,40 +230,63 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
         if all(is_sign_flip(column, row, dim, rotations) for row in rows.tolist()):
             flips += [(dim, row) for row in rows.tolist()]
             continue
-        turns = [np.abs(column.step[rows, dim] - turn) < 4 * typical[dim] + 0.01 * turn for turn in TURNS]
+        turns = [
+            np.abs(column.step[rows, dim] - turn) < 4 * typical[dim] + 0.01 * turn for turn in TURNS
+        ]
         if np.any(turns, axis=0).all():
             wraps += [(dim, row) for row in rows.tolist()]
             continue
-        by_place.setdefault((tuple(rows.tolist()), int(column.step_frame[rows[0], dim])), []).append(dim)
+        by_place.setdefault(
+            (tuple(rows.tolist()), int(column.step_frame[rows[0], dim])), []
+        ).append(dim)
     for (rows_of, frame), dims in by_place.items():
         steps = column.step[rows_of, :][:, dims] / limit[dims]
         number, position = np.unravel_index(int(steps.argmax()), steps.shape)
         dim = dims[int(position)]
         step = float(column.step[rows_of[int(number)], dim])
-        message = f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at most in most episodes"
+        message = (
+            f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at "
+            "most in most episodes"
+        )
         message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
         severity: Severity = "warning" if column.key in _DECIDE else "note"
         place = column.place(rows_of, dim, frame)
         most = float(limit[dim])
         yield Finding("values.jump", severity, message, place, step, most, LOOK, step / most)
     kinds = (
-        (wraps, "angles wrap by a whole turn", "a policy learns angles better as sine and cosine, or unwrapped"),
-        (flips, "quaternions change their sign, not their rotation,", "give all quaternions of an episode one sign"),
+        (
+            wraps,
+            "angles wrap by a whole turn",
+            "a policy learns angles better as sine and cosine, or unwrapped",
+        ),
+        (
+            flips,
+            "quaternions change their sign, not their rotation,",
+            "give all quaternions of an episode one sign",
+        ),
     )
     for places, fact, fix in kinds:
         if places:
             dims_of = sorted({column.names[dim] for dim, _ in places})
             message = f"{fact} between two frames: {', '.join(dims_of[:8])}"
             place = column.place(list({row for _, row in places}), places[0][0])
-            yield Finding("values.jump", "note", message, place, measured=len(places), expected=0, fix=fix)
+            yield Finding(
+                "values.jump", "note", message, place, measured=len(places), expected=0, fix=fix
+            )
 
 
 def _bounds(column: Column, read: np.ndarray) -> Findings:
-    """Episodes that return to exactly their own extreme again and again, which other episodes exceed."""
+    """Episodes that return to exactly their own extreme again and again, which other episodes
+    exceed.
+    """
     at_high = column.at_high >= column.at_low
-    share = np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
+    share = (
+        np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
+    )
     spread = column.spread
-    speed = np.array([np.quantile(steps[steps > 0], 0.75) if steps.any() else np.inf for steps in column.steps.T])
+    speed = np.array(
+        [np.quantile(steps[steps > 0], 0.75) if steps.any() else np.inf for steps in column.steps.T]
+    )
     # Motion is cut off at a bound at its usual speed; a joint at rest comes and goes by ticks.
     stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
     stuck &= column.entry > 0.25 * speed
@@ -254,8 +312,12 @@ def _bounds(column: Column, read: np.ndarray) -> Findings:
             row = int(bounded[share[bounded, dim].argmax()])
             most = float(share[row, dim])
             message = f"up to {most:.0%} of the frames are exactly {bound:.4g}, in "
-            message += f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it"
-            yield Finding("values.saturation", "warning", message, column.place(bounded, dim), most, 0.0, LOOK)
+            message += (
+                f"{int(column.visits[row, dim])} separate ranges, and other episodes exceed it"
+            )
+            yield Finding(
+                "values.saturation", "warning", message, column.place(bounded, dim), most, 0.0, LOOK
+            )
 
 
 UNITS = {
@@ -281,11 +343,13 @@ def check_units(facts: RowFacts) -> Findings:
 
 
 def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings:
-    """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group alike.
+    """Two groups of episodes whose magnitudes and ranges differ by one large factor, each group
+    alike.
 
-    A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a shock, has another
-    one. The partner of `column` (state of an action, and the reverse) shows the same factor or none. Where it shows
-    another one, or rests in one group, or the factor is that of no known units, the robot moved by more: a note.
+    A change of unit keeps the shape of the motion. A sensor's noise while an arm is not used, or a
+    shock, has another one. The partner of `column` (state of an action, and the reverse) shows the
+    same factor or none. Where it shows another one, or rests in one group, or the factor is that of
+    no known units, the robot moved by more: a note.
     """
     for dim in range(column.width):
         if is_gripper(column, dim) and "gripper" not in column.names[dim].lower():
@@ -304,7 +368,11 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
         inner = max(float(np.ptp(logs[low])), float(np.ptp(logs[high])))
         if gap < np.log(_RATIO) or inner > 0.6 * gap:
             continue
-        moved = np.log(np.median(extent[high]) / np.median(extent[low])) if np.median(extent[low]) > 0 else 0.0
+        moved = (
+            np.log(np.median(extent[high]) / np.median(extent[low]))
+            if np.median(extent[low]) > 0
+            else 0.0
+        )
         if abs(moved) < np.log(_RATIO):  # the values are elsewhere, but move by as much
             continue
         if not _is_same_shape(column, rows[low], rows[high], dim):
@@ -316,7 +384,10 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
         shared = _shared(partner, rows[low], rows[high], dim)
         is_unit = bool(name) and (shared == 0 or factor / _ALIKE < shared < factor * _ALIKE)
         severity: Severity = "warning" if is_unit or 0 < shared < _RATIO / 2 else "note"
-        message = f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} episodes, a factor of "
+        message = (
+            f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} "
+            "episodes, a factor of "
+        )
         message += f"{factor:.3g}" + (f": {name}?" if name else "")
         place = column.place(rows[few], dim)
         yield Finding("values.unit", severity, message, place, *size, _UNIT_FIX, factor)
@@ -334,16 +405,20 @@ def _is_same_shape(column: Column, low: np.ndarray, high: np.ndarray, dim: int) 
 def _shape(column: Column, rows: np.ndarray, dim: int) -> list[np.ndarray]:
     """Roughness and travel of a dimension, (n,) each.
 
-    The mean second difference as a share of the mean change is about 1.7 for noise, less for motion. The mean change as
-    a share of the range is small for a shock, large for noise.
+    The mean second difference as a share of the mean change is about 1.7 for noise, less for
+    motion. The mean change as a share of the range is small for a shock, large for noise.
     """
     mean = column.path[rows, dim] / np.maximum(column.lengths[rows] - 1, 1)
     shares = (column.jerk[rows, dim], mean), (mean, column.range[rows, dim])
-    return [np.divide(part, whole, out=np.zeros(len(rows)), where=mean > 0) for part, whole in shares]
+    return [
+        np.divide(part, whole, out=np.zeros(len(rows)), where=mean > 0) for part, whole in shares
+    ]
 
 
 def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int) -> float:
-    """Ratio of the ranges of the same dimension of another column: 0 if unknown, inf if it rests in `low`."""
+    """Ratio of the ranges of the same dimension of another column: 0 if unknown, inf if it rests in
+    `low`.
+    """
     if partner is None or partner.width <= dim:
         return 0.0
     of_low = float(np.median(partner.range[low, dim]))
@@ -362,11 +437,13 @@ def _exchanged(column: Column, rows: np.ndarray) -> Findings:
     unit = np.maximum(scatter, 0.25 * width) + 1e-9
     far = np.abs(mean - center) / unit
     aside = np.where(mean > center, far, -far)
-    far[far <= 2 * np.quantile(far, 0.8, axis=0)] = 0  # other episodes are as far: the place of rest varies
+    # other episodes are as far: the place of rest varies
+    far[far <= 2 * np.quantile(far, 0.8, axis=0)] = 0
     exchanged: dict[tuple[int, ...], list[int]] = {}
     for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
         dims = np.flatnonzero(far[row] > 6)
-        cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]  # (dimension, place whose values it has)
+        # (dimension, place whose values it has)
+        cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]
         cross[np.eye(len(dims), dtype=bool)] = np.inf
         to = cross.argmin(axis=1)
         fits = (cross.min(axis=1) < 3) & (far[row, dims] > 3 * cross.min(axis=1))
@@ -376,15 +453,20 @@ def _exchanged(column: Column, rows: np.ndarray) -> Findings:
         names = " and ".join(column.names[dim] for dim in swapped)
         of = list(swapped)
         for row in episodes:
-            # Another episode that is as far, and fits no exchange, shows that this dimension rests there at times.
-            alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(axis=1)
+            # Another episode that is as far, and fits no exchange, shows that this dimension rests
+            # there at times.
+            alike = (aside[:, of] * np.sign(aside[row, of]) > _AS_FAR * np.abs(aside[row, of])).all(
+                axis=1
+            )
             if alike[episodes].sum() < alike.sum():
                 continue
             message = f"{names} have each other's usual values"
             place = column.place(rows[[row]], of[0])
             measured = mean[row, of].tolist()
             expected = center[of].tolist()
-            yield Finding("values.exchanged", "warning", message, place, measured, expected, _UNIT_FIX)
+            yield Finding(
+                "values.exchanged", "warning", message, place, measured, expected, _UNIT_FIX
+            )
 
 
 def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
@@ -400,7 +482,9 @@ def _cycles(to: np.ndarray, fits: np.ndarray) -> Iterator[list[int]]:
 
 
 def _directions(facts: RowFacts) -> Findings:
-    """Dimensions of which action and state correlate in most episodes, and oppose each other in few."""
+    """Dimensions of which action and state correlate in most episodes, and oppose each other in
+    few.
+    """
     state = facts.columns.get(STATE)
     if facts.pairs is None or state is None:
         return
@@ -412,6 +496,8 @@ def _directions(facts: RowFacts) -> Findings:
         least = float(correlation.min())
         usual = float(np.median(correlation))
         if usual > (0.5 if is_gripper(state, dim) else 0.8) and is_few(correlation < -0.5, 0.3):
-            message = f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
+            message = (
+                f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
+            )
             place = replace(state.place(rows[correlation < -0.5]), dimension=state.names[dim])
             yield Finding("values.sign", "warning", message, place, least, usual, _UNIT_FIX)

@@ -12,7 +12,16 @@ from understudy_base.plural import plural
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.layouts import episode_files
 from understudy_data.datasets.read.video_frames import CODEC_NAMES, VideoFrames
-from understudy_tools.check.findings import EDIT, Finding, Findings, Place, Severity, correct, drop, restore
+from understudy_tools.check.findings import (
+    EDIT,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    correct,
+    drop,
+    restore,
+)
 from understudy_tools.check.image_facts import VideoFacts, VideoFile, frame_times
 from understudy_tools.check.rules.files import TOLERANCE, split_gross
 
@@ -28,7 +37,9 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
     """Yield findings about video files: unreadable ones, frame counts, encoding."""
     for camera, file, path, error in facts.unreadable:
         place = _place(catalog, camera, [file], path)
-        yield Finding("videos.unreadable", "error", error.what, place, fix=error.fix or restore(path))
+        yield Finding(
+            "videos.unreadable", "error", error.what, place, fix=error.fix or restore(path)
+        )
     for camera, files in facts.files.items():
         videos = catalog.videos(camera)
         surplus = []
@@ -36,10 +47,15 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
             expected = int(videos.expected[video.file])
             place = _place(catalog, camera, [video.file], video.path)
             if video.count < expected:
-                message = f"the video holds {plural(video.count, 'frame')}, its episodes have {plural(expected, 'row')}"
+                message = (
+                    f"the video holds {plural(video.count, 'frame')}, its episodes have "
+                    f"{plural(expected, 'row')}"
+                )
                 fix = restore(video.path)
                 score = float(expected - video.count)
-                yield Finding("videos.count", "error", message, place, video.count, expected, fix, score)
+                yield Finding(
+                    "videos.count", "error", message, place, video.count, expected, fix, score
+                )
             elif video.count > expected:
                 surplus.append((video, expected, place))
         yield from _surplus(catalog, camera, surplus)
@@ -53,16 +69,24 @@ def _place(catalog: Catalog, camera: str, files: list[int], path: str) -> Place:
     return Place.from_rows(catalog, rows, camera=camera, file=path)
 
 
-def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]) -> Findings:
-    """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times place the episodes."""
+def _surplus(
+    catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, Place]]
+) -> Findings:
+    """Videos with more frames than rows: the extra ones may be anywhere, unless recorded times
+    place the episodes.
+    """
     videos = catalog.videos(camera)
     for number, (video, expected, place) in enumerate(surplus):
         count = video.count
         file = video.file
         packed = int((videos.file == file).sum()) > 1
-        placed = videos.first_by_time is not None and bool((videos.first_by_time[videos.file == file] >= 0).any())
+        placed = videos.first_by_time is not None and bool(
+            (videos.first_by_time[videos.file == file] >= 0).any()
+        )
         unclear = float(videos.drift[file]) > _DRIFT
-        message = f"the video holds {plural(count, 'frame')}, its episodes have {plural(expected, 'row')}"
+        message = (
+            f"the video holds {plural(count, 'frame')}, its episodes have {plural(expected, 'row')}"
+        )
         if placed:
             message += "; the recorded times place the episodes"
         elif unclear:
@@ -72,14 +96,22 @@ def _surplus(catalog: Catalog, camera: str, surplus: list[tuple[VideoFile, int, 
         severity: Severity = "error" if unclear and packed and not placed else "warning"
         fix = restore(place.file)
         score = float(count - expected)
-        if number < _TAILS and (later := _tail_is_later(catalog, camera, video, expected)) is not None:
-            message += f"; the first surplus ones equal the first images of episode {later}: the video was cut too late"
+        if (
+            number < _TAILS
+            and (later := _tail_is_later(catalog, camera, video, expected)) is not None
+        ):
+            message += (
+                f"; the first surplus ones equal the first images of episode {later}: the "
+                "video was cut too late"
+            )
             fix = f"{EDIT} leaves the surplus out; only if rows are missing, restore them"
         yield Finding("videos.count", severity, message, place, count, expected, fix, score)
 
 
 def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: int) -> int | None:
-    """Return the id of the next episode if its video starts with the surplus images of a video; None for others."""
+    """Return the id of the next episode if its video starts with the surplus images of a video;
+    None for others.
+    """
     videos = catalog.videos(camera)
     table = catalog.episodes
     members = np.flatnonzero(videos.file == video.file)
@@ -93,8 +125,12 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tail = frames.reader(camera, int(members[0])).read(np.arange(expected, expected + count))
-            last = frames.reader(camera, int(members[0])).read(np.arange(max(0, expected - 1), expected))
+            tail = frames.reader(camera, int(members[0])).read(
+                np.arange(expected, expected + count)
+            )
+            last = frames.reader(camera, int(members[0])).read(
+                np.arange(max(0, expected - 1), expected)
+            )
             first = int(frames.first_frame(camera, np.array([row]))[0])
             head = frames.reader(camera, row).read(np.arange(first, first + count))
     except SourceError:
@@ -107,8 +143,13 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
     if images[0].shape != images[1].shape:
         return None
     off = np.abs(images[0] - images[1]).mean()
-    # A scene at rest is alike everywhere: the tail has to be nearer to the next episode than to its own.
-    return int(table.ids[row]) if off < _ALIKE and 2 * off < np.abs(images[0] - images[2][:1]).mean() else None
+    # A scene at rest is alike everywhere: the tail has to be nearer to the next episode than to its
+    # own.
+    return (
+        int(table.ids[row])
+        if off < _ALIKE and 2 * off < np.abs(images[0] - images[2][:1]).mean()
+        else None
+    )
 
 
 def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
@@ -120,23 +161,42 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
     usual = sizes.most_common(1)[0][0]
     odd = [video for video in files if (video.width, video.height) != usual]
     if odd:
-        message = f"{plural(len(odd), 'file has', 'files have')} frames of {odd[0].width}x{odd[0].height}, the others "
+        message = (
+            f"{plural(len(odd), 'file has', 'files have')} frames of "
+            f"{odd[0].width}x{odd[0].height}, the others "
+        )
         message += f"{usual[0]}x{usual[1]}"
         place = _place(catalog, camera, [video.file for video in odd], odd[0].path)
-        yield Finding("videos.encoding", "error", message, place, [odd[0].width, odd[0].height], list(usual))
+        yield Finding(
+            "videos.encoding", "error", message, place, [odd[0].width, odd[0].height], list(usual)
+        )
     place = Place(camera=camera, file=files[0].path)
     if feature.size is not None and feature.size != (usual[1], usual[0]):
-        message = f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
+        message = (
+            f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
+        )
         fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", INFO)
-        yield Finding("videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix)
-    rates = [video for video in files if abs(video.fps / catalog.fps - 1) > 0.01 and video.count > 1]
+        yield Finding(
+            "videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix
+        )
+    rates = [
+        video for video in files if abs(video.fps / catalog.fps - 1) > 0.01 and video.count > 1
+    ]
     if rates:
-        message = f"{plural(len(rates), 'video plays', 'videos play')} {rates[0].fps:.4g} frames per second, "
+        message = (
+            f"{plural(len(rates), 'video plays', 'videos play')} {rates[0].fps:.4g} frames "
+            "per second, "
+        )
         message += f"info.json declares {catalog.fps:g}"
         odd_files = [video.file for video in rates] if len(rates) < len(files) else []
         rate_place = _place(catalog, camera, odd_files, rates[0].path)
-        fix = f"frames are paired by number here; for LeRobot write the videos with {catalog.fps:g} frames per second"
-        yield Finding("videos.encoding", "warning", message, rate_place, rates[0].fps, catalog.fps, fix)
+        fix = (
+            "frames are paired by number here; for LeRobot write the videos with "
+            f"{catalog.fps:g} frames per second"
+        )
+        yield Finding(
+            "videos.encoding", "warning", message, rate_place, rates[0].fps, catalog.fps, fix
+        )
     declared = feature.info.get("video.codec")
     codecs = Counter(video.codec for video in files)
     if isinstance(declared, str) and CODEC_NAMES.get(declared, declared) not in codecs:
@@ -145,12 +205,17 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
         fix = correct(f"video.codec of {camera}", INFO)
         yield Finding("videos.encoding", "warning", message, place, codec, declared, fix)
     if len(codecs) > 1:
-        message = f"files differ in codec: {', '.join(f'{codec} ({count})' for codec, count in codecs.most_common())}"
+        message = (
+            "files differ in codec: "
+            f"{', '.join(f'{codec} ({count})' for codec, count in codecs.most_common())}"
+        )
         yield Finding("videos.encoding", "note", message, Place(camera=camera), dict(codecs))
 
 
 def _shown(catalog: Catalog, camera: str, files: list[VideoFile]) -> Findings:
-    """Files whose container says more than the reader does, that are turned, or that hold several video streams."""
+    """Files whose container says more than the reader does, that are turned, or that hold several
+    video streams.
+    """
     unmet: dict[str, list[VideoFile]] = {}
     for video in files:
         for words in video.shown.unmet:
@@ -159,12 +224,18 @@ def _shown(catalog: Catalog, camera: str, files: list[VideoFile]) -> Findings:
         message = f"by its container the video {words}, which is not done here, as in torchcodec, "
         message += f"in {plural(len(some), 'file')}"
         place = _place(catalog, camera, [video.file for video in some], some[0].path)
-        fix = "if images look wrong in view, encode the videos again as they are to be shown, without that entry"
+        fix = (
+            "if images look wrong in view, encode the videos again as they are to be shown, "
+            "without that entry"
+        )
         yield Finding("videos.shown", "warning", message, place, len(some), 0, fix)
     turned = [video for video in files if video.shown.turns]
     if turned:
         angles = sorted({90 * video.shown.turns for video in turned})
-        message = f"{plural(len(turned), 'file is', 'files are')} turned to the left as the container says, by "
+        message = (
+            f"{plural(len(turned), 'file is', 'files are')} turned to the left as the "
+            "container says, by "
+        )
         message += f"{', '.join(map(str, angles))} degrees; readers before torchcodec 0.11 do not"
         place = _place(catalog, camera, [video.file for video in turned], turned[0].path)
         fix = f"{EDIT} --gop 2 (writes upright images) for such readers"
@@ -173,10 +244,12 @@ def _shown(catalog: Catalog, camera: str, files: list[VideoFile]) -> Findings:
     if several:
         first = several[0]
         message = (
-            f"{plural(len(several), 'file holds', 'files hold')} {first.streams} video streams; read is that with "
+            f"{plural(len(several), 'file holds', 'files hold')} {first.streams} video "
+            "streams; read is that with "
         )
         message += (
-            f"as many frames as rows, or the enabled one: {first.count} of {first.width}x{first.height}, {first.codec}"
+            f"as many frames as rows, or the enabled one: {first.count} of "
+            f"{first.width}x{first.height}, {first.codec}"
         )
         place = _place(catalog, camera, [video.file for video in several], first.path)
         fix = "write each stream as a camera of its own"
@@ -184,7 +257,8 @@ def _shown(catalog: Catalog, camera: str, files: list[VideoFile]) -> Findings:
 
 
 def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
-    """Yield findings about recorded places of v3 episodes: rows of the dataset, and seconds of the videos.
+    """Yield findings about recorded places of v3 episodes: rows of the dataset, and seconds of the
+    videos.
 
     Args:
         catalog: the dataset.
@@ -207,17 +281,28 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
         wrong = np.flatnonzero(stop - first != lengths)
         if len(wrong):
             row = int(wrong[0])
-            message = f"dataset_from_index {first[row]:g} and dataset_to_index {stop[row]:g} enclose "
+            message = (
+                f"dataset_from_index {first[row]:g} and dataset_to_index {stop[row]:g} enclose "
+            )
             message += f"{stop[row] - first[row]:g} frames, length is {int(lengths[row])}"
             place = Place.from_rows(catalog, wrong, file=EPISODES)
             fix = correct("both", EPISODES)
             yield Finding(
-                "episodes.range", "error", message, place, float(stop[row] - first[row]), int(lengths[row]), fix
+                "episodes.range",
+                "error",
+                message,
+                place,
+                float(stop[row] - first[row]),
+                int(lengths[row]),
+                fix,
             )
         order = np.argsort(first, kind="stable")
         over = order[1:][first[order][1:] < (first + lengths)[order][:-1]]
         if len(over):
-            message = f"{plural(len(over), 'episode begins', 'episodes begin')} before the previous one ends"
+            message = (
+                f"{plural(len(over), 'episode begins', 'episodes begin')} before the "
+                "previous one ends"
+            )
             place = Place.from_rows(catalog, over, file=EPISODES)
             fix = correct("dataset_from_index", EPISODES)
             yield Finding("episodes.range", "error", message, place, len(over), 0, fix)
@@ -229,16 +314,30 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
 
 
 def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
-    """Number columns of meta/episodes in the order of the episode table, float64 (N,), NaN for null."""
+    """Number columns of meta/episodes in the order of the episode table, float64 (N,), NaN for
+    null.
+    """
     names = ["episode_index", "dataset_from_index", "dataset_to_index"]
-    names += [f"videos/{camera}/{end}_timestamp" for camera in catalog.episodes.videos for end in ("from", "to")]
+    names += [
+        f"videos/{camera}/{end}_timestamp"
+        for camera in catalog.episodes.videos
+        for end in ("from", "to")
+    ]
     parts: dict[str, list[np.ndarray]] = {}
     for path in episode_files(catalog.files):
         table = catalog.files.table(path, names)
         for name in table.column_names:
-            if not (pa.types.is_integer(kind := table.schema.field(name).type) or pa.types.is_floating(kind)):
+            if not (
+                pa.types.is_integer(kind := table.schema.field(name).type)
+                or pa.types.is_floating(kind)
+            ):
                 continue
-            values = table.column(name).cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+            values = (
+                table.column(name)
+                .cast(pa.float64())
+                .fill_null(np.nan)
+                .to_numpy(zero_copy_only=False)
+            )
             parts.setdefault(name, []).append(values)
     columns = {name: np.concatenate(values) for name, values in parts.items()}
     complete = all(len(values) == len(catalog.episodes) for values in columns.values())
@@ -248,7 +347,9 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
     return {name: values[order] for name, values in columns.items()}
 
 
-def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool) -> Findings:
+def _starts(
+    catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray | None, opens_videos: bool
+) -> Findings:
     """Compare recorded seconds with the number of frames before each episode in its file."""
     videos = catalog.videos(camera)
     lengths = catalog.episodes.lengths
@@ -260,7 +361,10 @@ def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray 
 
     def groups(rows: np.ndarray, size: np.ndarray) -> Iterator[tuple[int, Place]]:
         for group in split_gross(rows, size):
-            yield int(group[size[group].argmax()]), Place.from_rows(catalog, group, camera=camera, file=EPISODES)
+            yield (
+                int(group[size[group].argmax()]),
+                Place.from_rows(catalog, group, camera=camera, file=EPISODES),
+            )
 
     for row, place in groups(np.flatnonzero(size > _DRIFT), size):
         severity: Severity = "warning"
@@ -276,36 +380,60 @@ def _starts(catalog: Catalog, camera: str, begins: np.ndarray, ends: np.ndarray 
                 severity = "error"
                 message += "; the times put episodes into another order than their rows have"
                 file = catalog.videos(camera).file
-                place = Place.from_rows(catalog, np.flatnonzero(doubtful[file] & (file >= 0)), camera=camera)
-                fix = f"correct from_timestamp in {EPISODES}, or leave the episodes out: {drop(place.episodes)}"
+                place = Place.from_rows(
+                    catalog, np.flatnonzero(doubtful[file] & (file >= 0)), camera=camera
+                )
+                fix = (
+                    f"correct from_timestamp in {EPISODES}, or leave the episodes out: "
+                    f"{drop(place.episodes)}"
+                )
         else:
-            message = f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
+            message = (
+                f"from_timestamp drifts by up to {off[row]:.2f} frames from the place in the video"
+            )
             measured = float(off[row])
             expected = 0.0
             fix = lerobot_fix
-        yield Finding("videos.start", severity, message, place, measured, expected, fix, float(size[row]))
+        yield Finding(
+            "videos.start", severity, message, place, measured, expected, fix, float(size[row])
+        )
     for row, place in groups(np.flatnonzero((size > TOLERANCE * fps) & (size <= _DRIFT)), size):
         seconds = float(off[row] / fps)
         message = f"from_timestamp is {begins[row]:.6g} s, {seconds:+.3g} s from the frame; "
         message += f"LeRobot allows {TOLERANCE:g} s"
         severity = "warning" if is_proven else "note"
-        yield Finding("videos.start", severity, message, place, seconds, 0.0, lerobot_fix, float(size[row]))
+        yield Finding(
+            "videos.start", severity, message, place, seconds, 0.0, lerobot_fix, float(size[row])
+        )
     if ends is not None:
         spans = (ends - begins) * fps
         differs = np.where(used & np.isfinite(ends), np.abs(spans - lengths), 0.0)
         for row, place in groups(np.flatnonzero(differs > 1.5), differs):
-            message = f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is {int(lengths[row])}"
+            message = (
+                f"from_timestamp and to_timestamp enclose {spans[row]:.2f} frames, length is "
+                f"{int(lengths[row])}"
+            )
             fix = correct("to_timestamp", EPISODES)
-            yield Finding("videos.length", "warning", message, place, float(spans[row]), int(lengths[row]), fix)
+            yield Finding(
+                "videos.length",
+                "warning",
+                message,
+                place,
+                float(spans[row]),
+                int(lengths[row]),
+                fix,
+            )
 
 
 def _start_errors(
     catalog: Catalog, camera: str, begins: np.ndarray, used: np.ndarray, opens_videos: bool
 ) -> tuple[np.ndarray, np.ndarray, bool, bool]:
-    """Return the frames before each episode, int64 (N,), and the frames by which its seconds are off, float64 (N,).
+    """Return the frames before each episode, int64 (N,), and the frames by which its seconds are
+    off, float64 (N,).
 
-    Where they differ, the times in the video decide: the frames of a file may have gaps. Also returned are whether the
-    errors jump from one episode to the next, and whether a video proved some of them.
+    Where they differ, the times in the video decide: the frames of a file may have gaps. Also
+    returned are whether the errors jump from one episode to the next, and whether a video proved
+    some of them.
     """
     videos = catalog.videos(camera)
     lengths = catalog.episodes.lengths

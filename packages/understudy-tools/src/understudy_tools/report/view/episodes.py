@@ -36,7 +36,7 @@ _ROW_BYTES = 512 << 20
 _FIX = "give the output of `understudy check PATH --json`"
 
 
-# -- curves ------------------------------------------------------------------------------------------------------------
+# -- curves ----------------------------------------------------------------------------------------
 
 
 class Columns:
@@ -49,14 +49,20 @@ class Columns:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         features = catalog.features
-        shown = [key for key, feature in features.items() if not feature.is_camera and key not in INDEX_KEYS]
+        shown = [
+            key
+            for key, feature in features.items()
+            if not feature.is_camera and key not in INDEX_KEYS
+        ]
         # State and action first; then as declared.
         shown.sort(key=lambda key: (key != "observation.state", key != "action"))
         self._rows = Rows(catalog, shown, _ROW_BYTES)
         self._alone: dict[str, Rows] = {}
         self._lock = threading.Lock()
         self.keys = tuple(shown)
-        self.numbers = tuple(key for key in shown if not features[key].is_text and _width(features[key]))
+        self.numbers = tuple(
+            key for key in shown if not features[key].is_text and _width(features[key])
+        )
         """Columns that are curves."""
 
     @property
@@ -64,7 +70,9 @@ class Columns:
         """Irregularities of the rows read so far."""
         return self._rows.notes
 
-    def read(self, row: int, start: int = 0, stop: int | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    def read(
+        self, row: int, start: int = 0, stop: int | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """Read the columns of the episode of a table row.
 
         Args:
@@ -73,7 +81,8 @@ class Columns:
             stop: End of the frames; None: the episode's end.
 
         Returns:
-            Key -> array (frames, ...) or list of values, and key -> error of each column that cannot be read.
+            Key -> array (frames, ...) or list of values, and key -> error of each column that
+            cannot be read.
         """
         stop = int(self._catalog.episodes.lengths[row]) if stop is None else stop
         frames = np.arange(start, stop)[None]
@@ -90,7 +99,9 @@ class Columns:
             try:
                 with self._lock:
                     names = [key] if key in self.keys else []
-                    reader = self._alone.setdefault(key, Rows(self._catalog, names, _ROW_BYTES // 8))
+                    reader = self._alone.setdefault(
+                        key, Rows(self._catalog, names, _ROW_BYTES // 8)
+                    )
                 readable[key] = reader.take(rows, {key: frames})[key][0]
             except DatasetError as error:
                 errors[key] = str(error)
@@ -103,14 +114,17 @@ class Columns:
             values: Columns of the whole episode (`read`).
 
         Returns:
-            For each column {"key", "names" of its dimensions, "size": number of all dimensions, "bucket": frames of
-            a point, "low": [dimensions][points], "high": the same, or None where a point is one frame}. Numbers that
-            are not finite are None.
+            For each column {"key", "names" of its dimensions, "size": number of all dimensions,
+            "bucket": frames of a point, "low": [dimensions][points], "high": the same, or None
+            where a point is one frame}. Numbers that are not finite are None.
         """
-        return [curve(self._catalog.features[key], values[key]) for key in self.numbers if key in values]
+        return [
+            curve(self._catalog.features[key], values[key]) for key in self.numbers if key in values
+        ]
 
     def block(self, row: int, number: int) -> dict[str, Any]:
-        """Return exact values of frames [BLOCK * number, BLOCK * (number + 1)) by column: [dimensions][frames].
+        """Return exact values of frames [BLOCK * number, BLOCK * (number + 1)) by column:
+        [dimensions][frames].
 
         Raises:
             IndexError: The episode has no such block.
@@ -121,7 +135,11 @@ class Columns:
         if not 0 <= start < stop:
             raise IndexError(f"block {number} of {-(-length // BLOCK)}")
         values, _ = self.read(row, start, stop)
-        return {key: numbers(_flat(values[key])[:, :WIDEST].T, _DIGITS) for key in self.numbers if key in values}
+        return {
+            key: numbers(_flat(values[key])[:, :WIDEST].T, _DIGITS)
+            for key in self.numbers
+            if key in values
+        }
 
 
 def curve(feature: Feature, values: np.ndarray) -> dict[str, Any]:
@@ -149,7 +167,7 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- lanes -----------------------------------------------------------------------------------------
 
 
 def lane(name: str, kind: str, entries: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -167,7 +185,11 @@ def text_lanes(catalog: Catalog, values: Record) -> list[dict[str, Any]]:
     lanes = []
     if "task_index" in values:
         tasks = _runs(np.asarray(values["task_index"]).reshape(-1).tolist())
-        lanes.append(lane("task", "text", [[start, stop, catalog.tasks[task]] for start, stop, task in tasks]))
+        lanes.append(
+            lane(
+                "task", "text", [[start, stop, catalog.tasks[task]] for start, stop, task in tasks]
+            )
+        )
     for key, column in values.items():
         feature = catalog.features.get(key)
         if feature is None or not feature.is_text:
@@ -191,7 +213,9 @@ def _runs(values: Sequence[Any]) -> list[tuple[int, int, Any]]:
 
 
 def _record_lanes(key: str, column: Sequence[Any], fps: float) -> list[dict[str, Any]]:
-    """Return a lane of each style of records: each from its time to the next one of its style, or to the end."""
+    """Return a lane of each style of records: each from its time to the next one of its style, or
+    to the end.
+    """
     starts: dict[str, dict[int, str]] = defaultdict(dict)
     for records in column:
         for record in records if isinstance(records, list) else ():
@@ -207,20 +231,22 @@ def _record_lanes(key: str, column: Sequence[Any], fps: float) -> list[dict[str,
     return lanes
 
 
-# -- findings ----------------------------------------------------------------------------------------------------------
+# -- findings --------------------------------------------------------------------------------------
 
 
 class Findings:
     """Findings of a dataset, if they are known.
 
-    Most rules compare episodes, so a check covers the whole dataset: all metadata and rows, and no image.
+    Most rules compare episodes, so a check covers the whole dataset: all metadata and rows, and no
+    image.
 
     Args:
         catalog: The dataset.
         path: File with the JSON of `understudy check`; "" for none.
 
     Raises:
-        DatasetError: The file cannot be read, has no findings, or describes a dataset with other episodes.
+        DatasetError: The file cannot be read, has no findings, or describes a dataset with other
+            episodes.
     """
 
     def __init__(self, catalog: Catalog, path: str = "") -> None:
@@ -240,21 +266,25 @@ class Findings:
         return self._by_episode is not None
 
     def check(self) -> dict[str, Any]:
-        """Check the dataset unless that is done; return {"episodes", "general"}: numbers of findings.
+        """Check the dataset unless that is done; return {"episodes", "general"}: numbers of
+        findings.
 
         Raises:
             DatasetError: The source gives no answer.
         """
         with self._lock:
             if self._by_episode is None:
-                stored = Catalog.open(self._catalog.root, self._catalog.files.options)  # a run renames keys
+                # a run renames keys
+                stored = Catalog.open(self._catalog.root, self._catalog.files.options)
                 report = check_dataset(stored, "rows")
                 self._take(report.to_json()["findings"])
             assert self._by_episode is not None
             return {"episodes": len(self._by_episode), "general": len(self._general)}
 
     def of(self, episode: int) -> dict[str, Any]:
-        """Return {"known", "episode": findings about this episode, "general": those about no episode}."""
+        """Return {"known", "episode": findings about this episode, "general": those about no
+        episode}.
+        """
         findings = (self._by_episode or {}).get(episode, [])
         return {"known": self.known, "episode": findings[:MOST], "general": self._general[:MOST]}
 
@@ -264,12 +294,19 @@ class Findings:
         for finding in findings:
             place = finding.get("place") or {}
             frame = place.get("frame")
-            short = {name: str(finding.get(name) or "") for name in ("rule", "severity", "message", "fix")}
-            fields: dict[str, Any] = {name: place.get(name) or "" for name in ("file", "camera", "column", "dimension")}
+            short = {
+                name: str(finding.get(name) or "")
+                for name in ("rule", "severity", "message", "fix")
+            }
+            fields: dict[str, Any] = {
+                name: place.get(name) or "" for name in ("file", "camera", "column", "dimension")
+            }
             short["where"] = str(Place(**fields))
             for number, episode in enumerate(place.get("episodes") or ()):
                 # The frame belongs to the first episode.
-                by_episode[index(episode)].append(short | {"frame": None if number or frame is None else index(frame)})
+                by_episode[index(episode)].append(
+                    short | {"frame": None if number or frame is None else index(frame)}
+                )
             if not place.get("episodes"):
                 general.append(short | {"frame": None})
         self._by_episode = by_episode
@@ -289,6 +326,11 @@ def _read(path: str, catalog: Catalog) -> list[Record]:
     if not isinstance(findings, list) or None in size:
         raise DatasetError("holds no findings", where=path, fix=_FIX)
     if size != (catalog.num_episodes, catalog.num_frames):
-        sizes = f"{size[0]} episodes and {size[1]} frames, this one {catalog.num_episodes} and {catalog.num_frames}"
-        raise DatasetError(f"its dataset has {sizes}", where=path, fix="check this dataset: understudy check PATH")
+        sizes = (
+            f"{size[0]} episodes and {size[1]} frames, this one {catalog.num_episodes} and "
+            f"{catalog.num_frames}"
+        )
+        raise DatasetError(
+            f"its dataset has {sizes}", where=path, fix="check this dataset: understudy check PATH"
+        )
     return findings

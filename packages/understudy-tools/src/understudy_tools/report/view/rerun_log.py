@@ -1,4 +1,6 @@
-"""Episodes as a recording of rerun (extra `rerun`): images, curves and texts over the frames and the seconds."""
+"""Episodes as a recording of rerun (extra `rerun`): images, curves and texts over the frames and
+the seconds.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,12 +35,16 @@ def check_recording(path: Path) -> None:
 
 
 def write_recording(
-    catalog: Catalog, rows: Sequence[int], path: Path, count: Callable[[int], None] = lambda frames: None
+    catalog: Catalog,
+    rows: Sequence[int],
+    path: Path,
+    count: Callable[[int], None] = lambda frames: None,
 ) -> None:
     """Write episodes to a new recording, in one step.
 
-    The entities of episode 3 are below `episode_3/`, one for each camera, column and lane. The timelines are `frame`
-    and `time`, seconds by the rate of the dataset. Images have their recorded size, as JPEG of quality 90.
+    The entities of episode 3 are below `episode_3/`, one for each camera, column and lane. The
+    timelines are `frame` and `time`, seconds by the rate of the dataset. Images have their recorded
+    size, as JPEG of quality 90.
 
     Args:
         catalog: The dataset.
@@ -83,13 +89,18 @@ def _write_episode(
     for text in errors.values():
         stream.log(f"{base}/errors", rerun.TextLog(text, level="ERROR"), static=True)
     frames = np.arange(length)
-    index = [rerun.TimeColumn("frame", sequence=frames), rerun.TimeColumn("time", duration=frames / catalog.fps)]
+    index = [
+        rerun.TimeColumn("frame", sequence=frames),
+        rerun.TimeColumn("time", duration=frames / catalog.fps),
+    ]
     for key in columns.numbers:
         if key in values and length:
             numbers = np.asarray(values[key], np.float64).reshape(length, -1)
             names = catalog.features[key].dimension_names if numbers.shape[1] > 1 else [key]
             stream.log(f"{base}/{key}", rerun.SeriesLines(names=names), static=True)
-            stream.send_columns(f"{base}/{key}", indexes=index, columns=rerun.Scalars.columns(scalars=numbers))
+            stream.send_columns(
+                f"{base}/{key}", indexes=index, columns=rerun.Scalars.columns(scalars=numbers)
+            )
     _write_texts(stream, base, text_lanes(catalog, values), catalog.fps)
     for start in range(0, length, FRAMES):
         span = np.arange(start, min(start + FRAMES, length))
@@ -101,7 +112,9 @@ def _write_episode(
     stream.reset_time()
 
 
-def _write_texts(stream: "rerun.RecordingStream", base: str, lanes: Sequence[Record], fps: float) -> None:
+def _write_texts(
+    stream: "rerun.RecordingStream", base: str, lanes: Sequence[Record], fps: float
+) -> None:
     import rerun
 
     for lane in lanes:

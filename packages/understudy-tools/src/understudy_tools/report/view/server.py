@@ -1,8 +1,9 @@
 """A web server for one viewer on this machine: loopback only, GET only.
 
-Other programs can connect to loopback, too: pages of other sites through the browser, and other users of the machine.
-So each address begins with a random word, and a request must name this machine as its host. A page of another site
-knows no such address, also where its name leads here (DNS rebinding).
+Other programs can connect to loopback, too: pages of other sites through the browser, and other
+users of the machine. So each address begins with a random word, and a request must name this
+machine as its host. A page of another site knows no such address, also where its name leads here
+(DNS rebinding).
 """
 
 import logging
@@ -21,8 +22,8 @@ HOST = "127.0.0.1"
 _HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action "
+    "'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -69,7 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _HOSTS.fullmatch(hosts[0].strip()):
             return self._refuse(403, "open the page by the printed address")
         if self.headers.get("Content-Length") or self.headers.get("Transfer-Encoding"):
-            self.close_connection = True  # a body that is not read must not be taken for the next request
+            # a body that is not read must not be taken for the next request
+            self.close_connection = True
         target = urlsplit(self.path)
         first, slash, name = target.path.removeprefix("/").partition("/")
         if not slash or not secrets.compare_digest(first.encode(), self.server.word.encode()):
@@ -93,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_CONNECT = do_TRACE = do_HEAD
 
     def _refuse(self, status: int, reason: str) -> None:
-        self.close_connection = True  # a body that was not read must not be taken for the next request
+        # a body that was not read must not be taken for the next request
+        self.close_connection = True
         self._send(status, Resource(reason.encode("utf-8", "replace"), "text/plain; charset=utf-8"))
 
     def _send(self, status: int, resource: Resource) -> None:
@@ -101,7 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 405:
             self.send_header("Allow", "GET")
         fixed = resource.kind.startswith("image/")  # the same for the life of this server
-        self.send_header("Cache-Control", "private, max-age=3600" if fixed and status == 200 else "no-store")
+        self.send_header(
+            "Cache-Control", "private, max-age=3600" if fixed and status == 200 else "no-store"
+        )
         self.send_header("Content-Type", resource.kind)
         self.send_header("Content-Length", str(len(resource.content)))
         if self.close_connection:

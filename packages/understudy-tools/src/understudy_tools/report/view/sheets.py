@@ -1,7 +1,8 @@
 """Images of an episode as sheets: consecutive frames side by side in one image file.
 
-A sheet has the same frames whatever the codec, so a page that draws parts of sheets shows exactly the frame it names.
-It also works where the browser cannot play the codec, for images stored in rows, and in a page without a server.
+A sheet has the same frames whatever the codec, so a page that draws parts of sheets shows exactly
+the frame it names. It also works where the browser cannot play the codec, for images stored in
+rows, and in a page without a server.
 """
 
 import io
@@ -31,7 +32,9 @@ _KINDS = {"png": "image/png", "jpg": "image/jpeg"}
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of the sheets of one camera in one episode: frame f is in sheet f // (columns * rows), row by row."""
+    """Layout of the sheets of one camera in one episode: frame f is in sheet f // (columns * rows),
+    row by row.
+    """
 
     width: int
     """Pixels of a frame in a sheet."""
@@ -61,7 +64,15 @@ class Layout:
         high = max(1, round(height * scale))
         most = max(1, min(MOST, PIXELS // (wide * high)))
         columns = math.isqrt(most)
-        return cls(wide, high, columns, most // columns, "png" if wide <= LOSSLESS else "jpg", width, height)
+        return cls(
+            wide,
+            high,
+            columns,
+            most // columns,
+            "png" if wide <= LOSSLESS else "jpg",
+            width,
+            height,
+        )
 
 
 class Sheets:
@@ -116,7 +127,8 @@ class Sheets:
         return data, _KINDS[layout.extension]
 
     def frames(self, camera: str, row: int, frames: np.ndarray) -> np.ndarray:
-        """Return recorded frames, uint8 (n, H, W, 3), of int64 (n,) frame numbers inside the episode.
+        """Return recorded frames, uint8 (n, H, W, 3), of int64 (n,) frame numbers inside the
+        episode.
 
         Raises:
             DatasetError: an image cannot be read.
@@ -130,7 +142,9 @@ def _encode(images: np.ndarray, layout: Layout) -> bytes:
     for number, pixels in enumerate(images):
         image = Image.fromarray(pixels)
         if image.size != (layout.width, layout.height):
-            image = image.resize((layout.width, layout.height), Image.Resampling.BILINEAR, reducing_gap=2.0)
+            image = image.resize(
+                (layout.width, layout.height), Image.Resampling.BILINEAR, reducing_gap=2.0
+            )
         row, column = divmod(number, layout.columns)
         sheet.paste(image, (column * layout.width, row * layout.height))
     buffer = io.BytesIO()

@@ -1,8 +1,9 @@
-"""`Viewer`: everything that the page of an episode shows, as named resources made on demand, and its export.
+"""`Viewer`: everything that the page of an episode shows, as named resources made on demand, and
+its export.
 
-The server answers requests with them, and an export writes them to files. Names are the ones of `ROUTES`; a name is
-never a path of the file system. A page from a file may not read JSON, so each resource of JSON in an export is a script
-that hands its value over (`static/view.js`).
+The server answers requests with them, and an export writes them to files. Names are the ones of
+`ROUTES`; a name is never a path of the file system. A page from a file may not read JSON, so each
+resource of JSON in an export is a script that hands its value over (`static/view.js`).
 """
 
 import json
@@ -38,7 +39,11 @@ ASSETS = {
 }
 """Files of the page -> their folder."""
 SCRIPTS = ("curves.js", "view.js")
-_TEXT = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "json": "application/json"}
+_TEXT = {
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "json": "application/json",
+}
 _MOST_TEXT = 300
 _NUMBER = r"(0|[1-9]\d{0,14})"
 ROUTES = {
@@ -52,7 +57,9 @@ ROUTES = {
     "predicted": rf"{_NUMBER}/{_NUMBER}/predicted\.json",
     "check": r"check\.json",
 }
-"""Kind of a resource -> pattern of its name; numbers are source, episode id, and the place in the episode."""
+"""Kind of a resource -> pattern of its name; numbers are source, episode id, and the place in the
+episode.
+"""
 _PATTERNS = {kind: re.compile(pattern) for kind, pattern in ROUTES.items()}
 
 
@@ -95,18 +102,32 @@ class Source:
         self.checked = Findings(self.catalog, self.findings)
         self._segments = None
         if self.keep_ranges is not None:
-            self._segments = Selection(keep_ranges=self.keep_ranges, keep_rule="start").apply(self.catalog).segments
+            self._segments = (
+                Selection(keep_ranges=self.keep_ranges, keep_rule="start")
+                .apply(self.catalog)
+                .segments
+            )
 
     def keep_lanes(self, episode: int) -> list[dict[str, Any]]:
-        """Return the lane of the keep-ranges of an episode, which may be empty; none without ranges."""
+        """Return the lane of the keep-ranges of an episode, which may be empty; none without
+        ranges.
+        """
         if self._segments is None:
             return []
         first, last = np.searchsorted(self._segments[:, 0], [episode, episode + 1])
-        return [lane("keep", "keep", [[start, stop, "kept"] for _, start, stop in self._segments[first:last].tolist()])]
+        return [
+            lane(
+                "keep",
+                "keep",
+                [[start, stop, "kept"] for _, start, stop in self._segments[first:last].tolist()],
+            )
+        ]
 
     @cached_property
     def metadata(self) -> dict[str, dict[int, Any]]:
-        """Metadata of episodes beyond the format's own, by name and id; {} where it cannot be read."""
+        """Metadata of episodes beyond the format's own, by name and id; {} where it cannot be
+        read.
+        """
         try:
             return self.catalog.episode_metadata()
         except DatasetError:
@@ -134,7 +155,8 @@ class EpisodeList:
         """Return a page of the episodes that match: {"total", "page", "size", "episodes"}.
 
         Args:
-            query: Ids "3" or "3-9", or parts of a task or of the name of one of several sources; all words must match.
+            query: Ids "3" or "3-9", or parts of a task or of the name of one of several sources;
+                all words must match.
             number: Number of the page, from 0 on.
         """
         words = query.lower().split()
@@ -154,7 +176,9 @@ class EpisodeList:
         """Return {"source", "id", "length", "seconds", "task"} of one episode."""
         catalog = self._sources[source].catalog
         length = int(catalog.episodes.lengths[row])
-        texts = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row).tolist() if task >= 0]
+        texts = [
+            catalog.tasks[task] for task in catalog.episodes.tasks_of(row).tolist() if task >= 0
+        ]
         return {
             "source": source,
             "id": int(catalog.episodes.ids[row]),
@@ -172,7 +196,8 @@ class EpisodeList:
         ids = table.ids[rows]
         offsets = table.task_offsets
         for word in words:
-            fits = np.asarray([word in task.lower() for task in tasks] + [False])  # -1: a task of no list
+            # -1: a task of no list
+            fits = np.asarray([word in task.lower() for task in tasks] + [False])
             counts = np.concatenate([[0], np.cumsum(fits[table.task_indices])])
             matches = counts[offsets[rows + 1]] > counts[offsets[rows]]
             matches |= len(self._sources) > 1 and word in source.name.lower()
@@ -188,8 +213,8 @@ class Viewer:
     Args:
         sources: The datasets.
         title: Title of the page.
-        predict: `EpisodeActions.predict`, the actions that a policy predicts for an episode of a source; None without
-            a policy.
+        predict: `EpisodeActions.predict`, the actions that a policy predicts for an episode of a
+            source; None without a policy.
     """
 
     def __init__(
@@ -259,7 +284,9 @@ class Viewer:
         return Resource(*shown.sheets.read(shown.catalog.camera_keys[places[0]], row, places[1]))
 
     def episode(self, source: int, row: int) -> dict[str, Any]:
-        """Return the content of an episode without images, predicted actions and findings, as JSON holds it."""
+        """Return the content of an episode without images, predicted actions and findings, as JSON
+        holds it.
+        """
         shown = self._sources[source]
         catalog = shown.catalog
         values, errors = shown.columns.read(row)
@@ -278,7 +305,11 @@ class Viewer:
             "curves": shown.columns.curves(values),
             "block": BLOCK,
             "lanes": [*text_lanes(catalog, values), *shown.keep_lanes(number)],
-            "metadata": {name: str(texts[number]) for name, texts in shown.metadata.items() if number in texts},
+            "metadata": {
+                name: str(texts[number])
+                for name, texts in shown.metadata.items()
+                if number in texts
+            },
             "notes": [*shown.columns.notes, *shown.sheets.notes],
             "errors": errors,
         }
@@ -309,11 +340,18 @@ class Viewer:
         """
         listed = None
         if exported is not None:
-            listed = [self.list.describe(source, self.find(source, episode)) for source, episode in exported]
+            listed = [
+                self.list.describe(source, self.find(source, episode))
+                for source, episode in exported
+            ]
         setup = {
             "title": self.title,
             "sources": [
-                {"name": source.name, "version": source.catalog.version, "robot": source.catalog.robot_type or ""}
+                {
+                    "name": source.name,
+                    "version": source.catalog.version,
+                    "robot": source.catalog.robot_type or "",
+                }
                 for source in self._sources
             ],
             "colors": COLORS,
@@ -328,13 +366,15 @@ def _json(value: Any) -> Resource:
     return Resource(content.encode("utf-8", "replace"), _TEXT["json"])
 
 
-# -- export ------------------------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError unless a folder is new or empty."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: exists and is not an empty folder; name a new one, nothing is overwritten")
+        raise ConfigError(
+            f"{folder}: exists and is not an empty folder; name a new one, nothing is overwritten"
+        )
 
 
 def export_episodes(

@@ -1,4 +1,6 @@
-"""`understudy order export`: the samples of a run or of an order as a parquet file, a row per sample."""
+"""`understudy order export`: the samples of a run or of an order as a parquet file, a row per
+sample.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ class ExportConfig:
     from_step: Annotated[int, Ge(0)] = 0
     """First step, from 0."""
     steps: Annotated[int, Ge(0)] = 0
-    """Number of steps; 0: to the checkpoint of a run; of datasets, until the batches hold as many samples as frames."""
+    """Number of steps; 0: to the checkpoint of a run; of datasets, until the batches hold as many
+    samples as frames.
+    """
     world_size: Annotated[int, Interval(ge=1, le=1 << 20)] = 1
     """Ranks, for the column `rank`."""
     checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
@@ -41,13 +45,19 @@ class ExportConfig:
         """List errors in the settings, one line each."""
         if len(self.paths) < 2:
             return ["paths: required: understudy order export RUN|DATA OUT.parquet"]
-        problems = [f"paths: {path} is named twice" for path in sorted(set(self.paths)) if self.paths.count(path) > 1]
+        problems = [
+            f"paths: {path} is named twice"
+            for path in sorted(set(self.paths))
+            if self.paths.count(path) > 1
+        ]
         runs = [path for path in self.paths[:-1] if Path(path, "order.json").is_file()]
         if runs and self.paths[2:]:
             problems.append(f"paths: {runs[0]} is a run, which is exported alone")
         unused = ["batch_size", "seed", "weights", "memory"] if runs else ["checkpoint"]
         changed = [name for name in unused if getattr(self, name) != getattr(ExportConfig, name)]
-        return problems + [f"{name}: not for {'a run' if runs else 'datasets'}; leave it out" for name in changed]
+        return problems + [
+            f"{name}: not for {'a run' if runs else 'datasets'}; leave it out" for name in changed
+        ]
 
 
 def export(config: ExportConfig) -> None:
@@ -92,7 +102,8 @@ def export(config: ExportConfig) -> None:
     total = sum(span.steps * span.batch for span in spans)
     if not total or ranks > min(span.batch for span in spans):
         raise ConfigError(
-            f"from_step {first}, world_size {ranks}: there are no such steps, or fewer samples than ranks"
+            f"from_step {first}, world_size {ranks}: there are no such steps, or fewer samples "
+            "than ranks"
         )
     with Progress(total, "export", "sample") as progress:
 

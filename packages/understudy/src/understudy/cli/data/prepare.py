@@ -30,7 +30,9 @@ class FitConfig(TrainConfig):
     """Settings of a run, and a folder for the file that this run will need."""
 
     output_dir: str = ""
-    """Folder to write, which a setting of the policy then names. Required; one that holds files is not overwritten."""
+    """Folder to write, which a setting of the policy then names. Required; one that holds files is
+    not overwritten.
+    """
     policy: PolicySettings = field(default_factory=lambda: policy_type("pi05").settings())
     """Policy of the run."""
     json: bool = False
@@ -43,12 +45,16 @@ class FitConfig(TrainConfig):
         if not self.output_dir:
             errors.append("output_dir: required, the folder to write")
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            errors.append(f"output_dir: {self.output_dir} exists; name another folder, or remove it")
+            errors.append(
+                f"output_dir: {self.output_dir} exists; name another folder, or remove it"
+            )
         return errors
 
 
 def spread_rows(dataset: "EpisodeDataset", count: int, batch: int) -> Iterator[dict[str, Any]]:
-    """Yield rows of `count` samples, evenly spread over `dataset`, in batches of up to `batch` samples."""
+    """Yield rows of `count` samples, evenly spread over `dataset`, in batches of up to `batch`
+    samples.
+    """
     import numpy as np
 
     rows = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
@@ -60,8 +66,8 @@ def spread_rows(dataset: "EpisodeDataset", count: int, batch: int) -> Iterator[d
 class StatisticsConfig(TrainConfig, WorkersConfig):
     """Compute the statistics of a run's data before it starts.
 
-    The start of the run finds them in the cache of the host (`data.cache`). Give the settings of the run. The
-    statistics are equal to the bit for any number of processes.
+    The start of the run finds them in the cache of the host (`data.cache`). Give the settings of
+    the run. The statistics are equal to the bit for any number of processes.
     """
 
     json: bool = False
@@ -92,7 +98,12 @@ def prepare_statistics(config: StatisticsConfig) -> None:
         statistics: HeadStatistics = {}
         choose_normalization(run, data, cache, workers, statistics)
     if config.json:
-        print(json.dumps(statistics, default=lambda value: value.tolist() if hasattr(value, "tolist") else vars(value)))
+        print(
+            json.dumps(
+                statistics,
+                default=lambda value: value.tolist() if hasattr(value, "tolist") else vars(value),
+            )
+        )
         return
     for head, of_head in statistics.items():
         print(f"{head}: {plural(of_head[ACTION].count, 'frame')} of {', '.join(of_head)}")
@@ -110,17 +121,20 @@ class FastConfig:
     vocab_size: Annotated[int, Interval(ge=2, le=2**16)] = 1024
     """Most tokens; a larger vocabulary gives shorter sequences."""
     scale: Annotated[float, Interval(gt=0, lt=inf)] = 10.0
-    """Steps per unit of a cosine coefficient of the normalized actions: 10 rounds each to within 0.05."""
+    """Steps per unit of a cosine coefficient of the normalized actions: 10 rounds each to within
+    0.05.
+    """
     chunks: Annotated[int, Interval(ge=1, le=10**8)] = 100_000
-    """Most chunks to read, evenly spread over the training frames; one in ten measures the result."""
+    """Most chunks to read, evenly spread over the training frames; one in ten measures the result.
+    """
 
 
 @dataclass(frozen=True)
 class FastFitConfig(FitConfig):
     """Fit FAST action tokens to the actions of a dataset.
 
-    Give the settings of the run that will use the folder as `policy.fast`: data, chunk size and normalization must be
-    the same.
+    Give the settings of the run that will use the folder as `policy.fast`: data, chunk size and
+    normalization must be the same.
     """
 
     fast: FastConfig = field(default_factory=FastConfig)
@@ -142,7 +156,9 @@ def fit_fast(config: FastFitConfig) -> None:
 
 
 def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
-    """Yield normalized chunks of actions, float32 [T, own dimensions], evenly spread over the training frames."""
+    """Yield normalized chunks of actions, float32 [T, own dimensions], evenly spread over the
+    training frames.
+    """
     import torch
 
     from understudy.policies.batch import split_states
@@ -168,7 +184,9 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
                 for key, width in widths.items()
                 if key in read
             }
-            batch[HEAD] = torch.full((len(read[ACTION]),), int(data.head_of_source[number]), dtype=torch.int64)
+            batch[HEAD] = torch.full(
+                (len(read[ACTION]),), int(data.head_of_source[number]), dtype=torch.int64
+            )
             actions = normalizer.actions(batch)
             action_dim = normalizer.dims[ACTION][int(data.head_of_source[number])]
             yield from actions[..., :action_dim].numpy()
@@ -204,11 +222,13 @@ def format_fast(facts: dict[str, Any]) -> str:
     """Format the summary for a terminal."""
     return "\n".join(
         [
-            f"{facts['output_dir']}: {facts['vocab_size']:,} tokens, fitted to {facts['chunks']:,} chunks",
-            f"  {facts['measured']:,} chunks measured: {facts['tokens_mean']:.1f} tokens on average, the longest "
-            f"{facts['tokens_max']}; set policy.action_tokens to {facts['tokens_max'] + 8} or more",
-            f"  largest error of a normalized action {facts['error_max']:.3f}; {facts['clipped']:.2%} of the chunks "
-            "are out of range",
+            f"{facts['output_dir']}: {facts['vocab_size']:,} tokens, fitted to {facts['chunks']:,} "
+            "chunks",
+            f"  {facts['measured']:,} chunks measured: {facts['tokens_mean']:.1f} tokens on "
+            f"average, the longest {facts['tokens_max']}; set policy.action_tokens to "
+            f"{facts['tokens_max'] + 8} or more",
+            f"  largest error of a normalized action {facts['error_max']:.3f}; "
+            f"{facts['clipped']:.2%} of the chunks are out of range",
         ]
     )
 
@@ -224,17 +244,22 @@ class TokenizerConfig:
     """Text tokenizer to fit."""
 
     vocab_size: Annotated[int, Interval(ge=1, le=2**20)] = 512
-    """Most ids. Every tokenizer has 261 for control tokens, the line end and bytes; few words need few more."""
+    """Most ids. Every tokenizer has 261 for control tokens, the line end and bytes; few words need
+    few more.
+    """
     frames: Annotated[int, Interval(ge=1, le=10**8)] = 100_000
-    """Most frames of a dataset to read responses from (`data.response`), evenly spread over the training frames."""
+    """Most frames of a dataset to read responses from (`data.response`), evenly spread over the
+    training frames.
+    """
 
 
 @dataclass(frozen=True)
 class TokenizerFitConfig(FitConfig):
-    """Fit a text tokenizer to the instructions of a dataset, and to its responses if the run has them.
+    """Fit a text tokenizer to the instructions of a dataset, and to its responses if the run has
+    them.
 
-    For networks that train from fresh weights: released weights need the tokenizer that they were trained with. Give
-    the settings of the run that will use the folder as `policy.tokenizer`.
+    For networks that train from fresh weights: released weights need the tokenizer that they were
+    trained with. Give the settings of the run that will use the folder as `policy.tokenizer`.
     """
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -251,8 +276,9 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
     room = run.policy.text_vocabulary
     if config.tokenizer.vocab_size > room:
         raise ConfigError(
-            f"tokenizer.vocab_size: {config.tokenizer.vocab_size}: a policy of type {config.policy.type} with these "
-            f"settings has room for {room} ids of texts, beside reserved ones and those of policy.fast; give fewer"
+            f"tokenizer.vocab_size: {config.tokenizer.vocab_size}: a policy of type "
+            f"{config.policy.type} with these settings has room for {room} ids of texts, beside "
+            "reserved ones and those of policy.fast; give fewer"
         )
     run = run.with_policy_defaults()
     data = open_data(run)
@@ -278,7 +304,9 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
 
 
 def read_responses(config: TokenizerFitConfig, data: "RunData") -> list[str]:
-    """Return the distinct responses of frames that are evenly spread over each source's training frames, sorted."""
+    """Return the distinct responses of frames that are evenly spread over each source's training
+    frames, sorted.
+    """
     responses: set[str] = set()
     for source, part in zip(config.data.mixed(), data.training):
         if not source.response:
@@ -292,8 +320,9 @@ def format_tokenizer(facts: dict[str, Any]) -> str:
     """Format the summary for a terminal."""
     return "\n".join(
         [
-            f"{facts['output_dir']}: {facts['vocab_size']:,} ids, fitted to {facts['tasks']:,} instructions and "
-            f"{facts['responses']:,} responses",
-            f"  the longest text has {facts['tokens_max']} tokens: policy.prompt_tokens must not be less",
+            f"{facts['output_dir']}: {facts['vocab_size']:,} ids, fitted to {facts['tasks']:,} "
+            f"instructions and {facts['responses']:,} responses",
+            f"  the longest text has {facts['tokens_max']} tokens: policy.prompt_tokens must not "
+            "be less",
         ]
     )

@@ -1,7 +1,8 @@
 """Parts that policies share.
 
 settings            settings of encoders, ages of past frames, task modes, dimensions of towers
-layers              linear and norm layers with explicit precision, cross-entropy over a large vocabulary
+layers              linear and norm layers with explicit precision, cross-entropy over a large
+                    vocabulary
 flow_matching       flow matching on action chunks, and chunks that continue the one in execution
 normalizer          between the robot's units and the network's, per norm head
 images              images of any size between black bars, and augmentation from explicit draws

@@ -2,14 +2,15 @@
 
 Texts: instructions as UTF-8 bytes: any language, no vocabulary file, nothing to download.
 
-They distinguish a few hundred instructions. A wording that is absent from training carries no meaning.
+They distinguish a few hundred instructions. A wording that is absent from training carries no
+meaning.
 
 Images: a small convolutional network, conditioned on the instruction, that returns keypoints.
 
-The instruction modulates every convolution block (FiLM, Perez et al. 2018, "Visual Reasoning with a General
-Conditioning Layer"). Keypoints are the expected place of each channel (spatial softmax, Levine et al. 2016, "End-to-End
-Training of Deep Visuomotor Policies"). The output is only a few dozen coordinates: enough to learn positions, and too
-little to memorise training episodes.
+The instruction modulates every convolution block (FiLM, Perez et al. 2018, "Visual Reasoning with a
+General Conditioning Layer"). Keypoints are the expected place of each channel (spatial softmax,
+Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies"). The output is only a few
+dozen coordinates: enough to learn positions, and too little to memorise training episodes.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,17 @@ from torch import Tensor, nn
 from understudy.policies.batch import to_device
 from understudy.policies.common.layers import Conv1d, Conv2d, Linear, group_norm, layer_norm
 
-FREQUENCY = 4.0  # deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
+# deviation of a fresh phase in radians: from 4 on, sentences that differ in a word are unrelated
+FREQUENCY = 4.0
 # after the 256 byte values; START makes the empty text a text of one token
 START = 256
 PAD = 257
 
 
 def byte_tokens(texts: Sequence[str], length: int) -> Tensor:
-    """Encode texts as UTF-8 bytes behind a START token, cut or padded to `length`: int64 [len(texts), length]."""
+    """Encode texts as UTF-8 bytes behind a START token, cut or padded to `length`: int64
+    [len(texts), length].
+    """
     tokens = torch.full((len(texts), length), PAD, dtype=torch.int64)
     for row, text in enumerate(texts):
         ids = [START, *text.encode("utf-8")[: length - 1]]
@@ -44,19 +48,21 @@ def text_room(texts: Sequence[str], length: int) -> tuple[int, int, str]:
 class TextEncoder(nn.Module):
     """Byte tokens -> one vector per text.
 
-    Convolutions over the bytes detect words, then the maximum over places (Kim 2014, "Convolutional Neural Networks for
-    Sentence Classification"). The sine of a random projection separates the sentences (random Fourier features, Rahimi
-    & Recht 2007).
+    Convolutions over the bytes detect words, then the maximum over places (Kim 2014, "Convolutional
+    Neural Networks for Sentence Classification"). The sine of a random projection separates the
+    sentences (random Fourier features, Rahimi & Recht 2007).
 
-    The separation matters. Sentences of a dataset often differ in one word, and a mean over their tokens differs by a
-    tenth: a policy then memorises the training scenes before it uses the words. Here two different sentences start
-    nearly orthogonal.
+    The separation matters. Sentences of a dataset often differ in one word, and a mean over their
+    tokens differs by a tenth: a policy then memorises the training scenes before it uses the words.
+    Here two different sentences start nearly orthogonal.
 
     Texts repeat within a batch (a dataset has few tasks), so each distinct one is encoded once.
     """
 
     def __init__(self, length: int, width: int, out: int) -> None:
-        """Build the encoder of `length` bytes, embedded in `width` numbers, to vectors of `out` numbers."""
+        """Build the encoder of `length` bytes, embedded in `width` numbers, to vectors of `out`
+        numbers.
+        """
         super().__init__()
         self.length = length
         self.embed = nn.Embedding(PAD + 1, width)
@@ -81,16 +87,21 @@ class TextEncoder(nn.Module):
         x = torch.where(valid, self.embed(tokens).transpose(1, 2), 0).to(dtype)  # [U, W, L]
         x = torch.where(valid, F.relu(self.near(x)), 0)  # [U, out, L]
         x = torch.where(valid, x + F.relu(self.far(x)), 0)
-        phase = self.out(layer_norm(x.amax(dim=2).float()))  # [U, out], float32: a phase in radians bears no rounding
+        # [U, out], float32: a phase in radians bears no rounding
+        phase = self.out(layer_norm(x.amax(dim=2).float()))
         return torch.sin(phase).to(dtype)
 
 
 SHARPNESS = 3.0
-"""Deviation of a fresh keypoint's logits; at 1 every keypoint would start near the middle of the image."""
+"""Deviation of a fresh keypoint's logits; at 1 every keypoint would start near the middle of the
+image.
+"""
 
 
 def as_network_input(images: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Convert uint8 [B, 3, H, W] to [B, 3, *size] in -1..1, area-averaged where the size differs."""
+    """Convert uint8 [B, 3, H, W] to [B, 3, *size] in -1..1, area-averaged where the size
+    differs.
+    """
     x = images.float() / 127.5 - 1
     if x.shape[-2:] != size:
         x = F.interpolate(x, size=size, mode="area")
@@ -98,7 +109,9 @@ def as_network_input(images: Tensor, size: tuple[int, int], dtype: torch.dtype) 
 
 
 def keypoints(maps: Tensor) -> Tensor:
-    """Compute the spatial softmax in float32: [B, K, h, w] logits -> [B, 2 K], the mean (y, x) of each in -1..1."""
+    """Compute the spatial softmax in float32: [B, K, h, w] logits -> [B, 2 K], the mean (y, x) of
+    each in -1..1.
+    """
     _, _, height, width = maps.shape
     weight = maps.float().flatten(2).softmax(dim=-1).view(maps.shape)  # [B, K, h, w]
     y = torch.linspace(-1, 1, height, device=maps.device)
@@ -109,11 +122,13 @@ def keypoints(maps: Tensor) -> Tensor:
 
 
 class FilmBlock(nn.Module):
-    """x + relu(film(norm(conv(x)))): a 3 x 3 residual block whose channels the condition scales and shifts.
+    """x + relu(film(norm(conv(x)))): a 3 x 3 residual block whose channels the condition scales and
+    shifts.
 
-    The modulation starts at full strength (scale and shift of deviation 1 for a condition of deviation 1), so that the
-    instruction changes the features from the first step on. With the small default initialisation, training spends a
-    third of its steps on memorising scenes of a small dataset without words.
+    The modulation starts at full strength (scale and shift of deviation 1 for a condition of
+    deviation 1), so that the instruction changes the features from the first step on. With the
+    small default initialisation, training spends a third of its steps on memorising scenes of a
+    small dataset without words.
     """
 
     def __init__(self, channels: int, condition: int) -> None:
@@ -132,16 +147,25 @@ class FilmBlock(nn.Module):
 class ImageEncoder(nn.Module):
     """One network for all cameras; a learned vector per camera is added to the condition.
 
-    The instruction generates the filters of the keypoints: half of them act on the network's maps, half on the plain
-    colors at twice the resolution. So different words attend to different things from the first step on. Without that
-    a policy explains the demonstrations by the path of the hand in each scene, and on a few hundred episodes it may
-    never learn the words. The finer map is for precision: a hand must come within a pixel or two of its target.
+    The instruction generates the filters of the keypoints: half of them act on the network's maps,
+    half on the plain colors at twice the resolution. So different words attend to different things
+    from the first step on. Without that a policy explains the demonstrations by the path of the
+    hand in each scene, and on a few hundred episodes it may never learn the words. The finer map is
+    for precision: a hand must come within a pixel or two of its target.
     """
 
     def __init__(
-        self, cameras: int, size: tuple[int, int], channels: int, blocks: int, points: int, condition: int
+        self,
+        cameras: int,
+        size: tuple[int, int],
+        channels: int,
+        blocks: int,
+        points: int,
+        condition: int,
     ) -> None:
-        """Build the encoder; for the arguments see `FlowSettings`, `condition` is the width of the instruction."""
+        """Build the encoder; for the arguments see `FlowSettings`, `condition` is the width of the
+        instruction.
+        """
         super().__init__()
         self.size = size
         self.camera = nn.Parameter(torch.randn(cameras, condition) * 0.5)
@@ -150,17 +174,19 @@ class ImageEncoder(nn.Module):
         self.filters = _filters(condition, points // 2, channels)
         self.colours = _filters(condition, points // 2, 3)  # a name in checkpoints: it stays
 
-    def forward(self, images: list[Tensor], condition: Tensor, missing: list[Tensor | None] | None = None) -> Tensor:
+    def forward(
+        self, images: list[Tensor], condition: Tensor, missing: list[Tensor | None] | None = None
+    ) -> Tensor:
         """Compute the keypoints, float32 [B, cameras * 2 * points].
 
         Args:
             images: uint8 [B, 3, H, W] per camera.
             condition: [B, condition].
-            missing: bool [B] per camera, True where a sample has no such camera: its keypoints are 0 for any content of
-                the image. None: all samples have the camera (or all cameras).
+            missing: bool [B] per camera, True where a sample has no such camera: its keypoints are
+                0 for any content of the image. None: all samples have the camera (or all cameras).
         """
-        # All cameras in one call: a sharded block that is used twice in a step sums its two gradients in another order
-        # than a whole one.
+        # All cameras in one call: a sharded block that is used twice in a step sums its two
+        # gradients in another order than a whole one.
         text_emb = torch.cat(
             [layer_norm(condition + camera.to(condition.dtype)) for camera in self.camera]
         )  # [K B, ...]
@@ -177,7 +203,8 @@ class ImageEncoder(nn.Module):
             ],
             dim=1,
         )
-        seen = list(points.unflatten(0, (len(images), -1)).unbind())  # not chunk: it fixes B when traced
+        # not chunk: it fixes B when traced
+        seen = list(points.unflatten(0, (len(images), -1)).unbind())
         for number, lacks in enumerate(missing or ()):
             if lacks is not None:
                 seen[number] = torch.where(lacks[:, None], 0.0, seen[number])
@@ -185,7 +212,9 @@ class ImageEncoder(nn.Module):
 
 
 def _filters(condition: int, points: int, channels: int) -> Linear:
-    """Make the layer from condition [B, condition] to one filter per keypoint, [B, points * channels]."""
+    """Make the layer from condition [B, condition] to one filter per keypoint, [B, points *
+    channels].
+    """
     filters = Linear(condition, points * channels)
     nn.init.normal_(filters.weight, std=SHARPNESS * (condition * channels) ** -0.5)
     return filters

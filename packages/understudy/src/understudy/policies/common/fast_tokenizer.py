@@ -1,16 +1,20 @@
-"""FAST action tokens: cosine transform, rounding and byte-pair encoding of action chunks (Pertsch et al. 2025).
+"""FAST action tokens: cosine transform, rounding and byte-pair encoding of action chunks (Pertsch
+et al. 2025).
 
     chunk [T, D], normalized to about -1..1
       -> orthonormal DCT-II over time, times `scale`, rounded            integers [T, D]
-      -> flattened step by step (frequency, then dimension), minus `min_token`, one Unicode character each
+      -> flattened step by step (frequency, then dimension),             one Unicode character each
+         minus `min_token`
       -> byte-pair encoding                                               ids below `vocab_size`
 
-Only the rounding loses anything: a coefficient is off by at most 0.5 / scale, unless it is outside of the alphabet.
-There are two kinds of alphabet. `published` is that of the released tokenizers: character number 0, 1, 2, ..., split as
-text is and encoded as bytes. `private` is ours: Unicode's private plane 15, where no character is a space, a digit or
-unprintable. Both are a folder with tokenizer.json and processor_config.json, read as data: no code of it is executed.
+Only the rounding loses anything: a coefficient is off by at most 0.5 / scale, unless it is outside
+of the alphabet. There are two kinds of alphabet. `published` is that of the released tokenizers:
+character number 0, 1, 2, ..., split as text is and encoded as bytes. `private` is ours: Unicode's
+private plane 15, where no character is a space, a digit or unprintable. Both are a folder with
+tokenizer.json and processor_config.json, read as data: no code of it is executed.
 
-arXiv:2501.09747 has the method. The package `tokenizers` (extra `pi05`) is imported when a tokenizer is read or fitted.
+arXiv:2501.09747 has the method. The package `tokenizers` (extra `pi05`) is imported when a
+tokenizer is read or fitted.
 """
 
 import json
@@ -81,46 +85,66 @@ class FastTokenizer:
         """Read a published tokenizer, or one of `save`.
 
         Raises:
-            ConfigError: a file is missing or is not one of a FAST tokenizer; names the file and the remedy.
+            ConfigError: a file is missing or is not one of a FAST tokenizer; names the file and the
+                remedy.
             MissingExtraError: `tokenizers` is not installed.
         """
         folder = Path(folder)
         for name in (TOKENIZER, CONFIG):
             if not (folder / name).is_file():
                 raise ConfigError(
-                    f"{folder} holds no FAST tokenizer: {name} is missing; name the folder of a published one, or of "
-                    "`understudy fast fit`"
+                    f"{folder} holds no FAST tokenizer: {name} is missing; name the folder of a "
+                    "published one, or of `understudy fast fit`"
                 )
         config = read_object(folder / CONFIG)
         kind = config.get("kind", "published")
         if kind not in FIRST_CHARACTER:
             raise ConfigError(
-                f"{folder / CONFIG}: kind is {kind!r}; this version reads {' and '.join(FIRST_CHARACTER)}"
+                f"{folder / CONFIG}: kind is {kind!r}; this version reads "
+                f"{' and '.join(FIRST_CHARACTER)}"
             )
         scale = config.get("scale")
         low = config.get("min_token")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
-            raise ConfigError(f"{folder / CONFIG}: scale is {scale!r}; it must be a positive number")
-        high = config.get("max_token") if kind == "private" else _whole(low, folder, "min_token") + LARGEST[kind]
+        if (
+            isinstance(scale, bool)
+            or not isinstance(scale, int | float)
+            or not 0 < scale < float("inf")
+        ):
+            raise ConfigError(
+                f"{folder / CONFIG}: scale is {scale!r}; it must be a positive number"
+            )
+        high = (
+            config.get("max_token")
+            if kind == "private"
+            else _whole(low, folder, "min_token") + LARGEST[kind]
+        )
         low = _whole(low, folder, "min_token")
         high = _whole(high, folder, "max_token")
         if not low <= high <= low + LARGEST[kind]:
-            raise ConfigError(f"{folder / CONFIG}: the integers {low} to {high} are no alphabet of kind {kind}")
+            raise ConfigError(
+                f"{folder / CONFIG}: the integers {low} to {high} are no alphabet of kind {kind}"
+            )
         with optional_imports():
             from tokenizers import Tokenizer
         try:
             tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # the package raises plain Exception
-            raise ConfigError(f"{folder / TOKENIZER} cannot be read: {error}; restore the file") from error
+            raise ConfigError(
+                f"{folder / TOKENIZER} cannot be read: {error}; restore the file"
+            ) from error
         return cls(tokenizer, kind, float(scale), low, high)
 
     @classmethod
-    def fit(cls, chunks: Iterable[np.ndarray], vocab_size: int = 1024, scale: float = 10.0) -> "FastTokenizer":
-        """Fit the `private` kind to action chunks; equal chunks in equal sequence give an equal tokenizer.
+    def fit(
+        cls, chunks: Iterable[np.ndarray], vocab_size: int = 1024, scale: float = 10.0
+    ) -> "FastTokenizer":
+        """Fit the `private` kind to action chunks; equal chunks in equal sequence give an equal
+        tokenizer.
 
         Args:
             chunks: float [T, D] each, normalized.
-            vocab_size: most ids, at least as many as there are integers between the smallest and the largest one.
+            vocab_size: most ids, at least as many as there are integers between the smallest and
+                the largest one.
             scale: steps per unit of a coefficient.
 
         Raises:
@@ -137,8 +161,9 @@ class FastTokenizer:
         count = high - low + 1
         if count > min(vocab_size, LARGEST["private"] + 1):
             raise ConfigError(
-                f"the coefficients have {count} integers, from {low} to {high}, and vocab_size is {vocab_size}; give a "
-                "larger one or a smaller scale, or look for outliers: FAST expects actions between about -1 and 1"
+                f"the coefficients have {count} integers, from {low} to {high}, and vocab_size is "
+                f"{vocab_size}; give a larger one or a smaller scale, or look for outliers: FAST "
+                "expects actions between about -1 and 1"
             )
         with optional_imports():
             from tokenizers import Tokenizer, decoders, models, trainers
@@ -153,7 +178,9 @@ class FastTokenizer:
             initial_alphabet=[chr(first + number) for number in range(count)],
             max_token_length=10000,
         )
-        tokenizer.train_from_iterator((_text(coefficients - low + first) for coefficients in integers), trainer)
+        tokenizer.train_from_iterator(
+            (_text(coefficients - low + first) for coefficients in integers), trainer
+        )
         return cls(tokenizer, "private", float(scale), low, high)
 
     def save(self, folder: str | Path) -> None:
@@ -180,11 +207,15 @@ class FastTokenizer:
         inside = np.clip(integers, self.min_token, self.max_token)
         places = inside - self.min_token + FIRST_CHARACTER[self.kind]
         # One by one: `encode_batch` would start threads next to the loader's.
-        tokens = [list(self.tokenizer.encode(_text(row), add_special_tokens=False).ids) for row in places]
+        tokens = [
+            list(self.tokenizer.encode(_text(row), add_special_tokens=False).ids) for row in places
+        ]
         return Encoded(tokens, (inside != integers).reshape(len(integers), -1).any(axis=1))
 
     def decode(self, tokens: Sequence[Sequence[int]], steps: int, dim: int) -> Decoded:
-        """Decode the ids of B chunks of `steps` x `dim` coefficients; marks ids that are no such chunk as not valid."""
+        """Decode the ids of B chunks of `steps` x `dim` coefficients; marks ids that are no such
+        chunk as not valid.
+        """
         integers = np.zeros((len(tokens), steps, dim), np.int64)
         valid = np.zeros(len(tokens), bool)
         for row, ids in enumerate(tokens):
@@ -201,7 +232,9 @@ class FastTokenizer:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         places = np.array([ord(token) for token in text], np.int64) - FIRST_CHARACTER[self.kind]
         # The published kind decodes broken bytes to U+FFFD, which is above its largest character.
-        return places if ((places >= 0) & (places <= self.max_token - self.min_token)).all() else None
+        return (
+            places if ((places >= 0) & (places <= self.max_token - self.min_token)).all() else None
+        )
 
 
 @cache
@@ -215,18 +248,25 @@ def cosines(steps: int) -> np.ndarray:
 
 
 def quantise(chunks: np.ndarray, scale: float) -> np.ndarray:
-    """Return the rounded cosine coefficients of chunks, float [B, T, D], times `scale`: int64 [B, T, D].
+    """Return the rounded cosine coefficients of chunks, float [B, T, D], times `scale`: int64 [B,
+    T, D].
 
     Raises:
-        ValueError: the chunks have no three dimensions, no value, or one that is not finite or too large.
+        ValueError: the chunks have no three dimensions, no value, or one that is not finite or too
+            large.
     """
     chunks = np.asarray(chunks, np.float64)
     if chunks.ndim != 3 or not chunks.size:
-        raise ValueError(f"chunks have shape {chunks.shape}, expected [B, T, D] of at least one value each")
+        raise ValueError(
+            f"chunks have shape {chunks.shape}, expected [B, T, D] of at least one value each"
+        )
     coefficients = np.around((cosines(chunks.shape[1]) @ chunks) * scale)
     if not (np.abs(coefficients) < 2.0**53).all():  # also where it is NaN
         row = int((~(np.abs(coefficients) < 2.0**53)).reshape(len(chunks), -1).any(axis=1).argmax())
-        raise ValueError(f"the actions of chunk {row} are not finite or too large for FAST tokens: correct the data")
+        raise ValueError(
+            f"the actions of chunk {row} are not finite or too large for FAST tokens: correct the "
+            "data"
+        )
     return coefficients.astype(np.int64)
 
 

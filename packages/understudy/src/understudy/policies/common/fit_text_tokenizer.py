@@ -1,10 +1,11 @@
-r"""A sentencepiece model fitted to the texts of a dataset, with the conventions of PaliGemma's tokenizer.
+r"""A sentencepiece model fitted to the texts of a dataset, with the conventions of PaliGemma's
+tokenizer.
 
     0 pad, 1 eos, 2 bos, 3 unknown, 4 "\n", then the 256 bytes, then byte-pair encoding of the texts
 
-As in PaliGemma, digits are separate, spaces are kept, and no space is put in front. Characters that the texts lack are
-encoded as bytes (byte fallback), so any instruction can be encoded and decoded. The package `sentencepiece` (extra
-`pi05`) is imported when a model is fitted.
+As in PaliGemma, digits are separate, spaces are kept, and no space is put in front. Characters that
+the texts lack are encoded as bytes (byte fallback), so any instruction can be encoded and decoded.
+The package `sentencepiece` (extra `pi05`) is imported when a model is fitted.
 """
 
 import io
@@ -18,7 +19,8 @@ LEAST_IDS = 4 + 1 + 256
 
 
 def fit_text_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Fit a sentencepiece model; equal sets of texts give equal bytes with the same release of sentencepiece.
+    """Fit a sentencepiece model; equal sets of texts give equal bytes with the same release of
+    sentencepiece.
 
     Args:
         texts: any number, in any order; repetitions count once.
@@ -33,12 +35,15 @@ def fit_text_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """
     distinct = sorted({text for text in texts if text.strip()})
     if not distinct:
-        raise ConfigError("there is no text to fit a tokenizer to; the data needs instructions (tasks) or responses")
+        raise ConfigError(
+            "there is no text to fit a tokenizer to; the data needs instructions (tasks) or "
+            "responses"
+        )
     needed = LEAST_IDS + len(set("".join(distinct)) - {"\n"})
     if vocab_size < needed:
         raise ConfigError(
-            f"vocab_size is {vocab_size}, and the texts need {needed}: {LEAST_IDS} fixed ids, and one for each "
-            "character; give more"
+            f"vocab_size is {vocab_size}, and the texts need {needed}: {LEAST_IDS} fixed ids, and "
+            "one for each character; give more"
         )
     with optional_imports():
         from sentencepiece import SentencePieceTrainer

@@ -1,27 +1,29 @@
 """Flow matching on action chunks: the path, its velocity, the times, and the Euler integration.
 
-Convention (that of the published pi0 code, so that times can be compared number by number): `time` 1 is pure noise
-and `time` 0 is the action chunk,
+Convention (that of the published pi0 code, so that times can be compared number by number): `time`
+1 is pure noise and `time` 0 is the action chunk,
 
     x_t = t * noise + (1 - t) * actions,        velocity  u = d x_t / d t = noise - actions,
 
-and sampling walks from t = 1 down to t = 0. (The paper writes tau = 1 - t.) Sources: Lipman et al. 2023, "Flow
-Matching for Generative Modeling", section 4.1 (optimal-transport path); Black et al. 2024, "pi0: A Vision-Language-
-Action Flow Model for General Robot Control", section IV.
+and sampling walks from t = 1 down to t = 0. (The paper writes tau = 1 - t.) Sources: Lipman et al.
+2023, "Flow Matching for Generative Modeling", section 4.1 (optimal-transport path); Black et al.
+2024, "pi0: A Vision-Language- Action Flow Model for General Robot Control", section IV.
 
 Real-time chunking: a new chunk of actions that continues the one a robot is still executing.
 
-While the network computes, the robot executes the first `delay` actions of the chunk at hand, so those are decided. Two
-ways let the new chunk agree with them:
+While the network computes, the robot executes the first `delay` actions of the chunk at hand, so
+those are decided. Two ways let the new chunk agree with them:
 
-    given      They enter without noise, at flow time 0. The policy was trained that way (`max_delay`; Black et al.
-               2025, "Training-Time Action Conditioning for Efficient Real-Time Chunking").
-    guided     Each step also moves towards them, through the Jacobian of the estimated chunk, and less strongly
-               towards the actions after them. Any flow policy can do it (Black, Galliker and Levine 2025, "Real-Time
-               Execution of Action Chunking Flow Policies", after Song et al. 2023, "Pseudoinverse-Guided Diffusion
-               Models").
+    given      They enter without noise, at flow time 0. The policy was trained that way
+               (`max_delay`; Black et al. 2025, "Training-Time Action Conditioning for Efficient
+               Real-Time Chunking").
+    guided     Each step also moves towards them, through the Jacobian of the estimated chunk, and
+               less strongly towards the actions after them. Any flow policy can do it (Black,
+               Galliker and Levine 2025, "Real-Time Execution of Action Chunking Flow Policies",
+               after Song et al. 2023, "Pseudoinverse-Guided Diffusion Models").
 
-Both work on a velocity field (x [B, T, dim], time [B] or [B, T]) -> [B, T, dim], in the network's units.
+Both work on a velocity field (x [B, T, dim], time [B] or [B, T]) -> [B, T, dim], in the network's
+units.
 """
 
 import math
@@ -39,20 +41,25 @@ MAX_PERIOD = 4.0
 
 
 def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-    """Compute x_t on the straight path. actions, noise [..., T, A] float32, time [...] in [0, 1] -> [..., T, A]."""
+    """Compute x_t on the straight path. actions, noise [..., T, A] float32, time [...] in [0, 1] ->
+    [..., T, A].
+    """
     t = time[..., None, None]
     return t * noise + (1 - t) * actions
 
 
 def velocity(actions: Tensor, noise: Tensor) -> Tensor:
-    """Compute the velocity of the path, the target of the network; equal at every time. [..., T, A]."""
+    """Compute the velocity of the path, the target of the network; equal at every time. [..., T,
+    A].
+    """
     return noise - actions
 
 
 def shift_times(time: Tensor, factor: float) -> Tensor:
     """Shift flow times in [0, 1] towards noise for factors above 1; 0 and 1 stay.
 
-    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis", equation 23.
+    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis",
+    equation 23.
     """
     return factor * time / (1 + (factor - 1) * time)
 
@@ -64,21 +71,24 @@ def spread_times(uniform: Tensor) -> Tensor:
         uniform: float32 [B, D] in [0, 1), independent.
 
     Returns:
-        float32 [B, D]: draw d lies in the d-th of D equally likely intervals of Beta(1.5, 1), pi0's emphasis on noisy
-        times, through the inverse distribution function q(v) = v^(2/3). With D = 1 this is plain sampling; with more,
-        the D draws of a sample cover all times and the loss's variance drops at no cost.
+        float32 [B, D]: draw d lies in the d-th of D equally likely intervals of Beta(1.5, 1), pi0's
+        emphasis on noisy times, through the inverse distribution function q(v) = v^(2/3). With D =
+        1 this is plain sampling; with more, the D draws of a sample cover all times and the loss's
+        variance drops at no cost.
     """
     draws = uniform.shape[1]
     strata = torch.arange(draws, dtype=uniform.dtype, device=uniform.device)
     places = (strata + uniform) / draws
-    # Behind the last full vector torch computes powers one by one, with another rounding. A sample's times would then
-    # depend on the number of samples drawn with it, and so on the number of processes. Padding fills all vectors.
+    # Behind the last full vector torch computes powers one by one, with another rounding. A
+    # sample's times would then depend on the number of samples drawn with it, and so on the number
+    # of processes. Padding fills all vectors.
     padded = F.pad(places.flatten(), (0, -places.numel() % VECTOR))
     return padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
 
 
 def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:
-    """Integrate the learned velocity field from noise (t = 1) to actions (t = 0) in equal Euler steps.
+    """Integrate the learned velocity field from noise (t = 1) to actions (t = 0) in equal Euler
+    steps.
 
     Args:
         field: (x [B, T, A], time [B]) -> velocity [B, T, A].
@@ -95,7 +105,9 @@ def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) 
 
 
 def released_times(uniform: Tensor) -> Tensor:
-    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) + 0.001, stratified."""
+    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) +
+    0.001, stratified.
+    """
     return 0.999 * spread_times(uniform) + 0.001
 
 
@@ -105,17 +117,22 @@ def delays(uniform: Tensor, most: int) -> Tensor:
 
 
 def delays_or_none(uniform: Tensor, most: int) -> Tensor:
-    """Map uniform draws [B] to numbers of given actions, int64 [B]: 0 for one half, 1 to `most` for the other."""
+    """Map uniform draws [B] to numbers of given actions, int64 [B]: 0 for one half, 1 to `most` for
+    the other.
+    """
     return torch.where(uniform < 0.5, 0, 1 + ((2 * uniform - 1) * most).long()).clamp(max=most)
 
 
 def time_features(time: Tensor, width: int) -> Tensor:
-    """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced periods.
+    """Compute sines and cosines of flow times, [...] -> float32 [..., width], with log-spaced
+    periods.
 
     In float64: the shortest period makes angles of 1,571 rad, of which float32 keeps 1e-4 rad.
     """
     share = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[..., None] * (2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share))
+    angles = time.double()[..., None] * (
+        2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** share)
+    )
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
@@ -127,7 +144,9 @@ MAX_GUIDANCE = 5.0
 
 
 def given_actions(delay: Tensor, length: int) -> Tensor:
-    """Mark the leading actions that each sample is given, bool [B, length]; `delay` is int64 [B], their number."""
+    """Mark the leading actions that each sample is given, bool [B, length]; `delay` is int64 [B],
+    their number.
+    """
     return torch.arange(length, device=delay.device) < delay[:, None]
 
 
@@ -145,12 +164,13 @@ def check_delay(delay: int, horizon: int | None, count: int, max_delay: int) -> 
     """
     if not 0 <= delay <= count or (horizon is not None and not delay <= horizon <= count):
         raise ValueError(
-            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {count}, the actions in execution"
+            f"delay is {delay}, horizon {horizon}; give 0 <= delay <= horizon <= {count}, the "
+            "actions in execution"
         )
     if horizon is None and delay > max_delay:
         raise ValueError(
-            f"delay={delay}: the policy was trained with up to {max_delay} given actions (max_delay); give a horizon, "
-            "which guides any policy"
+            f"delay={delay}: the policy was trained with up to {max_delay} given actions "
+            "(max_delay); give a horizon, which guides any policy"
         )
 
 
@@ -160,7 +180,8 @@ def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: 
     Args:
         field: velocity; it gets one time per action, [B, T].
         noise: float32 [B, T, dim].
-        chunk: float32 [B, T, dim], of which the first `delay` actions are given; the others may hold anything.
+        chunk: float32 [B, T, dim], of which the first `delay` actions are given; the others may
+            hold anything.
         delay: number of given actions, 0 to T.
         steps: Euler steps.
 
@@ -168,7 +189,10 @@ def sample_given(field: Field, noise: Tensor, chunk: Tensor, delay: int, steps: 
         float32 [B, T, dim], with the given actions equal to the bit.
     """
     _check(noise, delay, steps)
-    is_given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[..., None]  # [1, T, 1]
+    # [1, T, 1]
+    is_given = given_actions(torch.full((1,), delay, device=noise.device), noise.shape[1])[
+        ..., None
+    ]
     chunk = torch.where(is_given, chunk, 0.0)
     x = torch.where(is_given, chunk, noise)
     for k in range(steps):
@@ -188,23 +212,26 @@ def sample_guided(
 ) -> Tensor:
     """Sample actions guided towards those of the chunk at hand.
 
-    With tau = 1 - time, the estimate of the chunk is A = x - time v(x). Its error e = w (chunk - A) changes v by
+    With tau = 1 - time, the estimate of the chunk is A = x - time v(x). Its error e = w (chunk - A)
+    changes v by
 
         - min(5, (1 - tau) / tau * ((1 - tau)^2 + tau^2) / (1 - tau)^2) (dA / dx)^T e
 
     Args:
         field: velocity; it must be differentiable.
         noise: float32 [B, T, dim].
-        chunk: float32 [B, T, dim], the chunk at hand from now on; behind `horizon` it may hold anything.
+        chunk: float32 [B, T, dim], the chunk at hand from now on; behind `horizon` it may hold
+            anything.
         delay: actions with weight 1.
         horizon: actions with a weight, `delay` to T.
         steps: Euler steps.
-        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are guided; None: all. The
-            loss trains no others, so the estimate there is arbitrary, and its error would change the robot's own
-            through the Jacobian.
+        dims: bool, broadcastable to [B, T, dim], the robot's own dimensions, which alone are
+            guided; None: all. The loss trains no others, so the estimate there is arbitrary, and
+            its error would change the robot's own through the Jacobian.
     """
     _check(noise, delay, steps)
-    weights = guidance_weights(noise.shape[1], delay, horizon).to(noise.device)[None, :, None]  # [1, T, 1]
+    # [1, T, 1]
+    weights = guidance_weights(noise.shape[1], delay, horizon).to(noise.device)[None, :, None]
     if dims is not None:
         weights = weights * dims
     chunk = torch.where(weights > 0, chunk, 0.0)
@@ -219,7 +246,13 @@ def sample_guided(
 
 
 def guided_velocity(
-    field: Field, x: Tensor, time: float, chunk: Tensor, weights: Tensor, factor: float, dims: Tensor | None = None
+    field: Field,
+    x: Tensor,
+    time: float,
+    chunk: Tensor,
+    weights: Tensor,
+    factor: float,
+    dims: Tensor | None = None,
 ) -> Tensor:
     """Compute the velocity at x [B, T, dim] with guidance; see `sample_guided`."""
     with torch.enable_grad():
@@ -232,7 +265,8 @@ def guided_velocity(
 
 
 def guidance_weights(length: int, delay: int, horizon: int) -> Tensor:
-    """Compute the weight of each action, float32 [length]: 1 up to `delay`, falling to 0 at `horizon`.
+    """Compute the weight of each action, float32 [length]: 1 up to `delay`, falling to 0 at
+    `horizon`.
 
     With w = (horizon - i) / (horizon - delay + 1) it is w (e^w - 1) / (e - 1), as in the paper.
 
@@ -245,7 +279,10 @@ def guidance_weights(length: int, delay: int, horizon: int) -> Tensor:
         ValueError: `horizon` is not from `delay` to `length`.
     """
     if not 0 <= delay <= horizon <= length:
-        raise ValueError(f"delay={delay}, horizon={horizon}: must be 0 <= delay <= horizon <= {length}, the chunk")
+        raise ValueError(
+            f"delay={delay}, horizon={horizon}: must be 0 <= delay <= horizon <= {length}, the "
+            "chunk"
+        )
     place = torch.arange(length, dtype=torch.float64)
     ramp = ((horizon - place) / (horizon - delay + 1)).clamp(0, 1)
     ramp = ramp * torch.expm1(ramp) / (math.e - 1)
@@ -254,6 +291,8 @@ def guidance_weights(length: int, delay: int, horizon: int) -> Tensor:
 
 def _check(noise: Tensor, delay: int, steps: int) -> None:
     if not 0 <= delay <= noise.shape[1]:
-        raise ValueError(f"delay={delay}: must be from 0 to {noise.shape[1]}, the actions of a chunk")
+        raise ValueError(
+            f"delay={delay}: must be from 0 to {noise.shape[1]}, the actions of a chunk"
+        )
     if steps < 1:
         raise ValueError(f"steps={steps}: sampling needs at least 1 Euler step")

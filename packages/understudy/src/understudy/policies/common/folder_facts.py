@@ -1,4 +1,5 @@
-"""Facts of a policy for which the files of LeRobot or openpi have no place: `understudy.json` in an exported folder.
+"""Facts of a policy for which the files of LeRobot or openpi have no place: `understudy.json` in an
+exported folder.
 
 The other tools do not read this file. A fact that a tool's own files hold is not repeated here.
 
@@ -48,7 +49,11 @@ def _are_dims(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value)
+    )
 
 
 _DIMS = (_are_dims, "a list of different dimensions")

@@ -1,7 +1,8 @@
 """Images between black bars, and augmentations as pure functions of explicit draws.
 
-A run keys the draws by (seed, purpose, position) and augments a batch before the policy gets it. Equal draws give equal
-results, on any rank, in any order. Validation and rollouts apply no augmentation.
+A run keys the draws by (seed, purpose, position) and augments a batch before the policy gets it.
+Equal draws give equal results, on any rank, in any order. Validation and rollouts apply no
+augmentation.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from torch import Tensor
 def letterbox(images: Tensor, side: int) -> Tensor:
     """Resize images to the inside of a square and centre them on black.
 
-    Bilinear with antialiasing, then rounded to whole numbers, as in the data path of openpi. Without antialiasing,
-    thin structures of a 480-line image disappear at 224.
+    Bilinear with antialiasing, then rounded to whole numbers, as in the data path of openpi.
+    Without antialiasing, thin structures of a 480-line image disappear at 224.
 
     Args:
         images: uint8 [B, 3, H, W].
@@ -29,7 +30,8 @@ def letterbox(images: Tensor, side: int) -> Tensor:
 
 
 def write_letterbox(image: np.ndarray, out: np.ndarray) -> None:
-    """Write an image, resized and centred as by `letterbox`, into a square; `letterbox` then changes no value of it.
+    """Write an image, resized and centred as by `letterbox`, into a square; `letterbox` then
+    changes no value of it.
 
     Args:
         image: uint8 [3, H, W].
@@ -44,7 +46,9 @@ def write_letterbox(image: np.ndarray, out: np.ndarray) -> None:
 
 
 def _fit(images: Tensor, side: int) -> Tensor:
-    """Resize and centre images [B, 3, H, W]: whole numbers from 0 to 255, float32 [B, 3, side, side]."""
+    """Resize and centre images [B, 3, H, W]: whole numbers from 0 to 255, float32 [B, 3, side,
+    side].
+    """
     height, width = images.shape[-2:]
     x = images.float()
     if (height, width) != (side, side):
@@ -64,7 +68,8 @@ def blank(count: int, side: int, device: torch.device) -> Tensor:
 
 
 def shift_images(images: Tensor, draws: Tensor, reach: int) -> Tensor:
-    """Shift each image by a whole number of pixels, edges repeated ("random shift", Yarats et al. 2021, DrQ-v2).
+    """Shift each image by a whole number of pixels, edges repeated ("random shift", Yarats et al.
+    2021, DrQ-v2).
 
     Args:
         images: [B, C, H, W], any dtype (uint8 stays uint8).
@@ -81,14 +86,20 @@ def shift_images(images: Tensor, draws: Tensor, reach: int) -> Tensor:
         raise ValueError(f"draws have shape {tuple(draws.shape)}, {batch} images need ({batch}, 2)")
     move = (draws.to(images.device) * (2 * reach + 1)).long().clamp(max=2 * reach) - reach  # [B, 2]
     rows = (torch.arange(height, device=images.device) + move[:, :1]).clamp(0, height - 1)  # [B, H]
-    columns = (torch.arange(width, device=images.device) + move[:, 1:]).clamp(0, width - 1)  # [B, W]
+    # [B, W]
+    columns = (torch.arange(width, device=images.device) + move[:, 1:]).clamp(0, width - 1)
     # One flat gather: five times faster than indexing rows and columns apart.
-    source = (rows[:, :, None] * width + columns[:, None, :]).view(batch, 1, -1).expand(-1, channels, -1)  # [B, C, H*W]
+    # [B, C, H*W]
+    source = (
+        (rows[:, :, None] * width + columns[:, None, :]).view(batch, 1, -1).expand(-1, channels, -1)
+    )
     return images.flatten(2).gather(2, source).view_as(images)
 
 
 def drop_texts(texts: Sequence[str], draws: Tensor, share: float) -> list[str]:
-    """Replace a `share` of the texts by "" (no instruction): text b where draws[b] < share, draws float32 [B]."""
+    """Replace a `share` of the texts by "" (no instruction): text b where draws[b] < share, draws
+    float32 [B].
+    """
     if len(texts) != len(draws):
         raise ValueError(f"{len(texts)} texts and {len(draws)} draws: one draw per text")
     return ["" if draw < share else text for text, draw in zip(texts, draws.tolist())]

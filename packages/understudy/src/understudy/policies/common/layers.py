@@ -1,7 +1,8 @@
 """Layers of the policies with explicit precision: parameters are cast to the input's dtype.
 
-Parameters keep their stored dtype (float32 for training). Layers compute in the dtype of their input, normalization
-layers in float32. There is no autocast: this file shows the precision of each operation.
+Parameters keep their stored dtype (float32 for training). Layers compute in the dtype of their
+input, normalization layers in float32. There is no autocast: this file shows the precision of each
+operation.
 """
 
 from typing import Any
@@ -17,7 +18,11 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
-        return F.linear(input, self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype))
+        return F.linear(
+            input,
+            self.weight.to(input.dtype),
+            None if self.bias is None else self.bias.to(input.dtype),
+        )
 
 
 class Conv1d(nn.Conv1d):
@@ -41,19 +46,27 @@ class Conv2d(nn.Conv2d):
 class Embedding(nn.Embedding):
     """Table of rows in any float dtype; the rows come in float32.
 
-    Where the gradient of a bfloat16 table is float32 (`Tensor.grad_dtype`), its rows are summed in float32, too.
+    Where the gradient of a bfloat16 table is float32 (`Tensor.grad_dtype`), its rows are summed in
+    float32, too.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up rows by their numbers, int64 [...]; returns float32 [..., width]."""
-        if self.weight.dtype != torch.float32 and getattr(self.weight, "grad_dtype", None) == torch.float32:
-            embedded: Tensor = _Float32Rows.apply(self.weight, input)  # type: ignore[no-untyped-call]
+        if (
+            self.weight.dtype != torch.float32
+            and getattr(self.weight, "grad_dtype", None) == torch.float32
+        ):
+            embedded: Tensor = _Float32Rows.apply(  # type: ignore[no-untyped-call]
+                self.weight, input
+            )
             return embedded
         return super().forward(input).float()
 
 
 class _Float32Rows(torch.autograd.Function):
-    """Rows of a table in float32, with a float32 gradient of the table: its rows are sums over equal numbers."""
+    """Rows of a table in float32, with a float32 gradient of the table: its rows are sums over
+    equal numbers.
+    """
 
     @staticmethod
     def forward(context: Any, table: Tensor, numbers: Tensor) -> Tensor:
@@ -66,11 +79,14 @@ class _Float32Rows(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum the gradients of each row."""
         (numbers,) = context.saved_tensors
-        return torch.ops.aten.embedding_dense_backward(gradient, numbers, context.count, -1, False), None
+        return torch.ops.aten.embedding_dense_backward(
+            gradient, numbers, context.count, -1, False
+        ), None
 
 
 def rows(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a view.
+    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a
+    view.
 
     FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
     """
@@ -79,14 +95,18 @@ def rows(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor) -> Tensor:
-    """Normalize to zero mean and unit variance over the last dimension, computed in float32, without learned scale."""
+    """Normalize to zero mean and unit variance over the last dimension, computed in float32,
+    without learned scale.
+    """
     return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
 
 
 def group_norm(x: Tensor, groups: int) -> Tensor:
-    """Normalize to zero mean and unit variance over each group of channels and all places of [B, C, H, W], in float32.
+    """Normalize to zero mean and unit variance over each group of channels and all places of [B, C,
+    H, W], in float32.
 
-    It works per sample, so the output of a sample does not depend on the rest of its batch (batch norm's would).
+    It works per sample, so the output of a sample does not depend on the rest of its batch (batch
+    norm's would).
     """
     return F.group_norm(x.float(), groups).to(x.dtype)
 
@@ -111,7 +131,9 @@ def sinusoids(time: Tensor, dim: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A residual MLP layer modulated by the condition (adaLN-zero, Peebles & Xie 2023, "Scalable Diffusion Models")."""
+    """A residual MLP layer modulated by the condition (adaLN-zero, Peebles & Xie 2023, "Scalable
+    Diffusion Models").
+    """
 
     def __init__(self, width: int) -> None:
         """Build the layer for vectors of `width`."""

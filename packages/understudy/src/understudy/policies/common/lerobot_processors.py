@@ -1,9 +1,11 @@
 """LeRobot's processor files, read and written. No torch.
 
-    policy_preprocessor.json           steps before the network; its safetensors file has the normalization
+    policy_preprocessor.json           steps before the network; its safetensors file has the
+                                       normalization
     policy_postprocessor.json          steps behind it
 
-The files that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) / (std + eps).
+The files that we write normalize by MEAN_STD with the policy's own offset and spread: (x - mean) /
+(std + eps).
 """
 
 import json
@@ -28,18 +30,25 @@ VISUAL = "VISUAL"
 Step = tuple[str, dict[str, Any]]
 """Registered name of a processor's step, and its config."""
 DEVICE: Step = ("device_processor", {"device": "cpu", "float_dtype": None})
-BEFORE: tuple[Step, ...] = (("rename_observations_processor", {"rename_map": {}}), ("to_batch_processor", {}))
+BEFORE: tuple[Step, ...] = (
+    ("rename_observations_processor", {"rename_map": {}}),
+    ("to_batch_processor", {}),
+)
 """First steps of each preprocessor."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; ConfigError where the file is missing, damaged or holds something else."""
+    """Read a JSON object; ConfigError where the file is missing, damaged or holds something
+    else.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; restore the file") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, expected an object; restore the file")
+        raise ConfigError(
+            f"{path} holds a {type(value).__name__}, expected an object; restore the file"
+        )
     return value
 
 
@@ -60,7 +69,9 @@ def read_features(stored: Record, name: str) -> dict[str, tuple[str, list[int]]]
             features[str(key)] = str(feature["type"]), [int(first), *map(int, rest)]
         return features
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature") from error
+        raise ValueError(
+            f"{name}: {stored[name]!r}: must have `type` and `shape` of each feature"
+        ) from error
 
 
 def find_step(path: Path, name: str) -> Record:
@@ -78,20 +89,28 @@ def find_step(path: Path, name: str) -> Record:
 
 
 def _is_step(step: Record, name: str) -> bool:
-    """Whether a step has this name; a normalizer that leaves masked dimensions as they are is one, too."""
+    """Whether a step has this name; a normalizer that leaves masked dimensions as they are is one,
+    too.
+    """
     registered = str(step.get("registry_name", ""))
     plain = name.replace("_", "")
-    if registered == name or (is_masked(step) and registered.endswith("_" + name.removesuffix("_processor"))):
+    if registered == name or (
+        is_masked(step) and registered.endswith("_" + name.removesuffix("_processor"))
+    ):
         return True
     kind = str(step.get("class", "")).lower().rpartition(".")[2]
     return kind.startswith(plain) or (is_masked(step) and kind.endswith(f"masked{plain}step"))
 
 
 def is_masked(step: Record) -> bool:
-    """Whether a normalizer leaves the dimensions as they are for which the figure `mask` is false."""
+    """Whether a normalizer leaves the dimensions as they are for which the figure `mask` is
+    false.
+    """
     kind = str(step.get("class", "")).lower().rpartition(".")[2]
     return (
-        "_masked_" in str(step.get("registry_name", "")) or "maskednormalizer" in kind or "maskedunnormalizer" in kind
+        "_masked_" in str(step.get("registry_name", ""))
+        or "maskednormalizer" in kind
+        or "maskedunnormalizer" in kind
     )
 
 
@@ -127,8 +146,8 @@ def to_numbers(value: Any, where: str) -> np.ndarray:
 def find_padding(entry: Mapping[str, Any], where: str) -> np.ndarray:
     """Return the dimensions, bool [dim], all of whose figures are those of padding.
 
-    Each is 0, or does not normalize: deviation 1, or a range from -1 to 1. A dimension of mean and deviation 0 whose
-    quantiles differ is a real one.
+    Each is 0, or does not normalize: deviation 1, or a range from -1 to 1. A dimension of mean and
+    deviation 0 whose quantiles differ is a real one.
 
     Args:
         entry: the figures of a column.
@@ -137,7 +156,11 @@ def find_padding(entry: Mapping[str, Any], where: str) -> np.ndarray:
     Raises:
         ConfigError: figures have different widths, or are no numbers.
     """
-    figures = {name: to_numbers(entry[name], f"{where}: {name!r}") for name in _NEUTRAL if entry.get(name) is not None}
+    figures = {
+        name: to_numbers(entry[name], f"{where}: {name!r}")
+        for name in _NEUTRAL
+        if entry.get(name) is not None
+    }
     widths = {name: len(values) for name, values in figures.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{width} of {name!r}" for name, width in widths.items())
@@ -174,10 +197,13 @@ def to_json(value: Any) -> bytes:
 
 
 def map_figures(maps: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the statistics of the MEAN_STD mode, float32 [dim] each, of the offset and spread of each key."""
+    """Return the statistics of the MEAN_STD mode, float32 [dim] each, of the offset and spread of
+    each key.
+    """
     figures: dict[str, np.ndarray] = {}
     for key, (offset, spread) in maps.items():
-        # A constant state must stay finite where it varies after all; a constant action has its constant in reverse.
+        # A constant state must stay finite where it varies after all; a constant action has its
+        # constant in reverse.
         std = np.where(spread == 0, 1.0, spread) if key == STATE else spread
         figures |= {f"{key}.mean": offset.astype(np.float32), f"{key}.std": std.astype(np.float32)}
     return figures

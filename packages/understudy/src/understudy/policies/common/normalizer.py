@@ -1,11 +1,13 @@
-"""Conversion between the robot's units and the network's: norm heads, missing dimensions, differences to the state.
+"""Conversion between the robot's units and the network's: norm heads, missing dimensions,
+differences to the state.
 
-Robots with one body and one control mode share a norm head: its normalization and its number of dimensions. Vectors are
-padded to the width of the widest robot. All values behind a robot's own dimensions are 0 here for any content of the
-batch: neither NaN nor noise in a dimension that a robot does not have reaches the network.
+Robots with one body and one control mode share a norm head: its normalization and its number of
+dimensions. Vectors are padded to the width of the widest robot. All values behind a robot's own
+dimensions are 0 here for any content of the batch: neither NaN nor noise in a dimension that a
+robot does not have reaches the network.
 
-Actions may be learnt as differences to the current state, dimension by dimension (a gripper's often are not). The state
-is subtracted before the normalization and added again behind the network.
+Actions may be learnt as differences to the current state, dimension by dimension (a gripper's often
+are not). The state is subtracted before the normalization and added again behind the network.
 """
 
 from collections.abc import Mapping
@@ -20,28 +22,41 @@ from understudy_base.records import Batch, Record
 
 
 class Affine(nn.Module):
-    """Map (x - offset) / spread per dimension; a constant dimension (spread 0) becomes 0, and its constant in reverse.
+    """Map (x - offset) / spread per dimension; a constant dimension (spread 0) becomes 0, and its
+    constant in reverse.
 
-    The buffers, float32 [H, dim], are not part of the state dict: a saved policy has them in `normalisation.json`.
+    The buffers, float32 [H, dim], are not part of the state dict: a saved policy has them in
+    `normalisation.json`.
     """
 
     offset: Tensor
     spread: Tensor
 
     def __init__(self, offset: Any, spread: Any) -> None:
-        """Make the map from [H, dim] arrays, or [dim] of the only head; finite, spread >= 0, else ValueError."""
+        """Make the map from [H, dim] arrays, or [dim] of the only head; finite, spread >= 0, else
+        ValueError.
+        """
         super().__init__()
         if _has_boolean(offset) or _has_boolean(spread):
             raise ValueError("offset and spread must be arrays of numbers, and have a boolean")
         try:
-            offset, spread = (torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread))
-        except (TypeError, ValueError, RuntimeError) as error:  # no numbers, or rows of different lengths
-            raise ValueError(f"offset and spread must be arrays of numbers, [dim] or [heads, dim]: {error}") from error
+            offset, spread = (
+                torch.as_tensor(array, dtype=torch.float32).clone() for array in (offset, spread)
+            )
+        # no numbers, or rows of different lengths
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"offset and spread must be arrays of numbers, [dim] or [heads, dim]: {error}"
+            ) from error
         if offset.ndim not in (1, 2) or offset.shape != spread.shape:
             shapes = f"offset {tuple(offset.shape)} and spread {tuple(spread.shape)}"
             raise ValueError(f"{shapes} must both be [dim] or [heads, dim]")
-        if not (torch.isfinite(offset).all() and torch.isfinite(spread).all() and (spread >= 0).all()):
-            raise ValueError(f"offset {offset.tolist()} and spread {spread.tolist()} must be finite, spread >= 0")
+        if not (
+            torch.isfinite(offset).all() and torch.isfinite(spread).all() and (spread >= 0).all()
+        ):
+            raise ValueError(
+                f"offset {offset.tolist()} and spread {spread.tolist()} must be finite, spread >= 0"
+            )
         self.register_buffer("offset", offset.view(-1, offset.shape[-1]), persistent=False)
         self.register_buffer("spread", spread.view(-1, spread.shape[-1]), persistent=False)
 
@@ -66,7 +81,9 @@ class Affine(nn.Module):
         return x.float() * spread + offset
 
     def arrays(self) -> dict[str, list[list[float]]]:
-        """Return offset and spread as [H][dim] lists; float32 -> float64 -> text -> float32 is exact."""
+        """Return offset and spread as [H][dim] lists; float32 -> float64 -> text -> float32 is
+        exact.
+        """
         return {"offset": self.offset.tolist(), "spread": self.spread.tolist()}
 
     @staticmethod
@@ -107,14 +124,18 @@ def _has_boolean(value: Any) -> bool:
 
 
 def of_head(table: Tensor, head: Tensor | None) -> Tensor:
-    """Return each sample's row of a table [H, dim]: [B, dim] by head, int64 [B]; the only row [1, dim] for None.
+    """Return each sample's row of a table [H, dim]: [B, dim] by head, int64 [B]; the only row [1,
+    dim] for None.
 
     Raises:
-        ValueError: `head` is missing where there are several, or out of range. (On a GPU that ends the process.)
+        ValueError: `head` is missing where there are several, or out of range. (On a GPU that ends
+            the process.)
     """
     if head is None:
         if len(table) != 1:
-            raise ValueError(f"there are {len(table)} norm heads: give the head of each sample, head [B]")
+            raise ValueError(
+                f"there are {len(table)} norm heads: give the head of each sample, head [B]"
+            )
         return table
     if head.ndim != 1 or head.dtype != torch.int64:
         raise ValueError(f"head is {head.dtype} of shape {tuple(head.shape)}, expected int64 (B,)")
@@ -129,7 +150,9 @@ ONLY = ("",)
 
 
 class Normalizer(nn.Module):
-    """The normalization of a policy; `Normalizer(normalization, {"action": A, "observation.state": S})`."""
+    """The normalization of a policy;
+    `Normalizer(normalization, {"action": A, "observation.state": S})`.
+    """
 
     delta: Tensor | None
     """bool [H, A]: the dimensions that are differences; None where none is."""
@@ -139,24 +162,32 @@ class Normalizer(nn.Module):
 
             "heads": H names; without it there is one, and the arrays may lack their first dimension
             "action", "observation.state": {"offset": [H][dim], "spread": [H][dim]}, see `Affine`
-            "delta": bool [H][A], the dimensions of the action that are learnt as difference to that of the same number
-                of the state; without it none
-            "dims": {"action": [H], "observation.state": [H]}, how many dimensions are a head's own; without it all
+            "delta": bool [H][A], the dimensions of the action that are learnt as difference to
+                that of the same number of the state; without it none
+            "dims": {"action": [H], "observation.state": [H]}, how many dimensions are a head's
+                own; without it all
 
         `widths` has the keys that the policy uses.
 
         Raises:
-            ValueError: an entry is missing, of another type, of the wrong width, or cannot be inverted.
+            ValueError: an entry is missing, of another type, of the wrong width, or cannot be
+                inverted.
         """
         super().__init__()
         _check_types(normalization, widths)
         self.heads: tuple[str, ...] = tuple(normalization.get("heads", ONLY))
         if not self.heads or len(set(self.heads)) < len(self.heads):
-            raise ValueError(f"normalization names the heads {list(self.heads)}: one name for each, at least one")
+            raise ValueError(
+                f"normalization names the heads {list(self.heads)}: one name for each, at least one"
+            )
         count = len(self.heads)
         # Module names may not contain dots.
         self.action = Affine.from_arrays(normalization[ACTION], ACTION, widths[ACTION], count)
-        self.state = Affine.from_arrays(normalization[STATE], STATE, widths[STATE], count) if STATE in widths else None
+        self.state = (
+            Affine.from_arrays(normalization[STATE], STATE, widths[STATE], count)
+            if STATE in widths
+            else None
+        )
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
@@ -166,29 +197,41 @@ class Normalizer(nn.Module):
                 or len(dims) != count
                 or not all(dim in range(1, width + 1) and not isinstance(dim, bool) for dim in dims)
             ):
-                raise ValueError(f"normalization says dims {dims} of {key!r}: {count} numbers from 1 to {width}")
+                raise ValueError(
+                    f"normalization says dims {dims} of {key!r}: {count} numbers from 1 to {width}"
+                )
             dims = self.dims[key] = [int(dim) for dim in dims]
             past = torch.arange(width) >= torch.tensor(dims)[:, None] if min(dims) < width else None
-            self.register_buffer(f"{_short(key)}_past", past, persistent=False)  # bool [H, dim], None: all are real
+            # bool [H, dim], None: all are real
+            self.register_buffer(f"{_short(key)}_past", past, persistent=False)
         stored = normalization.get("delta", [[False] * widths[ACTION]] * count)
         try:
             delta = torch.as_tensor(stored, dtype=torch.bool)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"normalization's delta is {stored!r:.80}: give true or false by head, dim") from error
+            raise ValueError(
+                f"normalization's delta is {stored!r:.80}: give true or false by head, dim"
+            ) from error
         check_shape("normalization's delta", delta, (count, widths[ACTION]))
         for head, dim in delta.nonzero().tolist():
             self._check_inverse(head, dim)
         self.register_buffer("delta", delta if delta.any() else None, persistent=False)
 
     def head(self, batch: Batch) -> Tensor | None:
-        """Return the head of each sample, int64 [B]; None where there is one head and the batch names none."""
+        """Return the head of each sample, int64 [B]; None where there is one head and the batch
+        names none.
+        """
         if HEAD not in batch and len(self.heads) > 1:
             names = ", ".join(self.heads)
-            raise ValueError(f"the policy has the norm heads {names}: the batch must number each sample's, 'head' [B]")
+            raise ValueError(
+                f"the policy has the norm heads {names}: the batch must number each sample's, "
+                "'head' [B]"
+            )
         return batch.get(HEAD)
 
     def dim_is_pad(self, key: str, batch: Batch) -> Tensor | None:
-        """Return the padded dimensions, bool [B, dim], by head and by `<key>_dim_is_pad`; None where there are none."""
+        """Return the padded dimensions, bool [B, dim], by head and by `<key>_dim_is_pad`; None
+        where there are none.
+        """
         past: Tensor | None = getattr(self, f"{_short(key)}_past")
         mask = None
         if past is not None:
@@ -199,7 +242,9 @@ class Normalizer(nn.Module):
         return mask
 
     def actions(self, batch: Batch) -> Tensor:
-        """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head learns those."""
+        """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head
+        learns those.
+        """
         actions = value_of(batch, ACTION).float()
         head = self.head(batch)
         if (now := self._learnt_from(batch)) is not None:
@@ -207,7 +252,9 @@ class Normalizer(nn.Module):
         return blanked(self.action.normalize(actions, head), self.dim_is_pad(ACTION, batch))
 
     def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
-        """Convert normalized actions, float32 [B, T, A], to the robot's units; 0 behind its own dimensions."""
+        """Convert normalized actions, float32 [B, T, A], to the robot's units; 0 behind its own
+        dimensions.
+        """
         actions = self.action.unnormalize(x, self.head(batch))
         if (now := self._learnt_from(batch)) is not None:
             actions = actions + now[:, None]
@@ -216,10 +263,14 @@ class Normalizer(nn.Module):
     def states(self, batch: Batch, values: Tensor) -> Tensor:
         """Normalize states [B, ..., S] of the samples of a batch, float32."""
         assert self.state is not None
-        return blanked(self.state.normalize(values, self.head(batch)), self.dim_is_pad(STATE, batch))
+        return blanked(
+            self.state.normalize(values, self.head(batch)), self.dim_is_pad(STATE, batch)
+        )
 
     def robot_states(self, x: Tensor, batch: Batch) -> Tensor:
-        """Convert normalized states, float32 [B, ..., S], to the robot's units; 0 behind its own dimensions."""
+        """Convert normalized states, float32 [B, ..., S], to the robot's units; 0 behind its own
+        dimensions.
+        """
         assert self.state is not None
         return blanked(self.state.unnormalize(x, self.head(batch)), self.dim_is_pad(STATE, batch))
 
@@ -229,10 +280,15 @@ class Normalizer(nn.Module):
         if self.state is not None:
             arrays[STATE] = self.state.arrays()
         none = torch.zeros(len(self.heads), self.widths[ACTION], dtype=torch.bool)
-        return arrays | {"delta": (none if self.delta is None else self.delta).tolist(), "dims": dict(self.dims)}
+        return arrays | {
+            "delta": (none if self.delta is None else self.delta).tolist(),
+            "dims": dict(self.dims),
+        }
 
     def _learnt_from(self, batch: Batch) -> Tensor | None:
-        """Values to subtract from the actions, float32 [B, A]: the current state where they are differences, else 0."""
+        """Values to subtract from the actions, float32 [B, A]: the current state where they are
+        differences, else 0.
+        """
         if self.delta is None:
             return None
         mask = of_head(self.delta, self.head(batch))  # [B, A]
@@ -252,7 +308,9 @@ class Normalizer(nn.Module):
 
 
 def state_now(batch: Batch) -> Tensor:
-    """Return the current state [B, S] of `observation.state` [B, S] or [B, 1 + T, S] with its future."""
+    """Return the current state [B, S] of `observation.state` [B, S] or [B, 1 + T, S] with its
+    future.
+    """
     state: Tensor = value_of(batch, STATE)
     return state[:, 0] if state.ndim == 3 else state
 
@@ -269,7 +327,9 @@ def _check_types(normalization: Record, widths: Mapping[str, int]) -> None:
     """Raise ValueError where a key is missing, or an entry of a JSON file has another type."""
     for key in widths:
         if key not in normalization:
-            raise ValueError(f"normalization has {sorted(normalization)}, the policy also needs {key!r}")
+            raise ValueError(
+                f"normalization has {sorted(normalization)}, the policy also needs {key!r}"
+            )
     for key in (*widths, "dims"):
         if not isinstance(entry := normalization.get(key, {}), Mapping):
             raise ValueError(f"normalization's {key} is {entry!r:.80}: it must be an object")

@@ -19,14 +19,22 @@ TOKENS = "task_tokens"
 
 
 class ObservingPolicy(StreamPolicy):
-    """Base class of the policies that see one vector, with a `config` of `EncoderSettings` and `width`."""
+    """Base class of the policies that see one vector, with a `config` of `EncoderSettings` and
+    `width`.
+    """
 
     def __init__(self, config: Any, normalization: Record) -> None:
         """Build the encoders; arguments and errors are those of `StreamPolicy`."""
         super().__init__(config, normalization)
         width = config.width
         self.text = TextEncoder(config.text_bytes, 64, width)
-        sizes = (len(config.cameras), config.image_size, config.channels, config.blocks, config.keypoints)
+        sizes = (
+            len(config.cameras),
+            config.image_size,
+            config.channels,
+            config.blocks,
+            config.keypoints,
+        )
         self.vision = ImageEncoder(*sizes, condition=width) if config.cameras else None
         seen = len(config.cameras) * 2 * config.keypoints
         self.fuse = Linear(seen + config.state_dim + width, width)
@@ -43,11 +51,14 @@ class ObservingPolicy(StreamPolicy):
             ValueError: a missing key or a wrong shape, by name.
         """
         dtype = getattr(torch, self.config.compute)
-        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)  # [B, width]
+        # [B, width]
+        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)
         parts = [text_emb]
         if self.vision is not None:
             images = [value_of(batch, key) for key in self.config.cameras]
-            missing: list[Tensor | None] = [batch.get(f"{key}_is_missing") for key in self.config.cameras]
+            missing: list[Tensor | None] = [
+                batch.get(f"{key}_is_missing") for key in self.config.cameras
+            ]
             for key, image, lacks in zip(self.config.cameras, images, missing):
                 check_image(key, image, (text_emb.shape[0], 3, None, None))
                 if lacks is not None:

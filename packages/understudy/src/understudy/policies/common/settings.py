@@ -6,7 +6,8 @@ Task modes of a sample are the streams that are inputs, and the streams that the
     forward_dynamics    the actions are given               trains the losses of the future only
     inverse_dynamics    the future is given                 trains the loss of the actions only
 
-A given stream enters the network without noise, at flow time 0. A policy without a future has the first mode only.
+A given stream enters the network without noise, at flow time 0. A policy without a future has the
+first mode only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,9 @@ class EncoderSettings(PolicySettings):
     blocks: int = 3
     """Residual blocks of the image network."""
     keypoints: int = 32
-    """Keypoints read from each image, an even number: half from the network's maps, half from the plain colors."""
+    """Keypoints read from each image, an even number: half from the network's maps, half from the
+    plain colors.
+    """
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -49,14 +52,23 @@ class EncoderSettings(PolicySettings):
         if self.channels % 8:
             problems.append(f"channels: {self.channels}: must be a multiple of 8")
         if self.keypoints % 2:
-            problems.append(f"keypoints: {self.keypoints}: must be even, half of them look at plain colors")
-        if len(self.image_size) != 2 or any(side < 8 or side % 4 or side > 8192 for side in self.image_size):
-            problems.append(f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 to 8192")
+            problems.append(
+                f"keypoints: {self.keypoints}: must be even, half of them look at plain colors"
+            )
+        if len(self.image_size) != 2 or any(
+            side < 8 or side % 4 or side > 8192 for side in self.image_size
+        ):
+            problems.append(
+                f"image_size: {self.image_size}: height and width must be multiples of 4, from 8 "
+                "to 8192"
+            )
         return problems
 
 
 def times_of(ages: Sequence[float]) -> tuple[float, ...]:
-    """Convert ages in seconds, in any order, to times from the present, oldest first, 0 last; none: no time at all."""
+    """Convert ages in seconds, in any order, to times from the present, oldest first, 0 last; none:
+    no time at all.
+    """
     return (*(-age for age in sorted(ages, reverse=True)), 0.0) if ages else ()
 
 
@@ -82,11 +94,15 @@ MODES = (POLICY, FORWARD, INVERSE)
 """Modes; their positions are the numbers under `mode` in a batch."""
 
 TRAINS = {POLICY: (FLOW, DYNAMICS, IMAGES), FORWARD: (DYNAMICS, IMAGES), INVERSE: (FLOW,)}
-"""Loss terms that each mode trains, of those that a policy has; the streams of the others are given."""
+"""Loss terms that each mode trains, of those that a policy has; the streams of the others are
+given.
+"""
 
 
 def is_trained(term: str, mode: str) -> bool:
-    """Return whether a mode trains a loss term; each mode trains terms of other names, those of policies of users."""
+    """Return whether a mode trains a loss term; each mode trains terms of other names, those of
+    policies of users.
+    """
     return term in TRAINS[mode] or term not in (FLOW, DYNAMICS, IMAGES)
 
 

@@ -1,4 +1,6 @@
-"""Streams of a policy with a future: actions, and the states and images behind them, as targets of loss terms."""
+"""Streams of a policy with a future: actions, and the states and images behind them, as targets of
+loss terms.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +35,9 @@ class Stream(NamedTuple):
     given: Tensor | None
     """bool [B], True where the sample's mode gives the target as an input; None: nowhere."""
     first: Tensor | None = None
-    """bool [B, tokens], True for leading actions that the sample is given (`max_delay`); None: nowhere."""
+    """bool [B, tokens], True for leading actions that the sample is given (`max_delay`); None:
+    nowhere.
+    """
 
     @property
     def uncounted(self) -> Tensor:
@@ -42,10 +46,16 @@ class Stream(NamedTuple):
         return mask if self.first is None else mask | self.first
 
     def points(self, noise: Tensor, time: Tensor) -> Tensor:
-        """Compute x_t on the path from `noise` [B, D, T, dim] at `time` [B, D]; leading given actions are clean."""
+        """Compute x_t on the path from `noise` [B, D, T, dim] at `time` [B, D]; leading given
+        actions are clean.
+        """
         clean = self.clean[:, None].expand_as(noise)
         points = noisy_actions(clean, noise, time)
-        return points if self.first is None else torch.where(self.first[:, None, :, None], clean, points)
+        return (
+            points
+            if self.first is None
+            else torch.where(self.first[:, None, :, None], clean, points)
+        )
 
 
 def read_values(term: str, batch: Batch, config: Any, normalizer: Normalizer) -> Tensor:
@@ -65,8 +75,9 @@ def read_values(term: str, batch: Batch, config: Any, normalizer: Normalizer) ->
 def read_stream(term: str, batch: Batch, config: Any, normalizer: Normalizer) -> Stream:
     """Read the target of a loss term of vectors from a training batch; raises as `read_values`.
 
-    Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So the values are
-    replaced here, before any arithmetic: such a slot carries noise only, a padded dimension 0.
+    Values in padded slots must not matter, and x_t at a padded slot is an input of the network. So
+    the values are replaced here, before any arithmetic: such a slot carries noise only, a padded
+    dimension 0.
     """
     key = KEY_OF[term]
     clean = read_values(term, batch, config, normalizer)
@@ -74,7 +85,9 @@ def read_stream(term: str, batch: Batch, config: Any, normalizer: Normalizer) ->
     check_shape(f"{key}_is_pad", is_pad, (len(clean), config.chunk + (term == DYNAMICS)))
     is_pad = is_pad[:, -config.chunk :]
     clean = torch.where(is_pad[..., None], 0.0, clean)
-    return Stream(clean, is_pad, normalizer.dim_is_pad(key, batch), samples_given(term, batch, config))
+    return Stream(
+        clean, is_pad, normalizer.dim_is_pad(key, batch), samples_given(term, batch, config)
+    )
 
 
 def samples_given(term: str, batch: Batch, config: Any) -> Tensor | None:
@@ -86,7 +99,9 @@ def samples_given(term: str, batch: Batch, config: Any) -> Tensor | None:
     if MODE not in batch:
         return None
     if not config.future:
-        raise ValueError(f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only")
+        raise ValueError(
+            f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only"
+        )
     is_given = torch.zeros_like(batch[MODE], dtype=torch.bool)
     for number, mode in enumerate(MODES):
         if term not in TRAINS[mode]:

@@ -1,8 +1,10 @@
-"""Pairs of Gemma towers that attend to each other, layer by layer; attention between segments of tokens.
+"""Pairs of Gemma towers that attend to each other, layer by layer; attention between segments of
+tokens.
 
-`PairLayer` is the unit of activation checkpointing, compilation and sharding. Its tower layers have the parameter names
-of the released files. Sources: Gemma team 2024, "Gemma: Open Models Based on Gemini Research and Technology"; Black et
-al. 2024, "pi0", appendix B; Physical Intelligence 2025, "pi0.5", for the adaptive norm.
+`PairLayer` is the unit of activation checkpointing, compilation and sharding. Its tower layers have
+the parameter names of the released files. Sources: Gemma team 2024, "Gemma: Open Models Based on
+Gemini Research and Technology"; Black et al. 2024, "pi0", appendix B; Physical Intelligence 2025,
+"pi0.5", for the adaptive norm.
 
 A sequence is [prefix | tail | suffix]: images and prompt; text to predict; state and actions.
 
@@ -12,14 +14,16 @@ A sequence is [prefix | tail | suffix]: images and prompt; text to predict; stat
     FAST               x       x         causal
     suffix             x       x                 x
 
-Each row is one call of `attend`. The prefix is bidirectional, and so is the suffix, but for its blocks: the state token
-of pi0 does not see the actions. A mask hides keys only, never queries: the result of a padded token is read by no other
-token, and no softmax has zero keys. Without padding there is no mask at all, so that a GPU takes its fastest kernel.
+Each row is one call of `attend`. The prefix is bidirectional, and so is the suffix, but for its
+blocks: the state token of pi0 does not see the actions. A mask hides keys only, never queries: the
+result of a padded token is read by no other token, and no softmax has zero keys. Without padding
+there is no mask at all, so that a GPU takes its fastest kernel.
 
-A batch may also be packed: the tower computes the tokens that count and no others, and each call is one of
-`attend_segments`.
+A batch may also be packed: the tower computes the tokens that count and no others, and each call is
+one of `attend_segments`.
 
-Tokens of all samples are in one row, [N, heads, head_dim], without padding. There are two back-ends:
+Tokens of all samples are in one row, [N, heads, head_dim], without padding. There are two
+back-ends:
 
     dense    pads each segment to the longest and masks keys; any device, and the reference
     varlen   `torch.nn.attention.varlen`, on GPUs with bfloat16 or float16: no padding
@@ -89,7 +93,8 @@ def make_segments(
     causal: bool = False,
     varlen: bool = False,
 ) -> Segments:
-    """Make the layout of one call; all tensors are int64 on the host, so that a GPU is not waited for.
+    """Make the layout of one call; all tensors are int64 on the host, so that a GPU is not waited
+    for.
 
     Args:
         queries: tokens that ask, one segment after the other.
@@ -97,7 +102,8 @@ def make_segments(
         keys: tokens that they see.
         key_lengths: [J], keys of each segment, 1 or more.
         device: device of the result.
-        causal: the last query of a segment sees all of its keys, the one before it all but the last, and so on.
+        causal: the last query of a segment sees all of its keys, the one before it all but the
+            last, and so on.
         varlen: lay out for the varlen back-end.
     """
     layout: Padded | Offsets
@@ -110,7 +116,8 @@ def make_segments(
         numbers = torch.arange(count)
         mask = torch.arange(high) < key_lengths[:, None, None]  # [J, 1, K]
         if causal:
-            last = torch.arange(wide)[:, None] + (key_lengths - query_lengths)[:, None, None]  # [J, Q, 1]
+            # [J, Q, 1]
+            last = torch.arange(wide)[:, None] + (key_lengths - query_lengths)[:, None, None]
             mask = mask & (torch.arange(high) <= last)
         layout = Padded(
             (count, wide, high),
@@ -126,7 +133,8 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
 
     Args:
         q: [N, heads, head_dim].
-        k: [M, kv_heads, head_dim]; `kv_heads` divides `heads`, and consecutive query heads share one.
+        k: [M, kv_heads, head_dim]; `kv_heads` divides `heads`, and consecutive query heads share
+            one.
         v: as k.
         segments: the segments.
 
@@ -137,7 +145,9 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     k = k[segments.keys]
     v = v[segments.keys]
     return (
-        _dense(q, k, v, segments.layout) if isinstance(segments.layout, Padded) else _varlen(q, k, v, segments.layout)
+        _dense(q, k, v, segments.layout)
+        if isinstance(segments.layout, Padded)
+        else _varlen(q, k, v, segments.layout)
     ).flatten(1)
 
 
@@ -149,8 +159,12 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layout: Padded) -> Tensor:
         result = x.new_zeros(count * length, *x.shape[1:]).index_copy(0, slots, x)
         return result.unflatten(0, (count, length)).transpose(1, 2)
 
-    keys, values = (padded(x, layout.key_slots, high).repeat_interleave(shared, dim=1) for x in (k, v))
-    result = F.scaled_dot_product_attention(padded(q, layout.query_slots, wide), keys, values, attn_mask=layout.mask)
+    keys, values = (
+        padded(x, layout.key_slots, high).repeat_interleave(shared, dim=1) for x in (k, v)
+    )
+    result = F.scaled_dot_product_attention(
+        padded(q, layout.query_slots, wide), keys, values, attn_mask=layout.mask
+    )
     return result.transpose(1, 2).flatten(0, 1)[layout.query_slots]
 
 
@@ -158,7 +172,9 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Offsets) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     window = (-1, 0) if layout.causal else (-1, -1)
-    result = varlen_attn(q, k, v, layout.queries, layout.keys, *layout.longest, window_size=window, enable_gqa=True)
+    result = varlen_attn(
+        q, k, v, layout.queries, layout.keys, *layout.longest, window_size=window, enable_gqa=True
+    )
     assert isinstance(result, Tensor)
     return result
 
@@ -182,13 +198,17 @@ THETA = 10_000.0
 
 
 Blocks = Sequence[tuple[int, int]]
-"""Blocks of a suffix: first token of each, and the first token of the suffix that it sees. It sees up to its end."""
+"""Blocks of a suffix: first token of each, and the first token of the suffix that it sees. It sees
+up to its end.
+"""
 ONE_BLOCK: Blocks = ((0, 0),)
 """A suffix whose tokens see each other."""
 
 
 class Packing(NamedTuple):
-    """Tokens of prefix and tail of a batch without padding, sample after sample; int64 on the host."""
+    """Tokens of prefix and tail of a batch without padding, sample after sample; int64 on the
+    host.
+    """
 
     slots: Tensor
     """[N], place of each token in the padded batch [B * S]."""
@@ -219,7 +239,9 @@ class Rotary(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Positions and masks of a forward pass, equal for all layers. N is the number of action chunks of a sample."""
+    """Positions and masks of a forward pass, equal for all layers. N is the number of action chunks
+    of a sample.
+    """
 
     tower: Rotary | None
     """Of the prefix and the tail; None where a cache replaces them."""
@@ -232,7 +254,9 @@ class Plan(NamedTuple):
     suffix_mask: Tensor | None
     """bool [B * N, 1, 1 or T, seen + T], keys of the suffix's queries; None: all are valid."""
     prefix: int
-    """Tokens of the prefix (P); those behind are the tail. 0: the tail continues a cache that has the prefix."""
+    """Tokens of the prefix (P); those behind are the tail. 0: the tail continues a cache that has
+    the prefix.
+    """
     seen: int
     """Tokens of prefix and tail that the suffix sees."""
     candidates: int
@@ -240,27 +264,39 @@ class Plan(NamedTuple):
     insulate: bool
     """Whether the gradient of the suffix stops at the keys and values of the tower."""
     packed: PackedCalls | None = None
-    """Segments of the calls, in place of the masks: the tower computes tokens [1, N, width] without padding."""
+    """Segments of the calls, in place of the masks: the tower computes tokens [1, N, width] without
+    padding.
+    """
     groups: tuple[int, ...] = ()
-    """Numbers of consecutive tokens of the suffix that share a condition; (): the condition says it."""
+    """Numbers of consecutive tokens of the suffix that share a condition; (): the condition says
+    it.
+    """
 
 
 def rotary(positions: Tensor, head_dim: int) -> Rotary:
-    """Compute the rotations of positions, int64 [B, T]: angle i is position * THETA^(-2 i / head_dim), in float32.
+    """Compute the rotations of positions, int64 [B, T]: angle i is position * THETA^(-2 i /
+    head_dim), in float32.
 
-    They are computed where they are used. A buffer of frequencies would be cast with the module: in bfloat16 the angle
-    of position 500 is off by up to 0.7 rad.
+    They are computed where they are used. A buffer of frequencies would be cast with the module: in
+    bfloat16 the angle of position 500 is off by up to 0.7 rad.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angles = positions.float()[:, None, :, None] * (1.0 / THETA**exponents)  # [B, 1, T, head_dim / 2]
+    # [B, 1, T, head_dim / 2]
+    angles = positions.float()[:, None, :, None] * (1.0 / THETA**exponents)
     return Rotary(angles.cos(), angles.sin())
 
 
 def rotate(x: Tensor, rotation: Rotary) -> Tensor:
-    """Rotate x [B, heads, T, head_dim], its first half against its second; computed in float32, in x's dtype."""
+    """Rotate x [B, heads, T, head_dim], its first half against its second; computed in float32, in
+    x's dtype.
+    """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat(
-        [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1
+        [
+            first * rotation.cos - second * rotation.sin,
+            second * rotation.cos + first * rotation.sin,
+        ],
+        dim=-1,
     ).to(x.dtype)
 
 
@@ -269,28 +305,39 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
 
     Args:
         q: [B, heads, T, head_dim].
-        k: [B, kv_heads, S, head_dim]; `kv_heads` divides `heads`, and consecutive query heads share one.
+        k: [B, kv_heads, S, head_dim]; `kv_heads` divides `heads`, and consecutive query heads share
+            one.
         v: as k.
-        mask: bool, broadcastable to [B, heads, T, S]: True where a query sees a key. None: each sees all.
+        mask: bool, broadcastable to [B, heads, T, S]: True where a query sees a key. None: each
+            sees all.
 
     Returns:
         [B, T, heads * head_dim].
     """
     batch, heads, length, _ = q.shape
-    values = F.scaled_dot_product_attention(q, _per_head(k, heads), _per_head(v, heads), attn_mask=mask)
+    values = F.scaled_dot_product_attention(
+        q, _per_head(k, heads), _per_head(v, heads), attn_mask=mask
+    )
     return values.transpose(1, 2).reshape(batch, length, -1)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
-    """Repeat [B, kv_heads, S, D] for each query head without a copy where there is one, [B, heads, S, D].
+    """Repeat [B, kv_heads, S, D] for each query head without a copy where there is one, [B, heads,
+    S, D].
 
     Not `enable_gqa`: with it and a mask, a GPU would take the slowest kernel.
     """
     batch, kv_heads, length, dim = x.shape
-    return x[:, :, None].expand(batch, kv_heads, heads // kv_heads, length, dim).reshape(batch, heads, length, dim)
+    return (
+        x[:, :, None]
+        .expand(batch, kv_heads, heads // kv_heads, length, dim)
+        .reshape(batch, heads, length, dim)
+    )
 
 
-def key_mask(*valid: Tensor | None, lengths: tuple[int, ...], batch: int, device: torch.device) -> Tensor | None:
+def key_mask(
+    *valid: Tensor | None, lengths: tuple[int, ...], batch: int, device: torch.device
+) -> Tensor | None:
     """Join the marks of several segments into a mask of keys, bool [B, 1, 1, S].
 
     Args:
@@ -322,7 +369,8 @@ def padded_plan(
     insulate: bool,
     head_dim: int,
 ) -> Plan:
-    """Positions and masks; a position is the number of valid tokens before it that its token may see.
+    """Positions and masks; a position is the number of valid tokens before it that its token may
+    see.
 
     Args:
         valid: bool [B, P + L].
@@ -362,13 +410,19 @@ def padded_plan(
             suffix_rotary = type(suffix_rotary)(
                 *(angles.repeat_interleave(candidates, dim=0) for angles in suffix_rotary)
             )
-            suffix_mask = None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
+            suffix_mask = (
+                None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
+            )
     positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
-    return Plan(positions, front, tail_mask, suffix_rotary, suffix_mask, prefix, seen, candidates, insulate)
+    return Plan(
+        positions, front, tail_mask, suffix_rotary, suffix_mask, prefix, seen, candidates, insulate
+    )
 
 
 def _spans(blocks: Blocks, length: int) -> list[tuple[int, int, int]]:
-    """(low, high, first) of each block: queries [low, high) of the suffix see its keys [first, high)."""
+    """(low, high, first) of each block: queries [low, high) of the suffix see its keys [first,
+    high).
+    """
     ends = [*(low for low, _ in blocks[1:]), length]
     return [(low, high, first) for (low, first), high in zip(blocks, ends, strict=True)]
 
@@ -379,7 +433,9 @@ def _places(blocks: Blocks, length: int, device: torch.device) -> Tensor:
     So a block that sees no other one has the places that it has alone.
     """
     spans = _spans(blocks, length)
-    return torch.cat([torch.arange(low - first, high - first, device=device) for low, high, first in spans])
+    return torch.cat(
+        [torch.arange(low - first, high - first, device=device) for low, high, first in spans]
+    )
 
 
 @host_values()
@@ -393,7 +449,9 @@ def packed_plan(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Plan:
-    """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` belong to the attention."""
+    """Positions and segments of packed tokens; see `padded_plan`. `device` and `dtype` belong to
+    the attention.
+    """
     prefix = packing.prefix
     tail = packing.tail
     seen = packing.prefix + packing.response
@@ -405,24 +463,35 @@ def packed_plan(
     behind = join_ranges(starts + prefix, tail)
     tower = [make_segments(front, prefix, front, prefix, device, varlen=varlen)]
     if len(behind):
-        tower.append(make_segments(behind, tail, torch.arange(count), lengths, device, causal=True, varlen=varlen))
+        tower.append(
+            make_segments(
+                behind, tail, torch.arange(count), lengths, device, causal=True, varlen=varlen
+            )
+        )
     suffix_rotary = calls = None
     if suffix is not None:
         rows = len(prefix) * candidates
         first, num_seen = (numbers.repeat_interleave(candidates) for numbers in (starts, seen))
         suffix_rotary = rotary(
-            to_device(num_seen[:, None] + _places(blocks, suffix, num_seen.device), device), head_dim
+            to_device(num_seen[:, None] + _places(blocks, suffix, num_seen.device), device),
+            head_dim,
         )
         own_starts = count + suffix * torch.arange(rows)
         lows, highs, keys_from = torch.tensor(_spans(blocks, suffix)).T
         sizes = (highs - lows).repeat(rows)
         shape = (rows, len(blocks))
-        parts = torch.stack([num_seen[:, None].expand(shape), (highs - keys_from).expand(shape)], dim=2)
+        parts = torch.stack(
+            [num_seen[:, None].expand(shape), (highs - keys_from).expand(shape)], dim=2
+        )
         begins = torch.stack([first[:, None].expand(shape), own_starts[:, None] + keys_from], dim=2)
         keys = join_ranges(begins.flatten(), parts.flatten())
         queries = torch.arange(rows * suffix)
-        calls = make_segments(queries, sizes, keys, parts.sum(dim=2).flatten(), device, varlen=varlen)
-    positions = rotary(to_device(join_ranges(torch.zeros_like(starts), lengths), device)[None], head_dim)
+        calls = make_segments(
+            queries, sizes, keys, parts.sum(dim=2).flatten(), device, varlen=varlen
+        )
+    positions = rotary(
+        to_device(join_ranges(torch.zeros_like(starts), lengths), device)[None], head_dim
+    )
     order = to_device(torch.cat([front, behind]).argsort(), device)
     packed = PackedCalls(tuple(tower), order, calls)
     return Plan(positions, None, None, suffix_rotary, None, count, count, 1, insulate, packed)
@@ -437,8 +506,9 @@ Cache = tuple[Tensor, Tensor]
 class RMSNorm(nn.Module):
     """x / rms(x) * (1 + weight) in float32; the weight is stored minus 1, as in Gemma.
 
-    The weight is first rounded to x's dtype, as every weight of a layer: so bfloat16 computes the same with float32
-    weights in one process, with those that FSDP2 gathers in bfloat16, and with split ones.
+    The weight is first rounded to x's dtype, as every weight of a layer: so bfloat16 computes the
+    same with float32 weights in one process, with those that FSDP2 gathers in bfloat16, and with
+    split ones.
     """
 
     def __init__(self, width: int) -> None:
@@ -446,25 +516,32 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()
+    ) -> tuple[Tensor, None]:
         """Normalize [..., width] in float32, in x's dtype; there is no gate."""
         return (_rms(x) * (1 + self.weight.to(x.dtype).float())).to(x.dtype), None
 
 
 class AdaRMSNorm(nn.Module):
-    """x / rms(x) * (1 + scale) + shift, both linear in a condition, and a gate for the residual branch (pi0.5)."""
+    """x / rms(x) * (1 + scale) + shift, both linear in a condition, and a gate for the residual
+    branch (pi0.5).
+    """
 
     def __init__(self, width: int) -> None:
         """Build the norm of vectors of `width`, for conditions of as many numbers."""
         super().__init__()
         self.dense = Linear(width, 3 * width)
 
-    def forward(self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, condition: Tensor | None = None, groups: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Normalize x.
 
         Args:
             x: [B, T, width].
-            condition: [B, width], one for all tokens, or [B, T, width]; with `groups` [B, len(groups), width].
+            condition: [B, width], one for all tokens, or [B, T, width]; with `groups` [B,
+                len(groups), width].
             groups: see `Plan`.
 
         Returns:
@@ -475,7 +552,9 @@ class AdaRMSNorm(nn.Module):
         if groups:  # a product per group and not per token
             parts = zip(modulation.split(1, dim=1), groups, strict=True)
             modulation = torch.cat([part.expand(-1, count, -1) for part, count in parts], dim=1)
-        scale, shift, gate = (modulation[:, None] if condition.ndim == 2 else modulation).chunk(3, dim=-1)
+        scale, shift, gate = (modulation[:, None] if condition.ndim == 2 else modulation).chunk(
+            3, dim=-1
+        )
         return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
 
@@ -490,7 +569,9 @@ def _add(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projections of attention with `num_kv_heads` shared heads of keys and values, without biases."""
+    """Projections of attention with `num_kv_heads` shared heads of keys and values, without
+    biases.
+    """
 
     def __init__(self, sizes: TowerSizes) -> None:
         """Build the projections."""
@@ -527,7 +608,9 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., width] to [..., width]."""
-        result: Tensor = self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        result: Tensor = self.down_proj(
+            F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x)
+        )
         return result
 
 
@@ -539,7 +622,9 @@ class TowerLayer(nn.Module):
         super().__init__()
         self.input_layernorm = AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
         self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
+        self.post_attention_layernorm = (
+            AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
+        )
         self.mlp = Mlp(sizes)
 
     def finish(
@@ -565,10 +650,14 @@ class TowerLayer(nn.Module):
 
 
 class PairLayer(nn.Module):
-    """One layer of both towers. The expert's queries also see the keys and values of the language tower."""
+    """One layer of both towers. The expert's queries also see the keys and values of the language
+    tower.
+    """
 
     def __init__(self, vlm: TowerSizes, expert: TowerSizes | None, adaptive: bool) -> None:
-        """Build the layers of both towers, or without `expert` of one; the expert's norms are `adaptive` in pi0.5."""
+        """Build the layers of both towers, or without `expert` of one; the expert's norms are
+        `adaptive` in pi0.5.
+        """
         super().__init__()
         self.vlm = TowerLayer(vlm, adaptive=False)
         if expert is not None:
@@ -592,12 +681,14 @@ class PairLayer(nn.Module):
             plan: positions and masks.
             condition: condition of the expert's adaptive norms, as these take it.
             cache: cache of an earlier call with `tokens`; with `tokens` these continue it.
-            keys_only: leave out all results of the tower but keys and values. (Nothing reads its last layer's.)
-            keep_cache: whether to return the cache of a call without `actions`. (FSDP2 wants no views among the results
-                of a sharded module.)
+            keys_only: leave out all results of the tower but keys and values. (Nothing reads its
+                last layer's.)
+            keep_cache: whether to return the cache of a call without `actions`. (FSDP2 wants no
+                views among the results of a sharded module.)
 
         Returns:
-            `tokens` and `actions` behind the layer (None where not computed), and without `actions` the cache.
+            `tokens` and `actions` behind the layer (None where not computed), and without `actions`
+            the cache.
         """
         if tokens is not None:
             assert plan.tower is not None
@@ -606,8 +697,9 @@ class PairLayer(nn.Module):
         if actions is not None:
             assert plan.suffix is not None
             if condition is not None:
-                # Both norms of a layer read it, in all layers: the view adds up the gradients per layer. Autograd would
-                # add them in another sequence in a sharded layer, which rounds differently.
+                # Both norms of a layer read it, in all layers: the view adds up the gradients per
+                # layer. Autograd would add them in another sequence in a sharded layer, which
+                # rounds differently.
                 condition = condition.view_as(condition)
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
         return tokens, actions, cache if actions is None and keep_cache else None
@@ -624,7 +716,10 @@ class PairLayer(nn.Module):
             return None, (k, v)
         q = self.vlm.self_attn.queries(y, rotation)
         if plan.packed is not None:
-            packed = [attend_segments(_row(q), _row(k), _row(v), segments) for segments in plan.packed.tower]
+            packed = [
+                attend_segments(_row(q), _row(k), _row(v), segments)
+                for segments in plan.packed.tower
+            ]
             return self.vlm.finish(x, torch.cat(packed)[plan.packed.order][None], None), (k, v)
         front = slice(None, plan.prefix)
         parts = []
@@ -632,9 +727,14 @@ class PairLayer(nn.Module):
             parts.append(attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask))
         if plan.tail_mask is not None:
             parts.append(attend(q[:, :, plan.prefix :], k, v, plan.tail_mask))
-        return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (k, v)
+        return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (
+            k,
+            v,
+        )
 
-    def _expert(self, x: Tensor, rotation: Rotary, plan: Plan, condition: Tensor | None, cache: Cache) -> Tensor:
+    def _expert(
+        self, x: Tensor, rotation: Rotary, plan: Plan, condition: Tensor | None, cache: Cache
+    ) -> Tensor:
         y, gate = self.expert.input_layernorm(x, condition, plan.groups)
         k, v = self.expert.self_attn.keys_values(y, rotation)
         keys, values = (_for_suffix(cached, plan) for cached in cache)
@@ -642,11 +742,16 @@ class PairLayer(nn.Module):
         if plan.packed is not None:
             assert plan.packed.suffix is not None
             keys, values = (
-                torch.cat([_row(of_tower), _row(of_suffix)]) for of_tower, of_suffix in ((keys, k), (values, v))
+                torch.cat([_row(of_tower), _row(of_suffix)])
+                for of_tower, of_suffix in ((keys, k), (values, v))
             )
-            attended = attend_segments(_row(q), keys, values, plan.packed.suffix).view(*x.shape[:2], -1)
+            attended = attend_segments(_row(q), keys, values, plan.packed.suffix).view(
+                *x.shape[:2], -1
+            )
         else:
-            attended = attend(q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask)
+            attended = attend(
+                q, torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), plan.suffix_mask
+            )
         return self.expert.finish(x, attended, gate, condition, plan.groups)
 
 

@@ -28,11 +28,14 @@ class FlowSettings(EncoderSettings):
     layers: int = 3
     """Residual layers of the action network."""
     noise_samples: int = 4
-    """Noises and flow times per sample and step; they share one pass over the images, which is most of the cost."""
+    """Noises and flow times per sample and step; they share one pass over the images, which is most
+    of the cost.
+    """
     max_delay: int = 0
-    """Largest number of leading actions that a training sample is given. Half of the samples get none, the others 1
-    to this number. The policy learns to continue a chunk that is still being executed (training-time real-time
-    chunking). 0: none."""
+    """Largest number of leading actions that a training sample is given. Half of the samples get
+    none, the others 1 to this number. The policy learns to continue a chunk that is still being
+    executed (training-time real-time chunking). 0: none.
+    """
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -50,13 +53,17 @@ class FlowPolicyConfig(FlowSettings, PolicyConfig):
 
     @property
     def noise_dim(self) -> int:
-        """Width of the noise of one slot: of the action, and with a future of the state behind it."""
+        """Width of the noise of one slot: of the action, and with a future of the state behind
+        it.
+        """
         return self.action_dim + (self.state_dim if self.future else 0)
 
     def __post_init__(self) -> None:
         problems = [*self.fact_problems(), *self.problems()]
         if self.max_delay >= self.chunk:
-            problems.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+            problems.append(
+                f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions"
+            )
         if self.max_delay and self.future:
             problems.append(f"max_delay: {self.max_delay}: must be 0 in modes that predict states")
         if problems:

@@ -1,13 +1,16 @@
-"""FlowPolicy: images, state and text in, a chunk of actions out, by flow matching. About a million parameters.
+"""FlowPolicy: images, state and text in, a chunk of actions out, by flow matching. About a million
+parameters.
 
-The model reads top to bottom: encode images, state and instruction into one vector, then let a residual MLP predict
-the velocity of the whole chunk at once. `policies/common/flow_matching.py` has the path and the convention of time.
-All random numbers are arguments, so the same batch, noise and time give the same numbers anywhere. Inputs and outputs
-are in the robot's units: the policy has the normalization and saves it (`policies/common/normalizer.py`).
+The model reads top to bottom: encode images, state and instruction into one vector, then let a
+residual MLP predict the velocity of the whole chunk at once. `policies/common/flow_matching.py` has
+the path and the convention of time. All random numbers are arguments, so the same batch, noise and
+time give the same numbers anywhere. Inputs and outputs are in the robot's units: the policy has the
+normalization and saves it (`policies/common/normalizer.py`).
 
-With `future` the same network also predicts the states that follow. They are a second stream next to the chunk of
-actions, with its own flow time. Given one stream (time 0), the network finds the other: forward and inverse
-dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified World Models".
+With `future` the same network also predicts the states that follow. They are a second stream next
+to the chunk of actions, with its own flow time. Given one stream (time 0), the network finds the
+other: forward and inverse dynamics (`policies/common/settings.py`), as in Zhu et al. 2025, "Unified
+World Models".
 """
 
 from collections.abc import Callable, Collection
@@ -34,7 +37,13 @@ from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoi
 from understudy.policies.common.normalizer import Normalizer, blanked
 from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, POLICY, TRAINS
-from understudy.policies.common.streams import KEY_OF, VALIDATION_DRAWS, Stream, read_stream, read_values
+from understudy.policies.common.streams import (
+    KEY_OF,
+    VALIDATION_DRAWS,
+    Stream,
+    read_stream,
+    read_values,
+)
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
@@ -53,15 +62,18 @@ def make_integration(
     delay: int,
     horizon: int | None,
 ) -> Integrate:
-    """Return the integration that continues the actions in execution; arguments of `Policy.continue_chunk`.
+    """Return the integration that continues the actions in execution; arguments of
+    `Policy.continue_chunk`.
 
     Raises:
-        ValueError: a policy with a future, numbers beyond `executing`, or a `delay` above `max_delay` without a
-            horizon.
+        ValueError: a policy with a future, numbers beyond `executing`, or a `delay` above
+            `max_delay` without a horizon.
     """
     length = executing.shape[1]
     if config.future:
-        raise ValueError("a flow policy with a future cannot continue a chunk; call act without previous")
+        raise ValueError(
+            "a flow policy with a future cannot continue a chunk; call act without previous"
+        )
     check_delay(delay, horizon, length, config.max_delay)
     rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
     chunk = normalizer.actions({**batch, ACTION: rest})
@@ -70,8 +82,11 @@ def make_integration(
     def integrate(field: Field, noise: Tensor, steps: int) -> Tensor:
         with torch.no_grad():
             if horizon is None:
-                # The field has one time per sample. The last action is never given, so it has the time of the sample.
-                return sample_given(lambda x, time: field(x, time[:, -1]), noise, chunk, delay, steps)
+                # The field has one time per sample. The last action is never given, so it has the
+                # time of the sample.
+                return sample_given(
+                    lambda x, time: field(x, time[:, -1]), noise, chunk, delay, steps
+                )
             dims = None if padded is None else ~padded[:, None]
             return sample_guided(field, noise, chunk, delay, horizon, steps, dims=dims)
 
@@ -79,12 +94,14 @@ def make_integration(
 
 
 class FlowPolicy(ObservingPolicy):
-    """Flow-matching policy. `FlowPolicy(config, normalization)` has fresh weights from torch's generator.
+    """Flow-matching policy. `FlowPolicy(config, normalization)` has fresh weights from torch's
+    generator.
 
-    For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and reach nothing,
-    whatever values the batch holds there. With `future`, training needs `observation.state` [B, 1 + T, S], of now and
-    after each action, and `observation.state_is_pad` bool [B, 1 + T]. It also needs `mode` int64 [B] (`modes.MODES`)
-    unless all samples have mode "policy". To act, [B, S] is enough.
+    For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and
+    reach nothing, whatever values the batch holds there. With `future`, training needs
+    `observation.state` [B, 1 + T, S], of now and after each action, and `observation.state_is_pad`
+    bool [B, 1 + T]. It also needs `mode` int64 [B] (`modes.MODES`) unless all samples have mode
+    "policy". To act, [B, S] is enough.
     """
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
@@ -95,8 +112,9 @@ class FlowPolicy(ObservingPolicy):
 
         Args:
             config: see `FlowPolicyConfig`.
-            normalization: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]}, "observation.state": ...,
-                "delta": ..., "dims": ...}; see `policies/common/normalizer.py`.
+            normalization: {"heads": [...], "action": {"offset": [H][A], "spread": [H][A]},
+                "observation.state": ..., "delta": ..., "dims": ...}; see
+                `policies/common/normalizer.py`.
 
         Raises:
             ValueError: an entry is missing, of the wrong width, or cannot be inverted.
@@ -111,19 +129,23 @@ class FlowPolicy(ObservingPolicy):
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the loss terms: `flow` of the actions, and with a future `dynamics` of the states."""
+        """Names of the loss terms: `flow` of the actions, and with a future `dynamics` of the
+        states.
+        """
         return self._streams
 
     def blocks(self) -> list[nn.Module]:
-        """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes change."""
+        """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes
+        change.
+        """
         return [*(self.vision.blocks if self.vision is not None else ()), *self.layers]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
 
-        With a future its noise and times are independent of the actions'. Both streams have one time per stratum, and
-        "future stratum" is the random pairing of the two. With `max_delay`, training also draws the number of given
-        actions.
+        With a future its noise and times are independent of the actions'. Both streams have one
+        time per stratum, and "future stratum" is the random pairing of the two. With `max_delay`,
+        training also draws the number of given actions.
         """
         config = self.config
         draws = VALIDATION_DRAWS if use == "validation" else self.config.noise_samples
@@ -140,7 +162,9 @@ class FlowPolicy(ObservingPolicy):
                 "future stratum": RandomSpec("uniform", (draws,), partial(torch.argsort, dim=1)),
             }
         if config.max_delay and use == "train":
-            spec["flow delay"] = RandomSpec("uniform", (), partial(delays_or_none, most=config.max_delay))
+            spec["flow delay"] = RandomSpec(
+                "uniform", (), partial(delays_or_none, most=config.max_delay)
+            )
         return spec
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
@@ -161,7 +185,9 @@ class FlowPolicy(ObservingPolicy):
         time = draws["flow time"]
         if self.config.future:
             noise = torch.cat([noise, draws["future noise"]], dim=3)
-            time = torch.stack([time, draws["future time"].gather(1, draws["future stratum"])], dim=2)
+            time = torch.stack(
+                [time, draws["future time"].gather(1, draws["future stratum"])], dim=2
+            )
         return self.flow_losses(batch, noise, time, terms, detail, draws.get("flow delay"))
 
     def flow_losses(
@@ -177,17 +203,20 @@ class FlowPolicy(ObservingPolicy):
 
         Args:
             batch: see the class.
-            noise: float32 [B, D, T, A], standard normal; the D independent draws of a sample share one pass over its
-                images, which is most of the cost. With a future [B, D, T, A + S], the noise of the states behind.
-            time: float32 [B, D] in [0, 1], 1 is noise (see `spread_times`). With a future [B, D, 2], of the actions
-                and of the states.
+            noise: float32 [B, D, T, A], standard normal; the D independent draws of a sample share
+                one pass over its images, which is most of the cost. With a future [B, D, T, A + S],
+                the noise of the states behind.
+            time: float32 [B, D] in [0, 1], 1 is noise (see `spread_times`). With a future [B, D,
+                2], of the actions and of the states.
             terms: loss terms to compute, of `loss_terms`; None: all.
             detail: also by draw and dimension; the rest is equal to the bit.
-            delay: int64 [B], leading actions that a sample is given and that count nothing; None: none (`max_delay`).
+            delay: int64 [B], leading actions that a sample is given and that count nothing; None:
+                none (`max_delay`).
 
         Returns:
-            {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error in normalized units
-            over unpadded slots and dimensions. A sample whose mode gives the target of a term has 0 elements there.
+            {"flow": Loss, "dynamics": Loss}, the second with a future: mean squared velocity error
+            in normalized units over unpadded slots and dimensions. A sample whose mode gives the
+            target of a term has 0 elements there.
 
         Raises:
             ValueError: a missing key or a wrong shape, by name.
@@ -196,8 +225,12 @@ class FlowPolicy(ObservingPolicy):
         if not computed:
             return {}
         streams = [self._stream(batch, term, delay) for term in self._streams]
-        check_shape("noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim))
-        check_shape("time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ())))
+        check_shape(
+            "noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim)
+        )
+        check_shape(
+            "time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ()))
+        )
         # one per stream
         noises = self._split(noise)
         drawn = time.view(*noise.shape[:2], -1).unbind(dim=2)
@@ -208,18 +241,29 @@ class FlowPolicy(ObservingPolicy):
             if stream.given is not None:
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
             points.append(blanked(stream.points(stream_noise, times[number]), stream.dim_is_pad))
-            targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))  # [B, D, T, dim]
+            # [B, D, T, dim]
+            targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))
         predicted = self._velocity(
-            torch.cat(points, dim=3), torch.stack(times, dim=2), self._condition(batch, 0 if delay is None else delay)
+            torch.cat(points, dim=3),
+            torch.stack(times, dim=2),
+            self._condition(batch, 0 if delay is None else delay),
         )
         losses = {
             term: masked_squared_error(velocities, target, s.uncounted, s.dim_is_pad, detail)
-            for term, velocities, target, s in zip(self._streams, self._split(predicted), targets, streams)
+            for term, velocities, target, s in zip(
+                self._streams, self._split(predicted), targets, streams
+            )
             if term in computed
         }
         if detail:  # the d-th earliest of a sample's stratified times lies in the d-th interval
-            order = {term: stream_noise.argsort(dim=1) for term, stream_noise in zip(self._streams, drawn)}
-            losses = {t: x._replace(detail=x.detail and x.detail._replace(order=order[t])) for t, x in losses.items()}
+            order = {
+                term: stream_noise.argsort(dim=1)
+                for term, stream_noise in zip(self._streams, drawn)
+            }
+            losses = {
+                t: x._replace(detail=x.detail and x.detail._replace(order=order[t]))
+                for t, x in losses.items()
+            }
         return losses
 
     @torch.no_grad()
@@ -230,9 +274,12 @@ class FlowPolicy(ObservingPolicy):
             batch: see the class.
             draws: "noise" [B, T, A]; with a future [B, T, A + S].
             steps: Euler steps.
-            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch (as for training).
+            mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch
+                (as for training).
         """
-        return self.normalizer.robot_actions(self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch)
+        return self.normalizer.robot_actions(
+            self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch
+        )
 
     @torch.no_grad()
     def continue_chunk(
@@ -242,7 +289,9 @@ class FlowPolicy(ObservingPolicy):
         """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
         integrate = make_integration(self.config, self.normalizer, batch, executing, delay, horizon)
         num_given = delay if horizon is None else 0
-        actions = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, num_given)[FLOW]
+        actions = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, num_given)[
+            FLOW
+        ]
         return self.normalizer.robot_actions(actions, batch)
 
     @torch.no_grad()
@@ -254,7 +303,7 @@ class FlowPolicy(ObservingPolicy):
         states = units.robot_states(sampled[DYNAMICS], batch)
         return Imagined(actions, states, None)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     @property
     def _streams(self) -> tuple[str, ...]:
@@ -269,7 +318,9 @@ class FlowPolicy(ObservingPolicy):
         return stream._replace(first=given_actions(delay, self.config.chunk))
 
     def _condition(self, batch: Batch, delay: Tensor | int = 0) -> Tensor:
-        """Condition of the action network from images, state, instruction and number of given actions: [B, width]."""
+        """Condition of the action network from images, state, instruction and number of given
+        actions: [B, width].
+        """
         fused = self.observe(batch)
         if self.delay is None:
             return fused
@@ -298,10 +349,15 @@ class FlowPolicy(ObservingPolicy):
         integrate: Integrate = euler,
         delay: int = 0,
     ) -> dict[str, Tensor]:
-        """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B, T, dim] each."""
+        """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B,
+        T, dim] each.
+        """
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [name for name in self.modes if term in TRAINS[name] and term in self._streams]
-            reason = f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} with this policy"
+            reason = (
+                f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} "
+                "with this policy"
+            )
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch, delay)
@@ -313,7 +369,9 @@ class FlowPolicy(ObservingPolicy):
         ]
 
         def field(x: Tensor, time: Tensor) -> Tensor:
-            times = [time if name in TRAINS[mode] else torch.zeros_like(time) for name in self._streams]
+            times = [
+                time if name in TRAINS[mode] else torch.zeros_like(time) for name in self._streams
+            ]
             moves = self._velocity(x[:, None], torch.stack(times, dim=1)[:, None], condition)[:, 0]
             parts = [
                 blanked(part, pads[name]) if name in TRAINS[mode] else torch.zeros_like(part)
@@ -325,7 +383,9 @@ class FlowPolicy(ObservingPolicy):
         return dict(zip(self._streams, self._split(sampled)))
 
     def _given_stream(self, batch: Batch, term: str) -> Tensor:
-        """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a mask."""
+        """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a
+        mask.
+        """
         if f"{KEY_OF[term]}_is_pad" not in batch:
             return read_values(term, batch, self.config, self.normalizer)
         return self._stream(batch, term).clean

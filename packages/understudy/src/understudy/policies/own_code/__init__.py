@@ -1,4 +1,5 @@
-"""Code of a user's own policy: one file and its local modules, imported only where this user named it by hand.
+"""Code of a user's own policy: one file and its local modules, imported only where this user named
+it by hand.
 
 sources   the file and each local module that it imports, with one digest over them
 copies    copies of both beside the weights that they describe

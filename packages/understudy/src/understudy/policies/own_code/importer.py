@@ -1,10 +1,11 @@
 """Modules of own code, executed from the bytes that were compared with the user's list.
 
-A file on disk may change after its digest was computed, and a `.pyc` beside it may hold other code, so neither is
-used. Own code may also import a local module that no statement shows (`import_module(name)`, `sys.path.insert(...)`),
-itself or by a function of a library (`pkgutil.resolve_name`, `runpy.run_module`, an object by its name in a settings
-file). Then the user's list decides about this module, too. Imports of other code, such as a user's program, are left
-alone.
+A file on disk may change after its digest was computed, and a `.pyc` beside it may hold other code,
+so neither is used. Own code may also import a local module that no statement shows
+(`import_module(name)`, `sys.path.insert(...)`), itself or by a function of a library
+(`pkgutil.resolve_name`, `runpy.run_module`, an object by its name in a settings file). Then the
+user's list decides about this module, too. Imports of other code, such as a user's program, are
+left alone.
 """
 
 import hashlib
@@ -20,7 +21,14 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from understudy.policies.own_code import trusted
-from understudy.policies.own_code.sources import Module, Sources, find_elsewhere, is_installed, is_of_python, read_plain
+from understudy.policies.own_code.sources import (
+    Module,
+    Sources,
+    find_elsewhere,
+    is_installed,
+    is_of_python,
+    read_plain,
+)
 
 _owners: dict[int, tuple[ModuleType, Sources]] = {}
 """Modules of own code by the identity of their globals, and the sources that they belong to."""
@@ -64,10 +72,12 @@ class OwnCodeFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the place of a local module; None for installed modules, and for imports of other code.
+        """Return the place of a local module; None for installed modules, and for imports of other
+        code.
 
         Raises:
-            UntrustedImport: a local module that the sources do not show, and that the user has not named.
+            UntrustedImport: a local module that the sources do not show, and that the user has not
+                named.
         """
         sources = _importer(sys._getframe(1))
         if sources is None or is_of_python(fullname):
@@ -93,13 +103,15 @@ def _judged(name: str, spec: ModuleSpec, sources: Sources) -> ModuleSpec | None:
             with place.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UntrustedImport(f"{name} of {place} cannot be read: {error.strerror}", name=name) from error
+        raise UntrustedImport(
+            f"{name} of {place} cannot be read: {error.strerror}", name=name
+        ) from error
     if trusted.is_named_now(sources.digest, sources.path):
         trusted.trust(digest, place)
     elif not trusted.is_trusted(digest, place):
         raise UntrustedImport(
-            f"{sources.path} imports {name} of {place} (sha256 {digest}), which you have not named by hand; read it, "
-            f"then add --policy-code {sources.path}",
+            f"{sources.path} imports {name} of {place} (sha256 {digest}), which you have not named "
+            f"by hand; read it, then add --policy-code {sources.path}",
             name=name,
         )
     if place.suffix != ".py" or not isinstance(spec.loader, SourceFileLoader):
@@ -120,7 +132,9 @@ def _spec(module: Module, sources: Sources) -> ModuleSpec | None:
 
 
 def _importer(frame: FrameType | None) -> Sources | None:
-    """Return the own code that imports, itself or by functions of libraries; None where other code imports."""
+    """Return the own code that imports, itself or by functions of libraries; None where other code
+    imports.
+    """
     while frame is not None:
         owner = _owners.get(id(frame.f_globals))
         if owner is not None:
@@ -137,12 +151,15 @@ def _is_of_library(file: str) -> bool:
 
 
 def import_sources(sources: Sources) -> ModuleType:
-    """Return the module of a file, executed once per content, which pickles and type hints can find.
+    """Return the module of a file, executed once per content, which pickles and type hints can
+    find.
 
     Raises:
         ValueError: it cannot be imported, or a local module's name is taken by another module.
     """
-    mark = hashlib.sha256(f"{sources.path}\n{sources.digest}".encode("utf-8", "surrogateescape")).hexdigest()
+    mark = hashlib.sha256(
+        f"{sources.path}\n{sources.digest}".encode("utf-8", "surrogateescape")
+    ).hexdigest()
     name = f"understudy_policy_{mark[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -162,7 +179,9 @@ def import_sources(sources: Sources) -> ModuleType:
         raise ValueError(str(error)) from error
     except Exception as error:
         del sys.modules[name]
-        raise ValueError(f"{sources.path}: cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{sources.path}: cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
@@ -183,8 +202,8 @@ def _free_names(sources: Sources) -> None:
             changed = changed or (before is not None and before.content != module.content)
         elif before is None or before.content != module.content:
             raise ValueError(
-                f"{sources.path}: imports {name} of {module.path}, and this process has imported {name} of {place}; "
-                "rename one of them, or use a process for each"
+                f"{sources.path}: imports {name} of {module.path}, and this process has imported "
+                f"{name} of {place}; rename one of them, or use a process for each"
             )
     if changed:
         for name in sources.modules.keys() & _served.keys():

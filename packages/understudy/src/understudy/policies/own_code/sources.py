@@ -1,9 +1,10 @@
-"""A Python file and each local module that it imports, by reading alone: nothing is imported or executed.
+"""A Python file and each local module that it imports, by reading alone: nothing is imported or
+executed.
 
-A local module belongs neither to Python nor to an installed package. Its file lies beside the code, in a folder of
-`PYTHONPATH`, or elsewhere on `sys.path`; that of a copy (`copies.py`) in the folder `policy_code` beside it. Import
-statements are followed wherever they are in a file, in functions, too, and `import_module` and `__import__` with a
-literal name.
+A local module belongs neither to Python nor to an installed package. Its file lies beside the code,
+in a folder of `PYTHONPATH`, or elsewhere on `sys.path`; that of a copy (`copies.py`) in the folder
+`policy_code` beside it. Import statements are followed wherever they are in a file, in functions,
+too, and `import_module` and `__import__` with a literal name.
 """
 
 import ast
@@ -111,7 +112,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def read_plain(path: Path) -> bytes:
-    """Read a file of code. A stranger may have named it, so a device or a pipe is refused and a size is bounded.
+    """Read a file of code. A stranger may have named it, so a device or a pipe is refused and a
+    size is bounded.
 
     Raises:
         OSError: it cannot be read, is no plain file, or is larger than `MAX_BYTES`.
@@ -122,7 +124,9 @@ def read_plain(path: Path) -> bytes:
             raise OSError(0, "it is no plain file", str(path))
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(0, f"it is larger than {MAX_BYTES:,} bytes, the most that is read as code", str(path))
+        raise OSError(
+            0, f"it is larger than {MAX_BYTES:,} bytes, the most that is read as code", str(path)
+        )
     return content
 
 
@@ -144,14 +148,17 @@ def _local_modules(path: Path, content: bytes) -> dict[str, Module]:
             continue
         modules[name] = module
         if len(modules) > MAX_MODULES:
-            raise ValueError(f"{path}: imports more than {MAX_MODULES} local modules; install them as a package")
+            raise ValueError(
+                f"{path}: imports more than {MAX_MODULES} local modules; install them as a package"
+            )
         package = name if module.is_package else parent
         waiting.extend(_imported_names(module.content, package))
     return modules
 
 
 def _imported_names(content: bytes, package: str) -> Iterator[str]:
-    """Yield the dotted names that a file may import, each behind its packages; unreadable code imports nothing.
+    """Yield the dotted names that a file may import, each behind its packages; unreadable code
+    imports nothing.
 
     Args:
         content: the file.
@@ -200,7 +207,9 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _find_module(name: str, parent: Module | None, path: Path) -> Module | None:
-    """Return a local module of the file `path`; None where there is none of this name, or an installed one is first."""
+    """Return a local module of the file `path`; None where there is none of this name, or an
+    installed one is first.
+    """
     if parent is not None:
         return _module_in(parent.folder, name) if parent.folder is not None else None
     if is_of_python(name):
@@ -223,7 +232,9 @@ def is_of_python(name: str) -> bool:
 
 
 def _module_in(folder: Path, name: str) -> Module | None:
-    """Return the module of a folder in Python's sequence: a package, a file, a folder with Python files."""
+    """Return the module of a folder in Python's sequence: a package, a file, a folder with Python
+    files.
+    """
     place = folder.absolute() / name.rpartition(".")[2]
     start = place / "__init__.py"
     if start.is_file():
@@ -231,7 +242,8 @@ def _module_in(folder: Path, name: str) -> Module | None:
     file = place.with_name(f"{place.name}.py")
     if file.is_file():
         return Module(name, file, read_plain(file))
-    # A folder of another kind may have the name of a package that is not installed, as the logs of a tracker have.
+    # A folder of another kind may have the name of a package that is not installed, as the logs of
+    # a tracker have.
     return Module(name, place, b"", place) if any(place.glob("*.py")) else None
 
 
@@ -244,7 +256,8 @@ class Found(NamedTuple):
 
 
 def find_elsewhere(name: str, path: object) -> Found | None:
-    """Return the place of a module by Python's own finders, without an import; None where there is none.
+    """Return the place of a module by Python's own finders, without an import; None where there is
+    none.
 
     Args:
         name: dotted name.
@@ -276,7 +289,9 @@ def is_installed(place: str) -> bool:
 
 @cache
 def installed_folders() -> frozenset[str]:
-    """Folders of Python and of installed packages, and those that the .pth files of packages in editable mode name."""
+    """Folders of Python and of installed packages, and those that the .pth files of packages in
+    editable mode name.
+    """
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
@@ -285,7 +300,9 @@ def installed_folders() -> frozenset[str]:
         file = getattr(sys.modules[name], "__file__", None)  # these packages, wherever they lie
         if file and not name.startswith("understudy_policy_"):
             folders.add(str(Path(file).parents[1]))
-    folders.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
+    folders.update(
+        entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")
+    )
     for folder in list(folders):
         for file in sorted(Path(folder).glob("*.pth")):
             folders.update(_lines_of_pth(file))

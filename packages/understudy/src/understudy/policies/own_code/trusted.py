@@ -1,7 +1,9 @@
-"""The user's list of code that was named by hand: `trusted_code` in the user's own folder for settings.
+"""The user's list of code that was named by hand: `trusted_code` in the user's own folder for
+settings.
 
-A line holds the digest and the path of one file. Code of an equal digest at another path is not trusted: it may read
-other files beside itself. The list has mode 0600, and a list that another user owns or may write is not believed.
+A line holds the digest and the path of one file. Code of an equal digest at another path is not
+trusted: it may read other files beside itself. The list has mode 0600, and a list that another user
+owns or may write is not believed.
 """
 
 import fcntl
@@ -23,7 +25,9 @@ _warned: set[str] = set()
 
 
 def folder() -> Path | None:
-    """Return the user's folder for settings; None where there is no home. A relative path is none of the user's own."""
+    """Return the user's folder for settings; None where there is no home. A relative path is none
+    of the user's own.
+    """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "understudy"
@@ -52,13 +56,18 @@ def named_places(digest: str) -> list[Path]:
     for line in sorted({*os.environ.get(NAMED, "").split("\n"), *_read()}):
         with suppress(ValueError):
             entry = json.loads(line)
-            if isinstance(entry, dict) and entry.get("sha256") == digest and isinstance(entry.get("path"), str):
+            if (
+                isinstance(entry, dict)
+                and entry.get("sha256") == digest
+                and isinstance(entry.get("path"), str)
+            ):
                 places.append(Path(entry["path"]))
     return places
 
 
 def trust(digest: str, path: Path) -> None:
-    """Trust code that the user names by hand: in this process, in those that it starts, and by the list later on.
+    """Trust code that the user names by hand: in this process, in those that it starts, and by the
+    list later on.
 
     A list that cannot be written is named in a warning: later commands need the file by hand.
     """
@@ -74,9 +83,9 @@ def trust(digest: str, path: Path) -> None:
         _append(place, line)
     except OSError as error:
         _warn_once(
-            f"{path} is trusted by this command alone: {place or 'the list'} cannot be written ({error.strerror}). "
-            f"Later commands, and those on other machines or in a queue, need --policy-code {path}, or "
-            f"UNDERSTUDY_POLICY_CODE={path} in their environment"
+            f"{path} is trusted by this command alone: {place or 'the list'} cannot be written "
+            f"({error.strerror}). Later commands, and those on other machines or in a queue, need "
+            f"--policy-code {path}, or UNDERSTUDY_POLICY_CODE={path} in their environment"
         )
 
 
@@ -85,7 +94,9 @@ def _line(digest: str, path: Path) -> str:
 
 
 def _append(place: Path, line: str) -> None:
-    """Add a line to the list: one write under a lock, so that processes at once lose none of their lines."""
+    """Add a line to the list: one write under a lock, so that processes at once lose none of their
+    lines.
+    """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     number = os.open(place / LIST, flags, 0o600)

@@ -1,12 +1,14 @@
 """The object that `FILE.py:NAME` names, from code that this user named by hand.
 
-`FILE.py:NAME` is a user's own word for it. A run and an exported folder store `/path/FILE.py:NAME#SHA256`, the *pinned*
-form. Neither form is a reason to import anything: folders and settings files come from strangers, too. Code is imported
-in two cases alone:
+`FILE.py:NAME` is a user's own word for it. A run and an exported folder store
+`/path/FILE.py:NAME#SHA256`, the *pinned* form. Neither form is a reason to import anything: folders
+and settings files come from strangers, too. Code is imported in two cases alone:
 
-  - the user names it now: `--policy.type FILE.py:NAME`, `--policy-code FILE`, `UNDERSTUDY_POLICY_CODE`, or in Python;
-  - the user named it before, and neither the file nor a local module that it imports has changed (`trusted.py`). Where
-    the file of a folder is gone, equal code at another place that the user named takes its place.
+  - the user names it now: `--policy.type FILE.py:NAME`, `--policy-code FILE`,
+    `UNDERSTUDY_POLICY_CODE`, or in Python;
+  - the user named it before, and neither the file nor a local module that it imports has changed
+    (`trusted.py`). Where the file of a folder is gone, equal code at another place that the user
+    named takes its place.
 """
 
 import logging
@@ -69,7 +71,10 @@ def name_by_hand(kind: str) -> str:
     file = place.rpartition(":")[0]
     sources = _sources(file, kind)
     if digest and digest != sources.digest:
-        raise ValueError(f"{place}: its sha256 is {sources.digest}, not {digest}; leave out # and what follows it")
+        raise ValueError(
+            f"{place}: its sha256 is {sources.digest}, not {digest}; leave out # and what follows "
+            "it"
+        )
     trusted.trust(sources.digest, sources.path)
     return f"{os.path.abspath(file)}:{place.rpartition(':')[2]}#{sources.digest}"
 
@@ -78,7 +83,9 @@ def _sources(file: str, kind: str) -> Sources:
     try:
         return read_sources(file)
     except OSError as error:
-        raise ValueError(f"{kind}: {file} cannot be read: {error.strerror}; give FILE.py:NAME") from error
+        raise ValueError(
+            f"{kind}: {file} cannot be read: {error.strerror}; give FILE.py:NAME"
+        ) from error
 
 
 def import_type(kind: str, expected: type) -> Any:
@@ -89,13 +96,16 @@ def import_type(kind: str, expected: type) -> Any:
         expected: class of the object, `PolicyType`.
 
     Raises:
-        ValueError: the type is not pinned, its code is not trusted or has changed, cannot be imported, or has no such
-            object.
+        ValueError: the type is not pinned, its code is not trusted or has changed, cannot be
+            imported, or has no such object.
     """
     place, _, digest = kind.partition("#")
     file, _, name = place.rpartition(":")
     if not digest:
-        raise ValueError(f"policy type {kind!r} has no checksum; give the file of a policy as the type of a new run")
+        raise ValueError(
+            f"policy type {kind!r} has no checksum; give the file of a policy as the type of a new "
+            "run"
+        )
     given = os.environ.get(GIVEN, "")
     if kind in _types and not given:
         return _types[kind]
@@ -105,8 +115,14 @@ def import_type(kind: str, expected: type) -> Any:
     module = import_sources(sources)
     if not isinstance(getattr(module, name, None), expected):
         names = [other for other, value in vars(module).items() if isinstance(value, expected)]
-        there = f"there is {', '.join(names)}" if names else f"it has none; add {name} = {expected.__name__}(...)"
-        raise ValueError(f"{sources.path}: {name} is not a {expected.__name__} of this file; {there}")
+        there = (
+            f"there is {', '.join(names)}"
+            if names
+            else f"it has none; add {name} = {expected.__name__}(...)"
+        )
+        raise ValueError(
+            f"{sources.path}: {name} is not a {expected.__name__} of this file; {there}"
+        )
     _imported[kind] = sources
     _types[kind] = getattr(module, name)
     return _types[kind]
@@ -120,14 +136,16 @@ def import_object(target: str, flag: str) -> Any:
         flag: flag by which a user names it, for messages.
 
     Raises:
-        ValueError: the file cannot be read, is not trusted, cannot be imported, or has no such name.
+        ValueError: the file cannot be read, is not trusted, cannot be imported, or has no such
+            name.
     """
     file, _, name = target.rpartition(":")
     sources = _sources(file, target)
     if not trusted.is_trusted(sources.digest, sources.path):
         raise ValueError(
-            f"{target!r} is code of {sources.path} (sha256 {sources.digest}{_with_modules(sources)}), which you have "
-            f"not named by hand, so it is not imported; read it, then add {flag} {target}"
+            f"{target!r} is code of {sources.path} (sha256 "
+            f"{sources.digest}{_with_modules(sources)}), which you have not named by hand, so it "
+            f"is not imported; read it, then add {flag} {target}"
         )
     module = import_sources(sources)
     if not hasattr(module, name):
@@ -152,21 +170,28 @@ def _trusted_sources(file: str, name: str, digest: str, *, is_given: bool) -> So
     place = f"{sources.path} (sha256 {sources.digest}{_with_modules(sources)})"
     fix = f"read it, then add --policy-code {sources.path}, or load_policy(code=...) in Python"
     if not trusted.is_trusted(sources.digest, sources.path):
-        changed = f" It is not the code that was stored (sha256 {digest})." if digest != sources.digest else ""
+        changed = (
+            f" It is not the code that was stored (sha256 {digest})."
+            if digest != sources.digest
+            else ""
+        )
         raise ValueError(
-            f"policy type {name!r} is code of {place}, which you have not named by hand, so it is not imported; "
-            f"{fix}.{changed}"
+            f"policy type {name!r} is code of {place}, which you have not named by hand, so it is "
+            f"not imported; {fix}.{changed}"
         )
     if digest != sources.digest:
         raise ValueError(
-            f"policy type {name!r} is code of {place}, which has changed since (sha256 {digest} before), and is not "
-            f"imported; to use it as it is now, add --policy-code {sources.path}, or load_policy(code=...) in Python"
+            f"policy type {name!r} is code of {place}, which has changed since (sha256 {digest} "
+            "before), and is not imported; to use it as it is now, add --policy-code "
+            f"{sources.path}, or load_policy(code=...) in Python"
         )
     return sources
 
 
 def _named_copy(digest: str) -> Sources | None:
-    """Return code of a digest from a place where this user has named it by hand, if it is still there."""
+    """Return code of a digest from a place where this user has named it by hand, if it is still
+    there.
+    """
     for path in trusted.named_places(digest):
         with suppress(OSError, ValueError):
             sources = read_sources(path)
@@ -219,5 +244,7 @@ def _warn_once(name: str, sources: Sources) -> None:
     if (name, sources.digest) not in _warned:
         _warned.add((name, sources.digest))
         logger.warning(
-            "policy type %r: %s is not the code that the policy was trained with (sha256)", name, sources.path
+            "policy type %r: %s is not the code that the policy was trained with (sha256)",
+            name,
+            sources.path,
         )

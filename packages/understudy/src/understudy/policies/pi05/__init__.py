@@ -1,4 +1,5 @@
-"""pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by layer.
+"""pi0.5 and pi0: a vision-language model and an action expert that attend to each other, layer by
+layer.
 
 config           dimensions, settings and configs
 policy           `Pi05Policy`

@@ -1,7 +1,8 @@
 """Dimensions, settings and configs of pi0.5 and pi0. No torch.
 
-`Sizes.BASE` are the dimensions of the released checkpoints, `Sizes.TINY` those of a network that trains on a CPU in
-minutes. A JSON object with the field names of `Sizes` gives any other (`Sizes.from_mapping`).
+`Sizes.BASE` are the dimensions of the released checkpoints, `Sizes.TINY` those of a network that
+trains on a CPU in minutes. A JSON object with the field names of `Sizes` gives any other
+(`Sizes.from_mapping`).
 """
 
 import json
@@ -41,8 +42,9 @@ class VisionSizes:
     image: int
     """Side of the square input image in pixels, a multiple of `patch`."""
     temporal_every: int = 4
-    """Every N-th layer attends to past frames, where a policy has them: with 4 the layers 3, 7, 11, ... Of fewer than N
-    layers the last one does."""
+    """Every N-th layer attends to past frames, where a policy has them: with 4 the layers 3, 7, 11,
+    ... Of fewer than N layers the last one does.
+    """
 
     @property
     def temporal_layers(self) -> range:
@@ -57,14 +59,17 @@ class VisionSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Dimensions of a network: a vision encoder, a language tower and an action expert of equally many layers.
+    """Dimensions of a network: a vision encoder, a language tower and an action expert of equally
+    many layers.
 
     Raises:
         ValueError: a value that breaks a rule; the message lists all of them.
     """
 
     BASE: ClassVar["Sizes"]
-    """The released pi0.5 (3,353,433,872 parameters); with `adaptive=False` the released pi0 (3,238,048,528)."""
+    """The released pi0.5 (3,353,433,872 parameters); with `adaptive=False` the released pi0
+    (3,238,048,528).
+    """
     TINY: ClassVar["Sizes"]
     """A network that trains on a CPU in minutes."""
 
@@ -81,8 +86,9 @@ class Sizes:
     dim: int
     """Width of actions and states inside the network; narrower ones are padded with zeros."""
     adaptive: bool = True
-    """True is pi0.5: the flow time modulates the expert's norms. False is pi0: a state token, and the time next to each
-    action."""
+    """True is pi0.5: the flow time modulates the expert's norms. False is pi0: a state token, and
+    the time next to each action.
+    """
 
     def __post_init__(self) -> None:
         if problems := self.problems():
@@ -101,28 +107,41 @@ class Sizes:
         vlm = self.vlm
         expert = self.expert
         if vision.width % vision.heads:
-            problems.append(f"vision.heads: {vision.heads}: must divide vision.width {vision.width}")
+            problems.append(
+                f"vision.heads: {vision.heads}: must divide vision.width {vision.width}"
+            )
         if vision.image % vision.patch:
-            problems.append(f"vision.image: {vision.image}: must be a multiple of vision.patch {vision.patch}")
+            problems.append(
+                f"vision.image: {vision.image}: must be a multiple of vision.patch {vision.patch}"
+            )
         for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(vlm, name) != getattr(expert, name):
-                rule = f"must be that of vlm, {getattr(vlm, name)}: the towers attend to each other in each layer"
+                rule = (
+                    f"must be that of vlm, {getattr(vlm, name)}: the towers attend to each "
+                    "other in each layer"
+                )
                 problems.append(f"expert.{name}: {getattr(expert, name)}: {rule}")
         if vlm.num_heads % vlm.num_kv_heads:
-            problems.append(f"vlm.num_kv_heads: {vlm.num_kv_heads}: must divide vlm.num_heads {vlm.num_heads}")
+            problems.append(
+                f"vlm.num_kv_heads: {vlm.num_kv_heads}: must divide vlm.num_heads {vlm.num_heads}"
+            )
         if vlm.head_dim % 2:
             problems.append(f"vlm.head_dim: {vlm.head_dim}: must be even, for rotary positions")
         if expert.width % 2:
-            problems.append(f"expert.width: {expert.width}: must be even, for sines and cosines of the flow time")
+            problems.append(
+                f"expert.width: {expert.width}: must be even, for sines and cosines of the flow "
+                "time"
+            )
         return problems
 
     @classmethod
     def from_mapping(cls, stored: Record, **replaced: Any) -> Self:
-        """Read the sizes from JSON: `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
+        """Read the sizes from JSON:
+        `{"vision": {...}, "vlm": {...}, "expert": {...}, "vocab": ..., ...}`.
 
         Args:
-            stored: the object; all fields but `adaptive` and `vision.temporal_every` are required. `mem.every` is
-                another name of the latter.
+            stored: the object; all fields but `adaptive` and `vision.temporal_every` are required.
+                `mem.every` is another name of the latter.
             replaced: fields that replace those of `stored`.
 
         Raises:
@@ -130,7 +149,11 @@ class Sizes:
         """
         values = {**stored, **replaced}
         memory = values.pop(MEMORY, None)
-        if isinstance(memory, Mapping) and "every" in memory and isinstance(values.get("vision"), Mapping):
+        if (
+            isinstance(memory, Mapping)
+            and "every" in memory
+            and isinstance(values.get("vision"), Mapping)
+        ):
             values["vision"] = {"temporal_every": memory["every"], **values["vision"]}
         for name, kind in (("vision", VisionSizes), ("vlm", TowerSizes), ("expert", TowerSizes)):
             if isinstance(values.get(name), Mapping):
@@ -144,15 +167,22 @@ def _numbers(sizes: Sizes) -> dict[str, Any]:
     for field in fields(sizes):
         value = getattr(sizes, field.name)
         if isinstance(value, VisionSizes | TowerSizes):
-            numbers |= {f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
+            numbers |= {
+                f"{field.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)
+            }
         elif field.name != "adaptive":
             numbers[field.name] = value
     return numbers
 
 
 def _read(kind: type[T], stored: Record, prefix: str) -> T:
-    names = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    missing = [prefix + name for name, default in names.items() if name not in stored and default is MISSING]
+    # `kind` is a dataclass
+    names = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    missing = [
+        prefix + name
+        for name, default in names.items()
+        if name not in stored and default is MISSING
+    ]
     unknown = [prefix + str(name) for name in stored if name not in names]
     if missing or unknown:
         lacks = f"missing {', '.join(missing)}" if missing else ""
@@ -164,7 +194,9 @@ def _read(kind: type[T], stored: Record, prefix: str) -> T:
 BASE = Sizes.BASE = Sizes(
     vision=VisionSizes(width=1152, depth=27, mlp=4304, heads=16, patch=14, image=224),
     vlm=TowerSizes(width=2048, depth=18, mlp_dim=16384, num_heads=8, num_kv_heads=1, head_dim=256),
-    expert=TowerSizes(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
+    expert=TowerSizes(
+        width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256
+    ),
     vocab=257_152,
     chunk=50,
     dim=32,
@@ -196,18 +228,23 @@ OPENPI_OPTIM = {
 OPENPI_WARMUP = 1000
 OPENPI_STEPS = 30_000
 OPENPI_SCHEDULE = {"kind": "cosine", "final_lr_ratio": 0.1}
-"""Defaults of `CosineDecaySchedule` there, `warmup_steps` and `decay_steps` apart: from 2.5e-5 to 2.5e-6."""
+"""Defaults of `CosineDecaySchedule` there, `warmup_steps` and `decay_steps` apart: from 2.5e-5 to
+2.5e-6.
+"""
 OPENPI_RUN = {"steps": OPENPI_STEPS, "batch_size": 32}
 """Defaults of `num_train_steps` and `batch_size` in openpi's `training/config.py`."""
 OPENPI_EMA = {"decay": 0.99}
 """Default of `ema_decay` there; the configs with LoRA keep no average."""
 FACTS = "understudy.policies.pi05.released_folder", "stored_facts"
-"""Module and function that read released weights; imported at first use, since they import torch."""
+"""Module and function that read released weights; imported at first use, since they import torch.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pi05Settings(TextSettings, PolicySettings):
-    """pi0.5: a vision-language model with an action expert (3.4 billion parameters; `size` tiny: 0.9 million)."""
+    """pi0.5: a vision-language model with an action expert (3.4 billion parameters; `size` tiny:
+    0.9 million).
+    """
 
     RUN_ONLY: ClassVar[tuple[str, ...]] = (
         "compute",
@@ -237,7 +274,8 @@ class Pi05Settings(TextSettings, PolicySettings):
     }
     RESIZE: ClassVar[str] = "understudy.policies.common.images:write_letterbox"
     RESIZED: ClassVar[str] = "aspect ratio kept, between black bars"
-    # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot has other actions.
+    # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot
+    # has other actions.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[as]*_proj", "*time_mlp_*")
 
     type: Literal["pi05"] = "pi05"
@@ -245,33 +283,45 @@ class Pi05Settings(TextSettings, PolicySettings):
     size: Literal["base", "tiny"] = "base"
     """Dimensions of the network: `base` of the released weights, `tiny` for a CPU."""
     network: str = ""
-    """Other dimensions than those of `size`, as a JSON object with the fields of `Sizes`. The default is those of the
-    tensors of `weights`."""
+    """Other dimensions than those of `size`, as a JSON object with the fields of `Sizes`. The
+    default is those of the tensors of `weights`.
+    """
     weights: str = ""
-    """Released weights to start from: a safetensors file, its folder, or the id of a hub repository. The default is
-    fresh weights."""
+    """Released weights to start from: a safetensors file, its folder, or the id of a hub
+    repository. The default is fresh weights.
+    """
     image_size: tuple[int, int] = NETWORK_SIZE
-    """Height and width of the network's images, which follow from `size`: leave it out. Images of another size are
-    resized with their aspect ratio kept, between black bars."""
+    """Height and width of the network's images, which follow from `size`: leave it out. Images of
+    another size are resized with their aspect ratio kept, between black bars.
+    """
     noise_samples: int = 1
-    """Noises and flow times per sample and step; they share one pass of the language tower, most of the cost."""
+    """Noises and flow times per sample and step; they share one pass of the language tower, most of
+    the cost.
+    """
     flow_time: Literal["released", "beta"] = "released"
-    """Distribution of the flow times: `beta` is Beta(1.5, 1), and `released` is 0.999 t + 0.001 for t of `beta`, as in
-    openpi."""
+    """Distribution of the flow times: `beta` is Beta(1.5, 1), and `released` is 0.999 t + 0.001 for
+    t of `beta`, as in openpi.
+    """
     max_delay: int = 0
-    """Largest number of leading actions that a training sample is given, uniform from 0. The policy learns to continue
-    a chunk that is still being executed (training-time real-time chunking). 0: none."""
+    """Largest number of leading actions that a training sample is given, uniform from 0. The policy
+    learns to continue a chunk that is still being executed (training-time real-time chunking). 0:
+    none.
+    """
     insulation: bool = True
-    """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the predicted tokens train
-    the rest (knowledge insulation), whatever their loss weights are: with weights of 0 nothing trains the rest. Without
-    both settings, the flow loss trains everything."""
+    """With `response_tokens` or `fast`: the flow loss trains the action expert alone, and the
+    predicted tokens train the rest (knowledge insulation), whatever their loss weights are: with
+    weights of 0 nothing trains the rest. Without both settings, the flow loss trains everything.
+    """
 
     history: tuple[float, ...] = ()
-    """Ages in seconds of the past frames of each camera that the policy sees, as in `5 4 3 2 1`: multiples of 1/fps.
-    Every fourth layer of the vision encoder attends to them, without new weights. The default is the present alone."""
+    """Ages in seconds of the past frames of each camera that the policy sees, as in `5 4 3 2 1`:
+    multiples of 1/fps. Every fourth layer of the vision encoder attends to them, without new
+    weights. The default is the present alone.
+    """
     state_history: bool = False
-    """Also give the language tower the states of these times, one token each, by a new projection. The state of the
-    prompt stays with `prompt: state`."""
+    """Also give the language tower the states of these times, one token each, by a new projection.
+    The state of the prompt stays with `prompt: state`.
+    """
 
     @property
     def adaptive(self) -> bool:
@@ -295,7 +345,9 @@ class Pi05Settings(TextSettings, PolicySettings):
 
     @property
     def text_vocabulary(self) -> int:
-        """Rows of the token embedding, without those of reserved ids and of the FAST tokens of `fast`."""
+        """Rows of the token embedding, without those of reserved ids and of the FAST tokens of
+        `fast`.
+        """
         fast = FastTokenizer.read(self.fast).vocab_size if self.fast else 0
         return max(0, self.preset().vocab - RESERVED - fast)
 
@@ -303,13 +355,16 @@ class Pi05Settings(TextSettings, PolicySettings):
     def lora_targets(self) -> tuple[str, ...]:
         """Default of `lora.targets`: `LORA_TARGETS` where tokens are predicted.
 
-        The flow loss reads only keys and values of the language tower's last layer. Without predicted tokens, the other
-        projections of that layer get no adapter.
+        The flow loss reads only keys and values of the language tower's last layer. Without
+        predicted tokens, the other projections of that layer get no adapter.
         """
         if self.response_tokens or self.fast:
             return self.LORA_TARGETS
         last = self.lora_depth - 1
-        tower = (*(f"layers.{layer}.vlm.*_proj" for layer in range(last)), f"layers.{last}.vlm.self_attn.[kv]_proj")
+        tower = (
+            *(f"layers.{layer}.vlm.*_proj" for layer in range(last)),
+            f"layers.{last}.vlm.self_attn.[kv]_proj",
+        )
         return ("layers.*.expert.*_proj", *tower, *self.LORA_TARGETS[1:])
 
     @property
@@ -330,17 +385,23 @@ class Pi05Settings(TextSettings, PolicySettings):
         sizes = replace(stored, chunk=preset.chunk, adaptive=preset.adaptive)
         if sizes == preset:
             return self
-        return replace(self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"}))
+        return replace(
+            self, network=json.dumps({k: v for k, v in asdict(sizes).items() if k != "adaptive"})
+        )
 
     def run_defaults(self, steps: int, lora_rank: int) -> Record:
-        """Return openpi's values for dimensions of `base`; others have those of every run, but for the normalization.
+        """Return openpi's values for dimensions of `base`; others have those of every run, but for
+        the normalization.
 
         A run of less steps than openpi's schedule compresses it.
         """
         if not self._trains_as_openpi:
             return {"data": {"normalize": self.NORMALIZE}}
         share = min(1.0, steps / OPENPI_STEPS)
-        schedule = {"warmup_steps": int(OPENPI_WARMUP * share), "decay_steps": min(steps, OPENPI_STEPS)}
+        schedule = {
+            "warmup_steps": int(OPENPI_WARMUP * share),
+            "decay_steps": min(steps, OPENPI_STEPS),
+        }
         chunk = {} if self.weights or not self.ACTS else {"chunk_size": self.preset().chunk}
         ema = {} if lora_rank else {"ema": OPENPI_EMA}
         return {
@@ -355,8 +416,8 @@ class Pi05Settings(TextSettings, PolicySettings):
         if not self._trains_as_openpi or steps >= OPENPI_STEPS:
             return ""
         return (
-            f"openpi's schedule of {OPENPI_STEPS:,} steps, {OPENPI_WARMUP:,} of them warm-up, is compressed to the "
-            f"{steps:,} of this run; openpi would cut it off"
+            f"openpi's schedule of {OPENPI_STEPS:,} steps, {OPENPI_WARMUP:,} of them warm-up, is "
+            f"compressed to the {steps:,} of this run; openpi would cut it off"
         )
 
     @property
@@ -365,7 +426,11 @@ class Pi05Settings(TextSettings, PolicySettings):
 
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none, or no file has it."""
-        return _stored_facts(self.weights).get("chunk") if self.weights and os.path.exists(self.weights) else None
+        return (
+            _stored_facts(self.weights).get("chunk")
+            if self.weights and os.path.exists(self.weights)
+            else None
+        )
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -375,7 +440,9 @@ class Pi05Settings(TextSettings, PolicySettings):
         except ValueError as error:
             return [*problems, f"network: {error}"]
         if not 1 <= self.noise_samples <= MOST_SAMPLES:
-            problems.append(f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}")
+            problems.append(
+                f"noise_samples: {self.noise_samples}: must be from 1 to {MOST_SAMPLES}"
+            )
         if self.max_delay < 0:
             problems.append(f"max_delay: {self.max_delay}: must be 0 or more")
         problems += age_problems("history", self.history)
@@ -383,11 +450,16 @@ class Pi05Settings(TextSettings, PolicySettings):
             problems.append("state_history: True: needs the ages of past states; set history")
         side = self.preset().vision.image
         if tuple(self.image_size) not in (NETWORK_SIZE, (side, side)):
-            problems.append(f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it out")
+            problems.append(
+                f"image_size: {self.image_size}: is {(side, side)} with size {self.size}; leave it "
+                "out"
+            )
         return problems
 
     def stored_name(self, name: str) -> str:
-        """Return the released name of a parameter: other tools find every weight of a saved folder."""
+        """Return the released name of a parameter: other tools find every weight of a saved
+        folder.
+        """
         return released_key(name)
 
     def preset(self) -> Sizes:
@@ -406,7 +478,9 @@ class Pi05Settings(TextSettings, PolicySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Pi0Settings(Pi05Settings):
-    """pi0: the predecessor of pi0.5. The state enters the action expert, and the prompt is the task alone."""
+    """pi0: the predecessor of pi0.5. The state enters the action expert, and the prompt is the task
+    alone.
+    """
 
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "mean_std"
 
@@ -428,7 +502,9 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     """Config of a `Pi05Policy`: the run's settings and the facts of its data."""
 
     dimensions: Record | None = None
-    """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json always has them."""
+    """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json
+    always has them.
+    """
 
     def __post_init__(self) -> None:
         problems = self.fact_problems()
@@ -440,29 +516,43 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
         object.__setattr__(self, "image_size", (sizes.vision.image,) * 2)
         for name in ("action_dim", "state_dim"):
             if getattr(self, name) > sizes.dim:
-                problems.append(f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)")
+                problems.append(
+                    f"{name}: {getattr(self, name)}: the network takes up to {sizes.dim} (dim)"
+                )
         if not sizes.adaptive and not self.state_dim:
             problems.append("state_dim: 0: pi0 needs a state; set data.state to its key")
         if self.state_history and not self.state_dim:
             problems.append("state_history: True: there is no state; set data.state to its key")
         if self.max_delay >= self.chunk:
-            problems.append(f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions")
+            problems.append(
+                f"max_delay: {self.max_delay}: must be below the chunk of {self.chunk} actions"
+            )
         if problems := [*problems, *self.problems_of_fields()]:
             raise ValueError("; ".join(problems))
 
     def problems_of_fields(self) -> list[str]:
-        """List the rules that settings break, apart from the image size, which follows from the dimensions."""
+        """List the rules that settings break, apart from the image size, which follows from the
+        dimensions.
+        """
         return [line for line in self.problems() if not line.startswith("image_size")]
 
     def describe_history(self) -> list[str]:
         """Describe the past that the policy sees, in lines; none without a history."""
         if not self.history:
             return []
-        ages, layers = (", ".join(map(str, numbers)) for numbers in (self.history, self.sizes.vision.temporal_layers))
+        ages, layers = (
+            ", ".join(map(str, numbers))
+            for numbers in (self.history, self.sizes.vision.temporal_layers)
+        )
         lines = [
-            f"history: frames of {ages} s ago; layers {layers} of vision attend to them, with the weights they have"
+            f"history: frames of {ages} s ago; layers {layers} of vision attend to them, with the "
+            "weights they have"
         ]
-        return lines + ["history: states of these times, by the new proprio_history_proj"] * self.state_history
+        return (
+            lines
+            + ["history: states of these times, by the new proprio_history_proj"]
+            * self.state_history
+        )
 
     def preset(self) -> Sizes:
         """Return the dimensions of the network."""

@@ -1,11 +1,13 @@
-"""First weights of a pi0.5 or pi0 network: of a released file, and fresh ones where the settings ask for them.
+"""First weights of a pi0.5 or pi0 network: of a released file, and fresh ones where the settings
+ask for them.
 
-Both come row by row (`ReadRows`), by the network's own names, so a network on the meta device is filled without a
-second copy of the weights, and each rank of a sharded one reads only its rows.
+Both come row by row (`ReadRows`), by the network's own names, so a network on the meta device is
+filled without a second copy of the weights, and each rank of a sharded one reads only its rows.
 
-A fresh weight is a function of seed, name and shape: normal with the deviation 1 / sqrt(inputs) (LeCun et al. 1998),
-which keeps the size of activations; biases, gains stored minus 1 and the projections of adaptive norms start at 0. So a
-fresh expert is the identity in each of its residuals, as in openpi's JAX code.
+A fresh weight is a function of seed, name and shape: normal with the deviation 1 / sqrt(inputs)
+(LeCun et al. 1998), which keeps the size of activations; biases, gains stored minus 1 and the
+projections of adaptive norms start at 0. So a fresh expert is the identity in each of its
+residuals, as in openpi's JAX code.
 """
 
 import logging
@@ -59,12 +61,14 @@ class FirstWeights:
 
         Args:
             needed: shape of each parameter by name.
-            path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are fresh.
+            path: released weights, safetensors or a JAX tree (`open_weights`); "": all weights are
+                fresh.
             seed: seed of the fresh weights.
             unread: see `match`; a line of the log has the numbers of these tensors.
 
         Raises:
-            WeightsError: the file is not one of this network; names each missing, unexpected and misshapen tensor.
+            WeightsError: the file is not one of this network; names each missing, unexpected and
+                misshapen tensor.
             FileNotFoundError: there is no such file. ValueError: it is damaged.
         """
         self._shapes = {name: tuple(shape) for name, shape in needed.items()}
@@ -76,13 +80,21 @@ class FirstWeights:
         if self.files is not None:
             self.match = match(self.files.shapes, needed, path, NEW, unread)
             if unread:
-                counts = Counter(pattern for pattern in self.match.ignored.values() if pattern in unread)
+                counts = Counter(
+                    pattern for pattern in self.match.ignored.values() if pattern in unread
+                )
                 names = ", ".join(f"{pattern} ({count})" for pattern, count in counts.items())
-                logger.info("%s: tensors of the action expert are not read: %s", path, names or "there are none")
+                logger.info(
+                    "%s: tensors of the action expert are not read: %s",
+                    path,
+                    names or "there are none",
+                )
             self.dtypes = {name: self.files.dtypes[key] for name, key in self.match.keys.items()}
 
     def __call__(self, name: str, start: int, stop: int) -> Tensor:
-        """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the file."""
+        """Return the rows [start, stop) of a parameter: float32 if fresh, else in the dtype of the
+        file.
+        """
         if self.files is not None and self.match is not None and name in self.match.keys:
             return self.files.read(self.match.keys[name], start, stop)
         if self._drawn is None or self._drawn[0] != name:
@@ -96,14 +108,18 @@ def stored_keys(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, 
     Raises:
         ValueError: a tensor is missing, unexpected, of another shape or of integers; names each.
     """
-    if whole := [key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point]:
+    if whole := [
+        key for key, dtype in stored_dtypes(weights).items() if not dtype.is_floating_point
+    ]:
         raise ValueError(f"{', '.join(whole)}: holds integers, weights are floating-point")
     needed = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     return dict(match(stored_shapes(weights), needed).keys)
 
 
 def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """Draw the fresh value of a parameter, float32 [shape]; torch's global generator does not change."""
+    """Draw the fresh value of a parameter, float32 [shape]; torch's global generator does not
+    change.
+    """
     if name.endswith(ZEROS):
         return torch.zeros(*shape)
     if name.endswith(ONES):

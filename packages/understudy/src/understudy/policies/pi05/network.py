@@ -6,24 +6,29 @@
     noisy actions, flow time, (pi0: state) -------------> action expert <---+  -> velocity
 
 `common/towers.py` has the table of attention. Time 1 is noise and time 0 the actions
-(`common/flow_matching.py`). Masked images and tokens are neither encoded nor read, for any content. Source: Physical
-Intelligence 2025, "pi0.5: a Vision-Language-Action Model with Open-World Generalization", and its released code.
+(`common/flow_matching.py`). Masked images and tokens are neither encoded nor read, for any content.
+Source: Physical Intelligence 2025, "pi0.5: a Vision-Language-Action Model with Open-World
+Generalization", and its released code.
 
-Vision encoder: SigLIP (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training"): an image, a row of tokens.
+Vision encoder: SigLIP (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training"): an image,
+a row of tokens.
 
-The patch convolution and the table of positions compute in float32, whatever the precision of the rest, as in the
-released JAX code. The parameter names are the same as in the released files.
+The patch convolution and the table of positions compute in float32, whatever the precision of the
+rest, as in the released JAX code. The parameter names are the same as in the released files.
 
-With past frames the encoder is that of MEM (2026, arXiv 2603.03596), with the same weights. In every
-`temporal_every`-th layer each patch also attends to itself in earlier frames, with the queries and keys of the layer:
+With past frames the encoder is that of MEM (2026, arXiv 2603.03596), with the same weights. In
+every `temporal_every`-th layer each patch also attends to itself in earlier frames, with the
+queries and keys of the layer:
 
-    u  = h + e(t)                   t <= 0: seconds from the present, e(0) = 0; q, k, v are those of u
+    u  = h + e(t)                   t <= 0: seconds from the present, e(0) = 0;
+                                    q, k, v are those of u
     v' = attend(q, k, v)            of each patch, over the frames up to each one's own
     h  = h + out(attend(q, k, v'))  of each frame, over its patches
 
-The present frame alone has tokens for later layers, so its features are as long as those of one image. A single frame
-takes the plain path, to the bit. A present frame whose whole past is masked has the bits of a batch of as many images:
-its only key has the weight 1. A batch of fewer images rounds matrix products differently in some shapes.
+The present frame alone has tokens for later layers, so its features are as long as those of one
+image. A single frame takes the plain path, to the bit. A present frame whose whole past is masked
+has the bits of a batch of as many images: its only key has the weight 1. A batch of fewer images
+rounds matrix products differently in some shapes.
 """
 
 import math
@@ -62,7 +67,9 @@ class Frames(NamedTuple):
     times: Sequence[float]
     """Seconds from the present, ascending; the last is 0, the present."""
     valid: Tensor | None = None
-    """bool [..., T], False where the episode has no such frame; None: all are valid. The present is always valid."""
+    """bool [..., T], False where the episode has no such frame; None: all are valid. The present is
+    always valid.
+    """
 
 
 class Past(NamedTuple):
@@ -75,16 +82,22 @@ class Past(NamedTuple):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm in float32, in its input's dtype; scale and bias are rounded to it first, as in `RMSNorm`."""
+    """Layer norm in float32, in its input's dtype; scale and bias are rounded to it first, as in
+    `RMSNorm`.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize [..., width]."""
         scale, bias = (parameter.to(input.dtype).float() for parameter in (self.weight, self.bias))
-        return F.layer_norm(input.float(), self.normalized_shape, scale, bias, self.eps).to(input.dtype)
+        return F.layer_norm(input.float(), self.normalized_shape, scale, bias, self.eps).to(
+            input.dtype
+        )
 
 
 class Attention(nn.Module):
-    """Self-attention of all tokens of an image, with biases; before it, of each token over the frames of a video."""
+    """Self-attention of all tokens of an image, with biases; before it, of each token over the
+    frames of a video.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         """Build the projections."""
@@ -103,7 +116,8 @@ class Attention(nn.Module):
             mask: bool [M or 1, 1, T, T], see `Past`. None: images.
         """
         q, k, v = (
-            proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         if mask is not None:
             v = attend_over_time(q, k, v, mask)
@@ -125,7 +139,8 @@ def attend_over_time(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """
     count, (heads, patches) = mask.shape[-1], q.shape[1:3]
 
-    def by_patch(x: Tensor) -> Tensor:  # [M, heads * n, T, head_dim]: the mask needs no copy for each patch
+    # [M, heads * n, T, head_dim]: the mask needs no copy for each patch
+    def by_patch(x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, count)).permute(0, 2, 3, 1, 4).flatten(1, 2)
 
     values = F.scaled_dot_product_attention(by_patch(q), by_patch(k), by_patch(v), attn_mask=mask)
@@ -185,7 +200,9 @@ class VisionEncoder(nn.Module):
         self.position = nn.Embedding(sizes.tokens, sizes.width)
         nn.init.normal_(self.position.weight, std=sizes.width**-0.5)
         temporal = sizes.temporal_layers
-        self.layers = nn.ModuleList(VisionLayer(sizes, number in temporal) for number in range(sizes.depth))
+        self.layers = nn.ModuleList(
+            VisionLayer(sizes, number in temporal) for number in range(sizes.depth)
+        )
         self.norm = LayerNorm(sizes.width, eps=EPS)
         self.last_temporal = temporal[-1]
 
@@ -193,8 +210,8 @@ class VisionEncoder(nn.Module):
         """Encode images, or the present frame of videos with its past.
 
         Args:
-            images: float32 [M, 3, image, image] in -1..1; with `frames` [M, T, 3, image, image], oldest frame first.
-                Frames that are not valid may hold anything.
+            images: float32 [M, 3, image, image] in -1..1; with `frames` [M, T, 3, image, image],
+                oldest frame first. Frames that are not valid may hold anything.
             dtype: dtype of the layers' arithmetic.
             frames: times, and marks [M, T].
 
@@ -204,19 +221,25 @@ class VisionEncoder(nn.Module):
         past = None
         if frames is not None:
             past, images = self._past(images, dtype, frames)
-        patches = self.patch(images.float()).flatten(2).transpose(1, 2)  # [M * T, n, width], float32
+        # [M * T, n, width], float32
+        patches = self.patch(images.float()).flatten(2).transpose(1, 2)
         places = self.position(torch.arange(patches.shape[1], device=images.device)).float()
         x = (patches + places).to(dtype)
         for number, layer in enumerate(self.layers):
             x = layer(x, past) if past is not None and layer.temporal else layer(x)
-            if past is not None and number == self.last_temporal:  # nothing reads the past behind it
+            # nothing reads the past behind it
+            if past is not None and number == self.last_temporal:
                 x = x.unflatten(0, (-1, len(past.encoding)))[:, -1]
                 past = None
         result: Tensor = self.norm(x)
         return result
 
-    def _past(self, images: Tensor, dtype: torch.dtype, frames: Frames) -> tuple[Past | None, Tensor]:
-        """Mask the frames of videos [M, T, 3, image, image], and join them, [M * T, 3, image, image]."""
+    def _past(
+        self, images: Tensor, dtype: torch.dtype, frames: Frames
+    ) -> tuple[Past | None, Tensor]:
+        """Mask the frames of videos [M, T, 3, image, image], and join them, [M * T, 3, image,
+        image].
+        """
         count = len(frames.times)
         check_shape("images", images, (None, count, *images.shape[2:]))
         if count == 1:
@@ -236,9 +259,11 @@ class VisionEncoder(nn.Module):
 
 
 def time_encoding(times: Sequence[float], width: int) -> Tensor:
-    """Compute e(t) of times in seconds, float32 [T, width]: sin(t w), cos(t w) - 1 in turn, w = 10000^(-2 i / width).
+    """Compute e(t) of times in seconds, float32 [T, width]: sin(t w), cos(t w) - 1 in turn, w =
+    10000^(-2 i / width).
 
-    e(0) is 0. The frequencies are from Vaswani et al. 2017, "Attention Is All You Need", computed in float64.
+    e(0) is 0. The frequencies are from Vaswani et al. 2017, "Attention Is All You Need", computed
+    in float64.
     """
     frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.tensor(times, dtype=torch.float64)[:, None] * frequencies
@@ -298,15 +323,20 @@ class Suffix(NamedTuple):
 class Pi0Network(nn.Module):
     """Vision encoder, language tower and action expert, with fresh weights from torch's generator.
 
-    `Pi0Network(sizes, dtype)` computes in `dtype`; the norms, the patches, the rotations and everything between noisy
-    actions and the expert compute in float32. It may be built under `torch.device("meta")`.
+    `Pi0Network(sizes, dtype)` computes in `dtype`; the norms, the patches, the rotations and
+    everything between noisy actions and the expert compute in float32. It may be built under
+    `torch.device("meta")`.
     """
 
     has_expert: ClassVar[bool] = True
     """Whether there is an action expert, with the layers of actions, state and flow time."""
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype = torch.float32, state_history: bool = False) -> None:
-        """Build the network of these dimensions, with a projection of past states if `state_history`."""
+    def __init__(
+        self, sizes: Sizes, dtype: torch.dtype = torch.float32, state_history: bool = False
+    ) -> None:
+        """Build the network of these dimensions, with a projection of past states if
+        `state_history`.
+        """
         super().__init__()
         self.sizes = sizes
         self.dtype = dtype
@@ -317,14 +347,17 @@ class Pi0Network(nn.Module):
         self.embedding = Embedding(sizes.vocab, vlm.width)
         nn.init.normal_(self.embedding.weight, std=vlm.width**-0.5)
         expert_sizes = expert if self.has_expert else None
-        self.layers = nn.ModuleList(PairLayer(vlm, expert_sizes, sizes.adaptive) for _ in range(vlm.depth))
+        self.layers = nn.ModuleList(
+            PairLayer(vlm, expert_sizes, sizes.adaptive) for _ in range(vlm.depth)
+        )
         self.vlm_norm = RMSNorm(vlm.width)
         if self.has_expert:
             self._build_expert(sizes)
         if state_history:
             self.proprio_history_proj = Linear(sizes.dim, vlm.width)
         for module in self.modules():
-            if isinstance(module, AdaRMSNorm):  # a fresh expert is the identity in all its layers, as in the paper
+            # a fresh expert is the identity in all its layers, as in the paper
+            if isinstance(module, AdaRMSNorm):
                 zero_init(module.dense)
 
     def _build_expert(self, sizes: Sizes) -> None:
@@ -341,12 +374,14 @@ class Pi0Network(nn.Module):
             self.action_time_mlp_in = Linear(2 * expert.width, expert.width)
             self.action_time_mlp_out = Linear(expert.width, expert.width)
 
-    # -- interface ------------------------------------------------------------------------------------------------
+    # -- interface ---------------------------------------------------------------------------------
 
     def image_features(self, images: Tensor, frames: Frames | None = None) -> Tensor:
-        """Encode images, float32 [B, cameras, 3, image, image] in -1..1, as [B, cameras, tokens, width].
+        """Encode images, float32 [B, cameras, 3, image, image] in -1..1, as [B, cameras, tokens,
+        width].
 
-        With `frames`, whose marks are [B, cameras, T], the images are videos [B, cameras, T, 3, image, image].
+        With `frames`, whose marks are [B, cameras, T], the images are videos [B, cameras, T, 3,
+        image, image].
         """
         self._check_images(images, frames)
         return self._encode(images.flatten(0, 1), _join(frames)).unflatten(0, images.shape[:2])
@@ -358,13 +393,14 @@ class Pi0Network(nn.Module):
 
         Args:
             images: float32 [B, cameras, 3, image, image] in -1..1.
-            image_masks: bool [B, cameras], False where a sample lacks the camera; None: it has all. A mask on the CPU
-                spares a GPU a wait.
+            image_masks: bool [B, cameras], False where a sample lacks the camera; None: it has all.
+                A mask on the CPU spares a GPU a wait.
             tokens: int64 [B, L].
             token_masks: bool [B, L], False where there is padding; None: there is none.
 
         Returns:
-            Embeddings [B, P, width], 0 for missing cameras, and marks bool [B, P]; P = cameras * tokens + L.
+            Embeddings [B, P, width], 0 for missing cameras, and marks bool [B, P]; P = cameras *
+            tokens + L.
         """
         observed = self.observe(images, image_masks, tokens, token_masks)
         return observed.embeddings, observed.valid
@@ -392,8 +428,8 @@ class Pi0Network(nn.Module):
             actions: float32 [B, chunk, dim], normalized.
             noise: as `actions`.
             time: float32 [B] in 0..1.
-            delay: int64 [B], leading actions of each sample that are given without noise, at time 0 (training-time
-                real-time chunking, Black et al. 2025); their loss is 0. None: none.
+            delay: int64 [B], leading actions of each sample that are given without noise, at time 0
+                (training-time real-time chunking, Black et al. 2025); their loss is 0. None: none.
 
         Returns:
             float32 [B, chunk, dim].
@@ -402,10 +438,13 @@ class Pi0Network(nn.Module):
         times = time[:, None].expand(actions.shape[:2])
         clean = None
         if delay is not None:
-            clean = torch.arange(actions.shape[1], device=delay.device) < delay[:, None]  # [B, chunk]
+            # [B, chunk]
+            clean = torch.arange(actions.shape[1], device=delay.device) < delay[:, None]
             times = torch.where(clean, 0.0, times)
         noisy = noisy_actions(actions[:, :, None], noise[:, :, None], times).squeeze(2)
-        predicted, _ = self.compute(observed, noisy[:, None], time[:, None] if clean is None else times[:, None], state)
+        predicted, _ = self.compute(
+            observed, noisy[:, None], time[:, None] if clean is None else times[:, None], state
+        )
         assert predicted is not None
         loss = (predicted[:, 0] - velocity(actions, noise)).square()
         return loss if clean is None else torch.where(clean[..., None], 0.0, loss)
@@ -428,7 +467,8 @@ class Pi0Network(nn.Module):
             tokens: prompt.
             token_masks: padding.
             state: of pi0.
-            noise: float32 [B, chunk, dim]; or [B, N, chunk, dim] for N candidates that share one cache.
+            noise: float32 [B, chunk, dim]; or [B, N, chunk, dim] for N candidates that share one
+                cache.
             steps: Euler steps, at least 1.
 
         Returns:
@@ -436,11 +476,11 @@ class Pi0Network(nn.Module):
         """
         observed = self.observe(images, image_masks, tokens, token_masks)
         candidates = noise.shape[1] if noise.ndim == 4 else 1
-        return euler(self.field(observed, state, candidates), noise.reshape(-1, *noise.shape[-2:]), steps).view_as(
-            noise
-        )
+        return euler(
+            self.field(observed, state, candidates), noise.reshape(-1, *noise.shape[-2:]), steps
+        ).view_as(noise)
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def compute(
         self,
@@ -459,14 +499,15 @@ class Pi0Network(nn.Module):
             noisy: float32 [B, N, chunk, dim], N noisy chunks of each sample; None: no expert.
             time: float32 [B, N], or [B, N, chunk] of each action.
             state: float32 [B, dim], of pi0.
-            insulate: whether the gradient of the velocity stops at the tower's keys and values (Driess et al. 2025,
-                "Knowledge Insulating Vision-Language-Action Models").
+            insulate: whether the gradient of the velocity stops at the tower's keys and values
+                (Driess et al. 2025, "Knowledge Insulating Vision-Language-Action Models").
             hidden: whether to compute the tower's last layer and norm.
-            packing: the tokens of prefix and tail that the tower computes; None: all, masked where they do not count.
+            packing: the tokens of prefix and tail that the tower computes; None: all, masked where
+                they do not count.
 
         Returns:
-            The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width], 0 where packing left
-            them out; None where not asked.
+            The velocity, float32 [B, N, chunk, dim], and the tower's tokens [B, P + L, width], 0
+            where packing left them out; None where not asked.
         """
         suffix = None
         if noisy is not None:
@@ -486,7 +527,8 @@ class Pi0Network(nn.Module):
         """Run both towers once over any suffix; see `compute`.
 
         Returns:
-            The normalized tokens of the suffix, float32 [B * N, T, expert width], and the tower's tokens.
+            The normalized tokens of the suffix, float32 [B * N, T, expert width], and the tower's
+            tokens.
         """
         plan = self._plan(observed, suffix, insulate, packing)
         padded = observed.embeddings
@@ -499,22 +541,30 @@ class Pi0Network(nn.Module):
             last = number == len(self.layers) - 1
             keys_only = last and not hidden
             if tokens is not None and insulate and not hidden:
-                # No loss reaches the tower. FSDP2 would hand a gradient of 0 through each sharded layer, by which the
-                # optimizer decays the weights on several processes alone.
+                # No loss reaches the tower. FSDP2 would hand a gradient of 0 through each sharded
+                # layer, by which the optimizer decays the weights on several processes alone.
                 tokens = tokens.detach()
-            tokens, actions, _ = layer(tokens, actions, plan, condition, keys_only=keys_only, keep_cache=False)
+            tokens, actions, _ = layer(
+                tokens, actions, plan, condition, keys_only=keys_only, keep_cache=False
+            )
         read = None if actions is None or suffix is None else self._read(actions, suffix)
         if tokens is None or not hidden:
             return read, None
         tokens = self.vlm_norm(tokens)[0]
         if slots is not None:
-            tokens = torch.zeros_like(padded).flatten(0, 1).index_copy(0, slots, tokens[0]).view_as(padded)
+            tokens = (
+                torch.zeros_like(padded)
+                .flatten(0, 1)
+                .index_copy(0, slots, tokens[0])
+                .view_as(padded)
+            )
         return read, tokens
 
     def field(
         self, observed: Observation, state: Tensor | None = None, candidates: int = 1
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """Run the tower, keep its keys and values, and return the velocity as a function that runs the expert alone.
+        """Run the tower, keep its keys and values, and return the velocity as a function that runs
+        the expert alone.
 
         Args:
             observed: prefix (and response).
@@ -522,14 +572,18 @@ class Pi0Network(nn.Module):
             candidates: N, chunks of each sample.
 
         Returns:
-            (x [B * N, chunk, dim], time [B * N] or [B * N, chunk]) -> velocity, float32 in the shape of x. The chunks
-            of a sample are consecutive.
+            (x [B * N, chunk, dim], time [B * N] or [B * N, chunk]) -> velocity, float32 in the
+            shape of x. The chunks of a sample are consecutive.
         """
         expert = self.expert_alone(observed)
-        return lambda x, time: self.action_velocity(expert(self.suffix(x, time, state, candidates)), x)
+        return lambda x, time: self.action_velocity(
+            expert(self.suffix(x, time, state, candidates)), x
+        )
 
     def expert_alone(self, observed: Observation) -> Callable[[Suffix], Tensor]:
-        """Run the tower, keep its keys and values, and return the expert as a function; its result is that of `run`."""
+        """Run the tower, keep its keys and values, and return the expert as a function; its result
+        is that of `run`.
+        """
         plan = self._plan(observed, None, False, None)
         tokens: Tensor | None = observed.embeddings
         caches: list[Cache | None] = []
@@ -559,14 +613,21 @@ class Pi0Network(nn.Module):
         (batch, cameras), count = images.shape[:2], self.sizes.vision.tokens
         self._check_images(images, frames)
         check_shape("tokens", tokens, (batch, None))
-        for name, marks_of_input, length in (("image", image_masks, cameras), ("token", token_masks, tokens.shape[1])):
+        for name, marks_of_input, length in (
+            ("image", image_masks, cameras),
+            ("token", token_masks, tokens.shape[1]),
+        ):
             if marks_of_input is not None:
                 check_shape(f"{name}_masks", marks_of_input, (batch, length))
         seen = self._present(images.flatten(0, 1), image_masks, _join(frames)).view(
             batch, cameras * count, self.sizes.vlm.width
         )
         text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
-        shown = None if image_masks is None else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
+        shown = (
+            None
+            if image_masks is None
+            else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
+        )
         parts = [seen, text]
         marks = [shown, token_masks]
         if states is not None:
@@ -577,7 +638,11 @@ class Pi0Network(nn.Module):
         mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
         valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
         return Observation(
-            torch.cat(parts, dim=1), valid if mask is None else mask[:, 0, 0], sum(lengths), 0, mask is None
+            torch.cat(parts, dim=1),
+            valid if mask is None else mask[:, 0, 0],
+            sum(lengths),
+            0,
+            mask is None,
         )
 
     def with_tail(self, observed: Observation, tail: Tail) -> Observation:
@@ -597,15 +662,20 @@ class Pi0Network(nn.Module):
             check_shape("valid frames", frames.valid, tuple(images.shape[:3]))
 
     def _present(self, images: Tensor, masks: Tensor | None, frames: Frames | None) -> Tensor:
-        """Encode the images [M, ...] that a mask [B, cameras] marks: [M, tokens, width], 0 for the others."""
+        """Encode the images [M, ...] that a mask [B, cameras] marks: [M, tokens, width], 0 for the
+        others.
+        """
         if not len(images):  # a policy without cameras
-            return images.new_zeros(0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype)
+            return images.new_zeros(
+                0, self.sizes.vision.tokens, self.sizes.vlm.width, dtype=self.dtype
+            )
         if masks is None:
             return self._encode(images, frames)
         with host_values():
             where = to_device(masks.flatten().nonzero()[:, 0], images.device)
         count = len(where)
-        # Without any image one black image is encoded and dropped: every rank uses the same weights in each step.
+        # Without any image one black image is encoded and dropped: every rank uses the same weights
+        # in each step.
         shown = images[where] if count else images.new_zeros(1, *images.shape[1:])
         if frames is not None and frames.valid is not None:
             frames = frames._replace(valid=frames.valid[where] if count else None)
@@ -618,16 +688,22 @@ class Pi0Network(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens [B, L] as [B, L, width]; Gemma scales them by the root of the width."""
-        return (self.embedding(tokens).to(self.dtype).float() * math.sqrt(self.sizes.vlm.width)).to(self.dtype)
+        return (self.embedding(tokens).to(self.dtype).float() * math.sqrt(self.sizes.vlm.width)).to(
+            self.dtype
+        )
 
-    def _plan(self, observed: Observation, suffix: Suffix | None, insulate: bool, packing: Packing | None) -> Plan:
+    def _plan(
+        self, observed: Observation, suffix: Suffix | None, insulate: bool, packing: Packing | None
+    ) -> Plan:
         length = None if suffix is None else suffix.tokens.shape[1]
         count, blocks, groups = (1, ONE_BLOCK, ()) if suffix is None else suffix[2:]
         rest = (length, count, blocks, insulate, self.sizes.vlm.head_dim)
         if packing is not None:
             plan = packed_plan(packing, *rest, observed.valid.device, self.dtype)
         else:
-            plan = padded_plan(observed.valid, observed.full, observed.prefix, observed.response, *rest)
+            plan = padded_plan(
+                observed.valid, observed.full, observed.prefix, observed.response, *rest
+            )
         return plan._replace(groups=groups)
 
     def condition(self, time: Tensor) -> Tensor:
@@ -635,19 +711,30 @@ class Pi0Network(nn.Module):
         spread = time_features(time, self.sizes.expert.width)
         return F.silu(rows(self.time_mlp_out, F.silu(rows(self.time_mlp_in, spread))))
 
-    def suffix(self, x: Tensor, time: Tensor, state: Tensor | None = None, candidates: int = 1) -> Suffix:
-        """Embed noisy actions [B * N, chunk, dim] at times [B * N] or [B * N, chunk]; see `compute`."""
+    def suffix(
+        self, x: Tensor, time: Tensor, state: Tensor | None = None, candidates: int = 1
+    ) -> Suffix:
+        """Embed noisy actions [B * N, chunk, dim] at times [B * N] or [B * N, chunk]; see
+        `compute`.
+        """
         check_shape("noisy actions", x, (len(time), None, self.sizes.dim))
         action = rows(self.action_in_proj, x.float())
         if self.sizes.adaptive:
             return Suffix(action.to(self.dtype), self.condition(time), candidates)
-        spread = time_features(time, self.sizes.expert.width)  # [B * N, width] or [B * N, chunk, width]
+        # [B * N, width] or [B * N, chunk, width]
+        spread = time_features(time, self.sizes.expert.width)
         if state is None:
-            raise ValueError("state is None: a pi0 network (adaptive=False) needs the state [B, dim]")
-        with_time = torch.cat([action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2)
+            raise ValueError(
+                "state is None: a pi0 network (adaptive=False) needs the state [B, dim]"
+            )
+        with_time = torch.cat(
+            [action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2
+        )
         mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, with_time)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
-        return Suffix(torch.cat([first, mixed], dim=1).to(self.dtype), None, candidates, ((0, 0), (1, 0)))
+        return Suffix(
+            torch.cat([first, mixed], dim=1).to(self.dtype), None, candidates, ((0, 0), (1, 0))
+        )
 
     def action_velocity(self, read: Tensor, like: Tensor) -> Tensor:
         """Compute the velocity, float32 in the shape of `like`, from the last tokens of `run`."""
@@ -659,4 +746,8 @@ class Pi0Network(nn.Module):
 
 def _join(frames: Frames | None) -> Frames | None:
     """Join batch and cameras of the marks, as of the images."""
-    return frames if frames is None or frames.valid is None else frames._replace(valid=frames.valid.flatten(0, 1))
+    return (
+        frames
+        if frames is None or frames.valid is None
+        else frames._replace(valid=frames.valid.flatten(0, 1))
+    )

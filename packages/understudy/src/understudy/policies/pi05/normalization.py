@@ -1,9 +1,11 @@
-"""Normalization that released weights were trained with, as offsets and spreads (`common/normalizer.py`). No torch.
+"""Normalization that released weights were trained with, as offsets and spreads
+(`common/normalizer.py`). No torch.
 
     openpi       assets/ID/norm_stats.json       pi0.5: 2 (x - q01) / (q99 - q01 + 1e-6) - 1
                                                  pi0: (x - mean) / (std + 1e-6)
-    LeRobot      policy_preprocessor.json, and   QUANTILES: 2 (x - q01) / (q99 - q01) - 1; QUANTILE10, MIN_MAX alike
-                 the file that it names          MEAN_STD: (x - mean) / (std + eps)
+    LeRobot      policy_preprocessor.json, and   QUANTILES: 2 (x - q01) / (q99 - q01) - 1;
+                 the file that it names          QUANTILE10, MIN_MAX alike
+                                                 MEAN_STD: (x - mean) / (std + eps)
     understudy   normalisation.json
 
 The rounding keeps the smallest state at -1.
@@ -43,7 +45,8 @@ class Stored:
     maps: Mapping[str, Record]
     """Key -> {"offset": [dim], "spread": [dim]}, or [H][dim] with several heads."""
     padding: Mapping[str, np.ndarray]
-    """Key -> bool [dim]: dimensions that may be left out, since their figures are those of padding."""
+    """Key -> bool [dim]: dimensions that may be left out, since their figures are those of padding.
+    """
     delta: tuple[int, ...] | None = None
     """Action dimensions that are differences to the state; None: unknown."""
     whole: Record | None = None
@@ -51,7 +54,8 @@ class Stored:
 
 
 def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, list[float]]:
-    """Return offset and spread of 2 (x - low) / size - 1 in float32, by which `low` becomes -1 and never less.
+    """Return offset and spread of 2 (x - low) / size - 1 in float32, by which `low` becomes -1 and
+    never less.
 
     Args:
         low: float64 [dim].
@@ -60,10 +64,13 @@ def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, 
     """
     start = low.astype(np.float32)
     spread = (size / 2).astype(np.float32)
-    # A range below the resolution of float32 around `low`: the next power of two keeps `low` at -1 exactly.
+    # A range below the resolution of float32 around `low`: the next power of two keeps `low` at -1
+    # exactly.
     step = np.spacing(np.maximum(np.abs(start), np.abs(high.astype(np.float32))))
     coarse = spread < 256 * step  # a step of the offset stays well inside a bin of 1 / 128
-    spread = np.where(coarse, np.exp2(np.ceil(np.log2(np.maximum(spread, step)))), spread).astype(np.float32)
+    spread = np.where(coarse, np.exp2(np.ceil(np.log2(np.maximum(spread, step)))), spread).astype(
+        np.float32
+    )
     offset = (start + spread).astype(np.float32)
     for _ in range(8):  # rounding of the offset, a few steps at most
         below = (start - offset) / spread < np.float32(-1)
@@ -72,15 +79,20 @@ def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, 
 
 
 def keep_low(computed: Record) -> Record:
-    """Return a normalization of data whose lower ends of the state, of which it has rounded maps, are never below -1.
+    """Return a normalization of data whose lower ends of the state, of which it has rounded maps,
+    are never below -1.
 
-    Offset and spread are rounded to float32 separately, so the lower end can lie as far from their difference as the
-    two roundings. The offset moves down by about as much. Constant dimensions keep theirs.
+    Offset and spread are rounded to float32 separately, so the lower end can lie as far from their
+    difference as the two roundings. The offset moves down by about as much. Constant dimensions
+    keep theirs.
     """
     if STATE not in computed:
         return computed
-    offset, spread = (np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread"))
-    constant = (spread == 0) | (offset == 0) & (spread == 1)  # and exact: dimensions that stay as they are
+    offset, spread = (
+        np.asarray(computed[STATE][name], np.float32) for name in ("offset", "spread")
+    )
+    # and exact: dimensions that stay as they are
+    constant = (spread == 0) | (offset == 0) & (spread == 1)
     most = (np.spacing(np.abs(offset)).astype(np.float64) + np.spacing(spread)) / 2
     low = np.float64(offset) - spread - most
     high = np.float64(offset) + spread
@@ -94,7 +106,10 @@ def keep_low(computed: Record) -> Record:
 
 def map_deviation(mean: np.ndarray, spread: np.ndarray) -> dict[str, list[float]]:
     """Return offset and spread of (x - mean) / spread in float32."""
-    return {"offset": mean.astype(np.float32).tolist(), "spread": spread.astype(np.float32).tolist()}
+    return {
+        "offset": mean.astype(np.float32).tolist(),
+        "spread": spread.astype(np.float32).tolist(),
+    }
 
 
 def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.ndarray]:
@@ -108,15 +123,19 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
     figures = {}
     for name in names:
         if entry.get(name) is None:
-            raise ConfigError(f"{where} has no {name!r}, by which these weights are normalized; restore the file")
+            raise ConfigError(
+                f"{where} has no {name!r}, by which these weights are normalized; restore the file"
+            )
         figures[name] = to_numbers(entry[name], f"{where}: {name!r}")
         if (bad := np.flatnonzero(~np.isfinite(figures[name]))).size:
-            raise ConfigError(f"{where}: {name}[{bad[0]}] is {figures[name][bad[0]]}; restore the file")
+            raise ConfigError(
+                f"{where}: {name}[{bad[0]}] is {figures[name][bad[0]]}; restore the file"
+            )
     first, second = (figures[name] for name in names)
     if not len(first) == len(second) > 0:
         raise ConfigError(
-            f"{where} has {len(first)} of {names[0]!r} and {len(second)} of {names[1]!r}: not equally wide; "
-            "restore the file"
+            f"{where} has {len(first)} of {names[0]!r} and {len(second)} of {names[1]!r}: not "
+            "equally wide; restore the file"
         )
     if (bad := np.flatnonzero((second < 0) if names[1] == "std" else (second < first))).size:
         dim = bad[0]
@@ -143,10 +162,13 @@ def read_lerobot(folder: Path) -> Stored:
     maps, padding = _maps(path, step, figures, (STATE, ACTION))
     if (folder / LEROBOT_OUT).is_file():
         back = find_step(folder / LEROBOT_OUT, "unnormalizer_processor")
-        other, _ = _maps(folder / LEROBOT_OUT, back, read_statistics(folder / LEROBOT_OUT, back), (ACTION,))
+        other, _ = _maps(
+            folder / LEROBOT_OUT, back, read_statistics(folder / LEROBOT_OUT, back), (ACTION,)
+        )
         if other.get(ACTION) != maps.get(ACTION):
             raise ConfigError(
-                f"{folder}: {LEROBOT} and {LEROBOT_OUT} normalize 'action' differently; restore the files"
+                f"{folder}: {LEROBOT} and {LEROBOT_OUT} normalize 'action' differently; restore "
+                "the files"
             )
     return Stored(path, maps, padding, _delta(path, maps))
 
@@ -154,7 +176,9 @@ def read_lerobot(folder: Path) -> Stored:
 def _maps(
     path: Path, step: Record, figures: Mapping[str, Record], keys: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return offset and spread of each key that the step normalizes, and its dimensions of padding."""
+    """Return offset and spread of each key that the step normalizes, and its dimensions of
+    padding.
+    """
     config = step["config"]
     modes = config.get("norm_map") or {}
     features = config.get("features") or {}
@@ -173,23 +197,28 @@ def _maps(
             is_left_out = key == STATE and chosen is not None and key not in chosen
             if key in figures and KINDS[key] not in modes and not is_left_out:
                 logger.warning(
-                    "%s has statistics, and norm_map of %s has no mode for them: they are not used, as in LeRobot. "
-                    'If the weights were trained with them, add the mode of the training, as "norm_map": '
-                    '{"%s": "MEAN_STD"}',
+                    "%s has statistics, and norm_map of %s has no mode for them: they are not "
+                    "used, as in LeRobot. If the weights were trained with them, add the mode of "
+                    'the training, as "norm_map": {"%s": "MEAN_STD"}',
                     where,
                     step.get("registry_name", "the step"),
                     KINDS[key],
                 )
-            width = int(np.prod((features.get(key) or {}).get("shape") or [len(next(iter(figures[key].values())))]))
+            width = int(
+                np.prod(
+                    (features.get(key) or {}).get("shape")
+                    or [len(next(iter(figures[key].values())))]
+                )
+            )
             maps[key] = {"offset": [0.0] * width, "spread": [1.0] * width}
             known = find_padding(figures[key], where) if key in figures else np.ones(width, bool)
             padding[key] = known if len(known) == width else np.ones(width, bool)
             continue
         if key not in figures:
             raise ConfigError(
-                f"{where} has no statistics, and is normalized by {mode}; add those that the weights were trained "
-                "with, or compute them from this data, with which the weights have to be trained further: "
-                "--policy.normalization data"
+                f"{where} has no statistics, and is normalized by {mode}; add those that the "
+                "weights were trained with, or compute them from this data, with which the "
+                "weights have to be trained further: --policy.normalization data"
             )
         if mode == "MEAN_STD":
             values = read_figures(figures[key], ("mean", "std"), where)
@@ -212,7 +241,9 @@ def _unmasked(maps: Record, mask: np.ndarray, where: str) -> dict[str, list[floa
     flat = np.asarray(mask).reshape(-1)
     width = len(maps["offset"])
     if len(flat) != width or not np.isin(flat, (0, 1)).all():
-        raise ConfigError(f"{where}: 'mask' is {flat.tolist()}: give 0 or 1 for each of {width} dimensions")
+        raise ConfigError(
+            f"{where}: 'mask' is {flat.tolist()}: give 0 or 1 for each of {width} dimensions"
+        )
     keep = flat.astype(bool)
     return {
         "offset": np.where(keep, maps["offset"], 0.0).tolist(),
@@ -223,7 +254,9 @@ def _unmasked(maps: Record, mask: np.ndarray, where: str) -> dict[str, list[floa
 def _delta(path: Path, maps: Record) -> tuple[int, ...]:
     """Return the action dimensions that the processors make differences to the state."""
     relative = [
-        step for step in read_object(path)["steps"] if step.get("registry_name") == "relative_actions_processor"
+        step
+        for step in read_object(path)["steps"]
+        if step.get("registry_name") == "relative_actions_processor"
     ]
     config: Record = (relative[0].get("config") if relative else None) or {}
     if not config.get("enabled") or ACTION not in maps:
@@ -231,7 +264,11 @@ def _delta(path: Path, maps: Record) -> tuple[int, ...]:
     width = len(maps[ACTION]["offset"])
     names = [str(name).lower() for name in config.get("action_names") or []]
     without = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
-    return tuple(dim for dim in range(width) if dim >= len(names) or not any(token in names[dim] for token in without))
+    return tuple(
+        dim
+        for dim in range(width)
+        if dim >= len(names) or not any(token in names[dim] for token in without)
+    )
 
 
 OPENPI = "norm_stats.json"
@@ -260,7 +297,8 @@ def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
         raise ConfigError(f"policy.norm_asset: {asset}: {folder} has {names}")
     if len(files) > 1:
         raise ConfigError(
-            f"policy.weights: {folder} has several normalizations: {names}; choose: --policy.norm-asset ID"
+            f"policy.weights: {folder} has several normalizations: {names}; choose: "
+            "--policy.norm-asset ID"
         )
     return next(iter(files.values()))
 
@@ -299,23 +337,28 @@ class NormalizationSettings:
     """Settings that choose the normalization of a policy from released weights."""
 
     normalization: Literal["weights", "data"] = "weights"
-    """Normalization of a run that starts from `weights`: `weights` is the one that they were trained with, from
-    openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json next to them; `data` is computed from the
-    training episodes (`data.normalize`)."""
+    """Normalization of a run that starts from `weights`: `weights` is the one that they were
+    trained with, from openpi's assets/ID/norm_stats.json or LeRobot's policy_preprocessor.json next
+    to them; `data` is computed from the training episodes (`data.normalize`).
+    """
     weights_settings: Literal["check", "ignore"] = "check"
-    """Chunk, prompt and dimensions in the config next to `weights`: `check` refuses a run with others, `ignore` trains
-    with those of the run."""
+    """Chunk, prompt and dimensions in the config next to `weights`: `check` refuses a run with
+    others, `ignore` trains with those of the run.
+    """
     norm_asset: str = ""
     """ID of openpi's normalization, where the weights have several."""
 
     type: str = "pi05"
     """Type of the policy; openpi normalizes pi0 by mean and deviation, all others by quantiles."""
     weights: str = ""
-    """Released weights to start from; "" for fresh ones, which take the normalization of the data."""
+    """Released weights to start from; "" for fresh ones, which take the normalization of the data.
+    """
 
     @property
     def figures_of_weights(self) -> str:
-        """Weights whose own normalization `choose_normalization` returns; "": it is that of the data."""
+        """Weights whose own normalization `choose_normalization` returns; "": it is that of the
+        data.
+        """
         return self.weights if self.normalization == "weights" else ""
 
     def choose_normalization(self, computed: Record) -> Record:
@@ -329,7 +372,9 @@ class NormalizationSettings:
         """
         if not self.figures_of_weights:
             return keep_low(computed) if self.type != "pi0" else computed
-        return fit_normalization(find_normalization(self.weights, self.norm_asset, self.type != "pi0"), computed)
+        return fit_normalization(
+            find_normalization(self.weights, self.norm_asset, self.type != "pi0"), computed
+        )
 
 
 def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = True) -> Stored:
@@ -338,29 +383,37 @@ def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = T
     Args:
         weights: file or folder of the weights.
         asset: ID of openpi's normalization; "" takes the only one.
-        quantiles: whether openpi normalizes this type of policy by quantiles (pi0.5) or mean and deviation (pi0).
+        quantiles: whether openpi normalizes this type of policy by quantiles (pi0.5) or mean and
+            deviation (pi0).
 
     Raises:
-        ConfigError: `weights` do not exist or have none, there are several and `asset` names none of them, or a file is
-            damaged.
+        ConfigError: `weights` do not exist or have none, there are several and `asset` names none
+            of them, or a file is damaged.
     """
     folder = Path(weights)
     if not folder.exists():
-        raise ConfigError(f"policy.weights: {folder} does not exist; name a safetensors file or its folder")
+        raise ConfigError(
+            f"policy.weights: {folder} does not exist; name a safetensors file or its folder"
+        )
     folder = folder.parent if folder.is_file() or folder.name == "params" else folder
     if asset or not any((folder / name).is_file() for name in (OWN, LEROBOT)):
         if files := openpi_files(folder):
-            return _with_facts(read_openpi(choose_asset(files, asset, folder), quantiles), read_facts(folder))
+            return _with_facts(
+                read_openpi(choose_asset(files, asset, folder), quantiles), read_facts(folder)
+            )
         if asset:
-            raise ConfigError(f"policy.norm_asset: {asset}: {folder} has no assets/{asset}/{OPENPI}")
+            raise ConfigError(
+                f"policy.norm_asset: {asset}: {folder} has no assets/{asset}/{OPENPI}"
+            )
     if (folder / OWN).is_file():
         return _read_own(folder / OWN)
     if (folder / LEROBOT).is_file():
         return _with_facts(read_lerobot(folder), read_facts(folder))
     raise ConfigError(
-        f"policy.weights: {folder} has no normalization (assets/ID/{OPENPI} or {LEROBOT}), and the weights mean "
-        "nothing without the one that they were trained with; add its file, or compute one from this data, with which "
-        "they have to be trained further: --policy.normalization data"
+        f"policy.weights: {folder} has no normalization (assets/ID/{OPENPI} or {LEROBOT}), and the "
+        "weights mean nothing without the one that they were trained with; add its file, or "
+        "compute one from this data, with which they have to be trained further: "
+        "--policy.normalization data"
     )
 
 
@@ -375,7 +428,9 @@ def _with_facts(stored: Stored, facts: Record) -> Stored:
     for name, key in (("delta", ACTION), ("constant", STATE)):
         width = len(maps[key]["offset"]) if key in maps else 0
         if above := [dim for dim in facts.get(name, ()) if dim >= width]:
-            raise ConfigError(f"{stored.where.parent}: {FACTS}: {name}: {above[0]}: {key} has {width} dimensions")
+            raise ConfigError(
+                f"{stored.where.parent}: {FACTS}: {name}: {above[0]}: {key} has {width} dimensions"
+            )
     if constant := facts.get("constant"):
         spread = np.asarray(maps[STATE]["spread"], np.float64)
         spread[constant] = 0
@@ -400,12 +455,15 @@ def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
         _check_own(stored, computed, fix)
         return dict(stored.whole) | {"heads": heads}
     if len(heads) > 1:
-        raise ConfigError(f"{stored.where}: is of one robot, and the data has the norm heads {', '.join(heads)}; {fix}")
+        raise ConfigError(
+            f"{stored.where}: is of one robot, and the data has the norm heads {', '.join(heads)}; "
+            f"{fix}"
+        )
     learnt = tuple(int(dim) for dim in np.flatnonzero(computed["delta"][0]))
     if stored.delta is not None and stored.delta != learnt:
         raise ConfigError(
-            f"{stored.where}: the actions {list(stored.delta)} were learnt as differences to the state, and "
-            f"data.delta_action_dims is {list(learnt)}; set it to the same"
+            f"{stored.where}: the actions {list(stored.delta)} were learnt as differences to the "
+            f"state, and data.delta_action_dims is {list(learnt)}; set it to the same"
         )
     fitted: dict[str, Any] = {"heads": heads}
     for key in dims:
@@ -415,10 +473,12 @@ def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
         affine = stored.maps[key]
         if len(affine["offset"]) < width or not stored.padding[key][width:].all():
             raise ConfigError(
-                f"{stored.where}: {key!r} has {len(affine['offset'])} dimensions, the data {width}, and the rest is no "
-                f"padding; {fix}"
+                f"{stored.where}: {key!r} has {len(affine['offset'])} dimensions, the data "
+                f"{width}, and the rest is no padding; {fix}"
             )
-        fitted[key] = {name: [np.asarray(affine[name])[:width].tolist()] for name in ("offset", "spread")}
+        fitted[key] = {
+            name: [np.asarray(affine[name])[:width].tolist()] for name in ("offset", "spread")
+        }
     return fitted | {"delta": computed["delta"], "dims": dims}
 
 
@@ -430,20 +490,33 @@ def _read_own(path: Path) -> Stored:
 
 
 def _check_own(stored: Stored, computed: Record, fix: str) -> None:
-    """Raise ConfigError unless an own normalization has the heads, dimensions and differences of the data."""
+    """Raise ConfigError unless an own normalization has the heads, dimensions and differences of
+    the data.
+    """
     assert stored.whole is not None
     whole = stored.whole
     heads = list(computed["heads"])
     theirs = list(whole.get("heads", [""]))
     # One robot may be recorded in a dataset of another name, but not be another known robot.
-    if theirs != heads and (len(heads) > 1 or len(theirs) > 1 or all("::" in name for name in (*theirs, *heads))):
+    if theirs != heads and (
+        len(heads) > 1 or len(theirs) > 1 or all("::" in name for name in (*theirs, *heads))
+    ):
         raise ConfigError(
-            f"{stored.where}: has the norm heads {', '.join(theirs)}, the data has {', '.join(heads)}; {fix}"
+            f"{stored.where}: has the norm heads {', '.join(theirs)}, the data has "
+            f"{', '.join(heads)}; {fix}"
         )
     for key, now in computed["dims"].items():
-        width = [len(row) for row in np.atleast_2d(np.asarray(whole.get(key, {}).get("offset", []), float))]
+        width = [
+            len(row)
+            for row in np.atleast_2d(np.asarray(whole.get(key, {}).get("offset", []), float))
+        ]
         if (have := list(whole.get("dims", {}).get(key, width))) != list(now):
-            raise ConfigError(f"{stored.where}: {key!r} has {have} dimensions, the data {list(now)}; {fix}")
+            raise ConfigError(
+                f"{stored.where}: {key!r} has {have} dimensions, the data {list(now)}; {fix}"
+            )
     none = [[False] * len(row) for row in computed["delta"]]
     if whole.get("delta", none) != computed["delta"]:
-        raise ConfigError(f"{stored.where}: learnt other actions as differences; set data.delta_action_dims as there")
+        raise ConfigError(
+            f"{stored.where}: learnt other actions as differences; set data.delta_action_dims as "
+            "there"
+        )

@@ -1,14 +1,15 @@
 """pi0.5 and pi0 as a `Policy`: a batch of a robot in, losses per sample or actions out.
 
-The network (`network.py`) is a pure function of tensors in its own units and widths. This file has everything between a
-batch and that function: units and widths, image sizes, missing cameras, the draws of a sample, and the loss terms
+The network (`network.py`) is a pure function of tensors in its own units and widths. This file has
+everything between a batch and that function: units and widths, image sizes, missing cameras, the
+draws of a sample, and the loss terms
 
     flow    squared error of the velocity, over the robot's own dimensions and unpadded actions
     text    cross-entropy of the response, where the policy has responses
     fast    cross-entropy of the actions as FAST tokens, where the policy has a FAST tokenizer
 
-With `insulation` the terms `text` and `fast` train the vision encoder and the language tower, and `flow` the action
-expert alone.
+With `insulation` the terms `text` and `fast` train the vision encoder and the language tower, and
+`flow` the action expert alone.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -70,12 +71,13 @@ VALIDATION_DRAWS = 8
 
 
 class Pi05Policy(Policy, Pi0Network):
-    """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalization)` has fresh weights from torch's generator.
+    """pi0.5 or pi0, by `config.type`. `Pi05Policy(config, normalization)` has fresh weights from
+    torch's generator.
 
-    For the keys of a batch see `Policy`; images have any size. `preprocess` adds the tokens of the texts
-    (`tokenize_batch.py`). Missing cameras, padded dimensions and padded actions count nothing and reach nothing,
-    whatever values the batch holds there. The network's own functions (`flow_loss`, `sample`, ...) are methods of this
-    class.
+    For the keys of a batch see `Policy`; images have any size. `preprocess` adds the tokens of the
+    texts (`tokenize_batch.py`). Missing cameras, padded dimensions and padded actions count nothing
+    and reach nothing, whatever values the batch holds there. The network's own functions
+    (`flow_loss`, `sample`, ...) are methods of this class.
     """
 
     validation_draws: int = VALIDATION_DRAWS
@@ -90,7 +92,8 @@ class Pi05Policy(Policy, Pi0Network):
             normalization: see `policies/common/normalizer.py`.
 
         Raises:
-            ValueError: an entry of the normalization is missing, of the wrong width, or cannot be inverted.
+            ValueError: an entry of the normalization is missing, of the wrong width, or cannot be
+                inverted.
             ConfigError: a tokenizer cannot be read.
         """
         super().__init__(config.sizes, getattr(torch, config.compute), config.state_history)
@@ -102,8 +105,14 @@ class Pi05Policy(Policy, Pi0Network):
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these tokens."""
-        return (FLOW, *((TEXT,) if self.config.response_tokens else ()), *((FAST,) if self.config.fast else ()))
+        """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these
+        tokens.
+        """
+        return (
+            FLOW,
+            *((TEXT,) if self.config.response_tokens else ()),
+            *((FAST,) if self.config.fast else ()),
+        )
 
     @property
     def _predicts_tokens(self) -> bool:
@@ -111,7 +120,9 @@ class Pi05Policy(Policy, Pi0Network):
 
     @property
     def insulates(self) -> bool:
-        """Whether the flow loss trains the action expert alone: a matter of the settings, and of no loss weight."""
+        """Whether the flow loss trains the action expert alone: a matter of the settings, and of no
+        loss weight.
+        """
         return bool(self.config.insulation) and self._predicts_tokens
 
     def describe_losses(self, terms: Collection[str]) -> list[str]:
@@ -119,11 +130,21 @@ class Pi05Policy(Policy, Pi0Network):
         tokens = [term for term in terms if term in TOKENS]
         flows = [term for term in terms if term not in TOKENS]
         seen = self.config.describe_history()
-        parts = [f"{' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"] if tokens else []
+        parts = (
+            [f"{' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"]
+            if tokens
+            else []
+        )
         if flows:
             reached = "expert alone" if self.insulates else "vision, vlm and expert"
-            parts.append(f"{' and '.join(flows)} {'reach' if len(flows) > 1 else 'reaches'} {reached}")
-        state = f" (policy.insulation is {'on' if self.insulates else 'off'})" if self._predicts_tokens else ""
+            parts.append(
+                f"{' and '.join(flows)} {'reach' if len(flows) > 1 else 'reaches'} {reached}"
+            )
+        state = (
+            f" (policy.insulation is {'on' if self.insulates else 'off'})"
+            if self._predicts_tokens
+            else ""
+        )
         return [f"losses: {'; '.join(parts)}{state}", *seen]
 
     def blocks(self) -> list[nn.Module]:
@@ -131,16 +152,21 @@ class Pi05Policy(Policy, Pi0Network):
         return [*self.vision.layers, *self.layers]
 
     def float32_modules(self) -> list[nn.Module]:
-        """Patches, positions, and the layers between noisy actions, flow time, state and the expert."""
+        """Patches, positions, and the layers between noisy actions, flow time, state and the
+        expert.
+        """
         alone = ("action_", "time_", "state_", "proprio_")
-        float32_layers = [module for name, module in self.named_children() if name.startswith(alone)]
+        float32_layers = [
+            module for name, module in self.named_children() if name.startswith(alone)
+        ]
         return [self.vision.patch, self.vision.position, *float32_layers]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
 
-        The noise is as wide as the network: that in dimensions that a robot does not have is an input, as in the
-        released training. With `max_delay`, training also draws the number of given actions.
+        The noise is as wide as the network: that in dimensions that a robot does not have is an
+        input, as in the released training. With `max_delay`, training also draws the number of
+        given actions.
         """
         config = self.config
         dim = self.sizes.dim
@@ -169,17 +195,28 @@ class Pi05Policy(Policy, Pi0Network):
         """Add tokens of the greatest lengths; it needs no tokenizer."""
         config = self.config
         fast = config.action_tokens if config.fast else 0
-        return longest(self._split(batch), config.cameras, config.prompt_tokens, config.response_tokens, fast)
+        return longest(
+            self._split(batch), config.cameras, config.prompt_tokens, config.response_tokens, fast
+        )
 
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str] | None:
         """Tokens, with the state where the format has it."""
         longest_prompt = self.texts.longest_prompt(prompts)
-        return None if longest_prompt is None else (longest_prompt, self.config.prompt_tokens, "prompt_tokens")
+        return (
+            None
+            if longest_prompt is None
+            else (longest_prompt, self.config.prompt_tokens, "prompt_tokens")
+        )
 
     def tokens(self, batch: Batch) -> list[int]:
-        """Count the tokens of each sample in training: images, texts, past states, and `noise_samples` chunks."""
+        """Count the tokens of each sample in training: images, texts, past states, and
+        `noise_samples` chunks.
+        """
         expert = self.config.noise_samples * self.suffix_tokens
-        return [extent.total(self.sizes.vision.tokens) + expert for extent in known_extents(batch, self.config.cameras)]
+        return [
+            extent.total(self.sizes.vision.tokens) + expert
+            for extent in known_extents(batch, self.config.cameras)
+        ]
 
     @property
     def suffix_tokens(self) -> int:
@@ -187,10 +224,14 @@ class Pi05Policy(Policy, Pi0Network):
         return self.config.chunk + (not self.sizes.adaptive)
 
     def processed_tokens(self, batch: Batch) -> int:
-        """Count the tokens that the towers compute: without `packs` each sample is as long as the longest."""
+        """Count the tokens that the towers compute: without `packs` each sample is as long as the
+        longest.
+        """
         counts = self.tokens(batch)
         sizes = known_extents(batch, self.config.cameras)
-        return sum(counts) + (0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding))
+        return sum(counts) + (
+            0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding)
+        )
 
     @property
     def _padding(self) -> tuple[int, tuple[int, int, int]]:
@@ -239,7 +280,9 @@ class Pi05Policy(Policy, Pi0Network):
             suffix,
             insulate=self.insulates,
             hidden=bool(predicted),
-            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None) if self.packs else None,
+            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None)
+            if self.packs
+            else None,
         )
         losses = {} if result is None or read is None else read(result)
         if tail is not None and hidden is not None:
@@ -248,14 +291,19 @@ class Pi05Policy(Policy, Pi0Network):
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
-        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's units.
+        """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
+        units.
 
         A policy with responses first predicts its own, unless the batch has them (`response`).
         """
         if mode not in self.modes:
-            raise ValueError(f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only")
+            raise ValueError(
+                f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only"
+            )
         observed = self._before_acting(batch)
-        check_shape("noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim))
+        check_shape(
+            "noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim)
+        )
         actions = euler(self._field(observed, batch, draws["noise"]), draws["noise"], steps)
         return self.robot_actions(actions, batch)
 
@@ -269,21 +317,25 @@ class Pi05Policy(Policy, Pi0Network):
         steps: int = 10,
         horizon: int | None = None,
     ) -> Tensor:
-        """Sample actions that continue a chunk which the robot is still executing; see `common/flow_matching.py`.
+        """Sample actions that continue a chunk which the robot is still executing; see
+        `common/flow_matching.py`.
 
         Args:
             batch: see the class.
             draws: the numbers of `random_spec("act")`.
-            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first action now; n <= T.
+            executing: float32 [B, n, A], the rest of that chunk in the robot's units, its first
+                action now; n <= T.
             delay: actions that the robot executes before the new ones arrive.
             steps: integration steps.
-            horizon: actions to be guided by; None: the first `delay` are given, which needs a policy trained so.
+            horizon: actions to be guided by; None: the first `delay` are given, which needs a
+                policy trained so.
 
         Returns:
             float32 [B, T, A] in the robot's units, the first action now.
 
         Raises:
-            ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained `max_delay`.
+            ValueError: `delay` or `horizon` exceeds the chunk, or without `horizon` the trained
+                `max_delay`.
         """
         config = self.config
         length = executing.shape[1]
@@ -295,7 +347,9 @@ class Pi05Policy(Policy, Pi0Network):
         if horizon is None:
             actions = sample_given(field, draws["noise"], chunk, delay, steps)
         else:
-            actions = sample_guided(field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch))
+            actions = sample_guided(
+                field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch)
+            )
         return self.robot_actions(actions, batch)
 
     def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
@@ -303,30 +357,42 @@ class Pi05Policy(Policy, Pi0Network):
         return self.normalizer.robot_actions(x[..., : self.config.action_dim], batch)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy, under own names or those of a released file; raises as `stored_keys`."""
+        """Copy a state dict into the policy, under own names or those of a released file; raises as
+        `stored_keys`.
+        """
         fill_parameters(self, weights, stored_keys(self, weights))
 
     def stored_rows(self, weights: TensorReader) -> StoredRows:
-        """Rows of stored weights, under own names or those of a released file; raises as `load_weights` does."""
+        """Rows of stored weights, under own names or those of a released file; raises as
+        `load_weights` does.
+        """
         return StoredRows(weights, stored_keys(self, weights))
 
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""
         needed = {name: p.shape for name, p in self.named_parameters()}
-        return FirstWeights(needed, self.config.weights, seed=seed, unread=() if self.has_expert else EXPERT_TENSORS)
+        return FirstWeights(
+            needed, self.config.weights, seed=seed, unread=() if self.has_expert else EXPERT_TENSORS
+        )
 
     def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
         times = self.config.state_times
         return split_states(batch, len(times)) if times else batch
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _noisy(
         self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
     ) -> tuple[Suffix, Callable[[Tensor], dict[str, Loss]]]:
-        """Embed the noisy chunks of a batch, and return the function that reads the loss of `terms` off `run`."""
-        noisy, times, clean = noisy_chunks(batch, draws, self.config, self.normalizer, self.sizes.dim)
-        suffix = self.suffix(noisy.flatten(0, 1), times.flatten(0, 1), self._state(batch), noisy.shape[1])
+        """Embed the noisy chunks of a batch, and return the function that reads the loss of `terms`
+        off `run`.
+        """
+        noisy, times, clean = noisy_chunks(
+            batch, draws, self.config, self.normalizer, self.sizes.dim
+        )
+        suffix = self.suffix(
+            noisy.flatten(0, 1), times.flatten(0, 1), self._state(batch), noisy.shape[1]
+        )
 
         def read(result: Tensor) -> dict[str, Loss]:
             moves = self.action_velocity(result, noisy)
@@ -335,12 +401,18 @@ class Pi05Policy(Policy, Pi0Network):
         return suffix, read
 
     def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
-        """Embed the images and the prompt of a batch, without the cameras and the padding that no sample needs."""
+        """Embed the images and the prompt of a batch, without the cameras and the padding that no
+        sample needs.
+        """
         sizes = known_extents(batch, self.config.cameras)
         config = self.config
         tokens = value_of(batch, PROMPT[0])
-        images = images_of(batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device)
-        tokens, masks = cut(tokens, [extent.prompt for extent in sizes], self._padding[0], config.prompt_tokens)
+        images = images_of(
+            batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device
+        )
+        tokens, masks = cut(
+            tokens, [extent.prompt for extent in sizes], self._padding[0], config.prompt_tokens
+        )
         states = self._states(batch) if config.state_times else None
         return self.observe(images.pixels, images.has, tokens, masks, images.frames, states), sizes
 
@@ -357,12 +429,16 @@ class Pi05Policy(Policy, Pi0Network):
         if not self.config.response_tokens:
             return observed
         if TOKENS[TEXT][0] in batch:
-            return self.with_tail(observed, tail_of(batch, [extent._replace(fast=0) for extent in sizes]))
+            return self.with_tail(
+                observed, tail_of(batch, [extent._replace(fast=0) for extent in sizes])
+            )
         end = self.texts.required().model.eos_id()
         return self.with_tail(observed, respond(self, observed, self.config.response_tokens, end))
 
     def _state(self, batch: Batch) -> Tensor | None:
-        """State in the network's units and width, float32 [B, dim]; None where the network has no such input."""
+        """State in the network's units and width, float32 [B, dim]; None where the network has no
+        such input.
+        """
         if self.sizes.adaptive:
             return None
         state = state_now(batch)
@@ -372,15 +448,17 @@ class Pi05Policy(Policy, Pi0Network):
     def _field(self, observed: Observation, batch: Batch, noise: Tensor) -> Field:
         """Make the velocity field of a batch that starts at `noise` [B, T, dim].
 
-        In dimensions that a robot does not have, training shows time * noise and asks for nothing. So the velocity is
-        the noise there, which keeps sampling on the path of training.
+        In dimensions that a robot does not have, training shows time * noise and asks for nothing.
+        So the velocity is the noise there, which keeps sampling on the path of training.
         """
         field = self.field(observed, self._state(batch))
         is_own = self._own_dims(batch)
         return lambda x, time: torch.where(is_own, field(x, time), noise)
 
     def _own_dims(self, batch: Batch, key: str = ACTION) -> Tensor:
-        """Mark the dimensions of the network's actions, or states, that the robot has, bool [B or 1, 1, dim]."""
+        """Mark the dimensions of the network's actions, or states, that the robot has, bool [B or
+        1, 1, dim].
+        """
         is_pad = self.normalizer.dim_is_pad(key, batch)
         if is_pad is None:
             width = self.config.widths[key]

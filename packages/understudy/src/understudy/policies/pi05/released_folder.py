@@ -1,19 +1,21 @@
-"""A folder of a pi0.5 or pi0 policy of any tool, read as one of our own: config.json and normalisation.json.
+"""A folder of a pi0.5 or pi0 policy of any tool, read as one of our own: config.json and
+normalisation.json.
 
     LeRobot       config.json      chunk_size, input_features, output_features, tokenizer_max_length
                   policy_preprocessor.json and the file that it names
                   of the type pi05, pi0 or pi052 (`PI052Config` at commit f2c8867d of 2026-07-28)
-    openpi        config.json or   action_horizon; max_token_len and discrete_state_input where they are stored
-                  metadata.json
+    openpi        config.json or   action_horizon; max_token_len and discrete_state_input where
+                  metadata.json    they are stored
                   assets/ID/norm_stats.json
     understudy    config.json      type, action_dim, cameras, chunk, ...
                   normalisation.json, or the normalization of one of the others
 
-pi052 is a pi0.5 whose prompts are messages of a recipe, and whose text head is a tensor next to the embedding. Actions
-depend on the embedding alone, so the head is not read. The instruction is the subtask; LeRobot generates it.
+pi052 is a pi0.5 whose prompts are messages of a recipe, and whose text head is a tensor next to the
+embedding. Actions depend on the embedding alone, so the head is not read. The instruction is the
+subtask; LeRobot generates it.
 
-Dimensions come from the tensors. A config of any of these tools may also have `dimensions`, an object or a part of one
-(`Sizes`), or there is a file sizes.json with it.
+Dimensions come from the tensors. A config of any of these tools may also have `dimensions`, an
+object or a part of one (`Sizes`), or there is a file sizes.json with it.
 """
 
 import logging
@@ -30,7 +32,14 @@ from understudy.policies.common.lerobot_processors import VISUAL, read_features,
 from understudy.policies.common.settings import TowerSizes
 from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
 from understudy.policies.pi05.normalization import Stored, find_normalization
-from understudy.policies.pi05.released_keys import EMBEDDING, HEAD, Shapes, canonical, is_adaptive, own_name
+from understudy.policies.pi05.released_keys import (
+    EMBEDDING,
+    HEAD,
+    Shapes,
+    canonical,
+    is_adaptive,
+    own_name,
+)
 from understudy.policies.registry import stored_type
 from understudy.policies.weight_files import open_weights
 from understudy_base.batch_keys import ACTION, STATE
@@ -64,7 +73,9 @@ def complete_dimensions(shapes: Shapes, stated: Record, where: object) -> dict[s
     Raises:
         ValueError: a stated dimension contradicts a tensor; lists all, each with its key.
     """
-    dimensions: dict[str, Any] = {name: value for name, value in stated.items() if name not in PARTS}
+    dimensions: dict[str, Any] = {
+        name: value for name, value in stated.items() if name not in PARTS
+    }
     for part in PARTS:
         value = stated.get(part, {})
         if not isinstance(value, Mapping):
@@ -75,14 +86,21 @@ def complete_dimensions(shapes: Shapes, stated: Record, where: object) -> dict[s
         part_sizes = dimensions[part] if part else dimensions
         label = f"dimensions.{part}.{name}" if part else f"dimensions.{name}"
         if part_sizes.setdefault(name, value) != value:
-            wrong.append(f"  {label} is {part_sizes[name]}, and {key} {list(shapes[key])} has {value}")
+            wrong.append(
+                f"  {label} is {part_sizes[name]}, and {key} {list(shapes[key])} has {value}"
+            )
     wrong += _complete_heads(dimensions, shapes)
     if wrong:
-        raise ValueError("\n".join([f"{where}: the config states other dimensions than the tensors have", *wrong]))
+        raise ValueError(
+            "\n".join(
+                [f"{where}: the config states other dimensions than the tensors have", *wrong]
+            )
+        )
     adaptive = is_adaptive(shapes)
     if dimensions.setdefault("adaptive", adaptive) is not adaptive:
         raise ValueError(
-            f"{where}: dimensions.adaptive is {dimensions['adaptive']}, and the tensors are of the other family"
+            f"{where}: dimensions.adaptive is {dimensions['adaptive']}, and the tensors are of the "
+            "other family"
         )
     return dimensions
 
@@ -98,7 +116,9 @@ def _own_shapes(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
     return by_name
 
 
-def _measured(stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tuple[str, str, int, str]]:
+def _measured(
+    stored: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> Iterator[tuple[str, str, int, str]]:
     """Yield (part, dimension, value, key) of each dimension that a tensor has."""
 
     def of(name: str, axis: int, rank: int) -> Iterator[tuple[int, str]]:
@@ -109,7 +129,11 @@ def _measured(stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[tup
         layers = {}
         for name, (key, _) in stored.items():
             number, _, rest = name.removeprefix(first).partition(".")
-            if name.startswith(first) and number.isdigit() and (part == "vision" or rest.startswith(f"{part}.")):
+            if (
+                name.startswith(first)
+                and number.isdigit()
+                and (part == "vision" or rest.startswith(f"{part}."))
+            ):
                 layers[number] = key
         if layers:
             yield part, "depth", len(layers), max(layers.values(), key=len)
@@ -141,8 +165,9 @@ def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
     if "heads" not in vision:
         if vision.get("width") != Sizes.BASE.vision.width:
             raise ValueError(
-                f"dimensions.vision.heads: required: no tensor has the number of attention heads, and a vision encoder "
-                f"of width {vision.get('width')} is not the released one; state it in config.json"
+                "dimensions.vision.heads: required: no tensor has the number of attention heads, "
+                f"and a vision encoder of width {vision.get('width')} is not the released one; "
+                "state it in config.json"
             )
         vision["heads"] = Sizes.BASE.vision.heads
     for part in PARTS[1:]:
@@ -157,14 +182,17 @@ def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
             continue
         heads = _whole(tower.get("num_heads"))
         shared = _whole(tower.get("num_kv_heads"))
-        size = _whole(tower.get("head_dim")) or (rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1))
+        size = _whole(tower.get("head_dim")) or (
+            rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1)
+        )
         if not size:
             continue
         for name, label in (("q_proj", "num_heads"), ("k_proj", "num_kv_heads")):
             count = tower.setdefault(label, rows[name] // size)
             if count * size != rows[name]:
                 wrong.append(
-                    f"  dimensions.{part}.{label} is {count} of head_dim {size}, and {keys[name]} has {rows[name]} rows"
+                    f"  dimensions.{part}.{label} is {count} of head_dim {size}, and {keys[name]} "
+                    f"has {rows[name]} rows"
                 )
         tower.setdefault("head_dim", size)
     return wrong
@@ -175,7 +203,9 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-CAMERAS = tuple(f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist"))
+CAMERAS = tuple(
+    f"observation.images.{name}_0_rgb" for name in ("base", "left_wrist", "right_wrist")
+)
 """Cameras of the released policies, where a folder names none."""
 EMPTY = "empty_camera"
 """Part of the names that LeRobot gives to cameras without images."""
@@ -203,7 +233,8 @@ Values = dict[str, Any]
 def read_folder(
     folder: Path, stored: Record, normalization: Record | None, shapes: Shapes, asset: str = ""
 ) -> tuple[Values, Values] | None:
-    """Return config and normalization as our own folders have them; None: the weights are of another type.
+    """Return config and normalization as our own folders have them; None: the weights are of
+    another type.
 
     Args:
         folder: the folder.
@@ -229,8 +260,8 @@ def read_folder(
     chunk = values.setdefault("chunk", dimensions.get("chunk"))
     if chunk is None:
         raise ValueError(
-            "chunk: required: no tensor has the number of actions that are predicted at once; state it in config.json "
-            "(`chunk`; `action_horizon` of openpi, `chunk_size` of LeRobot)"
+            "chunk: required: no tensor has the number of actions that are predicted at once; "
+            "state it in config.json (`chunk`; `action_horizon` of openpi, `chunk_size` of LeRobot)"
         )
     values["dimensions"] = {"chunk": chunk} | dimensions
     if _tool(stored) != "understudy":
@@ -242,8 +273,9 @@ def read_folder(
         found = find_normalization(folder, asset, kind == "pi05")
         if found.delta is None and found.whole is None:
             logger.warning(
-                "%s does not say which actions are differences to the state (DeltaActions in the code of openpi): they "
-                'are taken as absolute. Name those that are in %s, {"delta": [0, 1, 2]}, or {"delta": []}',
+                "%s does not say which actions are differences to the state (DeltaActions in the "
+                "code of openpi): they are taken as absolute. Name those that are in %s, "
+                '{"delta": [0, 1, 2]}, or {"delta": []}',
                 folder,
                 folder / FACTS,
             )
@@ -256,7 +288,8 @@ def read_folder(
 
 
 def stored_facts(weights: str | Path) -> Values:
-    """Return `dimensions` and `chunk` of the weights that a run starts from; each is absent where no file has it.
+    """Return `dimensions` and `chunk` of the weights that a run starts from; each is absent where
+    no file has it.
 
     Raises:
         ConfigError: a file is damaged, or contradicts another.
@@ -276,11 +309,15 @@ def stored_facts(weights: str | Path) -> Values:
     chunk = values.get("chunk", dimensions.get("chunk"))
     if isinstance(chunk, bool) or not isinstance(chunk, int | None):
         raise ConfigError(f"policy.weights: {file}: chunk: {chunk!r}: must be a whole number")
-    return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | ({"chunk": chunk} if chunk else {})
+    return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | (
+        {"chunk": chunk} if chunk else {}
+    )
 
 
 def _towers(stored: Record, kind: str) -> str:
-    """Return the type of a stored config; `kind` where it has none, and for a world-action model, which has either."""
+    """Return the type of a stored config; `kind` where it has none, and for a world-action model,
+    which has either.
+    """
     name = stored_type({"type": kind, **stored})
     return kind if name == "world_action" else name
 
@@ -295,7 +332,9 @@ def _tool(stored: Record) -> str:
 
 
 def _stated(folder: Path, stored: Record) -> Record:
-    """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of its towers."""
+    """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of
+    its towers.
+    """
     in_file = read_object(folder / SIZES) if (folder / SIZES).is_file() else None
     for where, dimensions in ((CONFIG, stored.get("dimensions")), (SIZES, in_file)):
         if dimensions is not None:
@@ -311,7 +350,9 @@ def _stated(folder: Path, stored: Record) -> Record:
 
 
 def _lerobot_prompt(stored: Record, kind: str) -> str:
-    """Return the format of prompts of LeRobot's types, one each; pi052 without a recipe has that of pi05."""
+    """Return the format of prompts of LeRobot's types, one each; pi052 without a recipe has that of
+    pi05.
+    """
     has_recipe = stored.get("type") == "pi052" and stored.get("recipe_path", True)
     return "message" if has_recipe else PROMPTS[kind == "pi05"]
 
@@ -325,10 +366,17 @@ def _translate(stored: Record, kind: str) -> Values:
     if tool == "LeRobot":
         for field, value in UNSUPPORTED.items():
             if stored.get(field, value) != value:
-                raise ValueError(f"{field}: {stored[field]!r}: only {value!r} is read: the network has other inputs")
-        inputs, outputs = (read_features(stored, name) for name in ("input_features", "output_features"))
+                raise ValueError(
+                    f"{field}: {stored[field]!r}: only {value!r} is read: the network has other "
+                    "inputs"
+                )
+        inputs, outputs = (
+            read_features(stored, name) for name in ("input_features", "output_features")
+        )
         if inputs:
-            values["cameras"] = [key for key, (type_, _) in inputs.items() if type_ == VISUAL and EMPTY not in key]
+            values["cameras"] = [
+                key for key, (type_, _) in inputs.items() if type_ == VISUAL and EMPTY not in key
+            ]
             values["state_dim"] = inputs[STATE][1][0] if STATE in inputs else 0
         if ACTION in outputs:
             values["action_dim"] = outputs[ACTION][1][0]
@@ -341,7 +389,9 @@ def _translate(stored: Record, kind: str) -> Values:
         values["prompt"] = PROMPTS[bool(stored.get("discrete_state_input", kind == "pi05"))]
     renamed = {"chunk_size": "chunk", "action_horizon": "chunk"}
     renamed |= {"tokenizer_max_length": "prompt_tokens", "max_token_len": "prompt_tokens"}
-    return values | {ours: stored[theirs] for theirs, ours in renamed.items() if stored.get(theirs) is not None}
+    return values | {
+        ours: stored[theirs] for theirs, ours in renamed.items() if stored.get(theirs) is not None
+    }
 
 
 def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
@@ -367,7 +417,10 @@ def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
         if width == 0:
             continue
         if have < width or not padding[width:].all():
-            raise ValueError(f"{stored.where}: {key!r} has {have} dimensions, the config {width}; restore the files")
+            raise ValueError(
+                f"{stored.where}: {key!r} has {have} dimensions, the config {width}; restore the "
+                "files"
+            )
         made[key] = {name: list(affine[name][:width]) for name in ("offset", "spread")}
     if stored.delta and ACTION in made:
         count = len(made[ACTION]["offset"])
@@ -377,7 +430,9 @@ def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
 
 def _width(normalization: Record, key: str) -> int:
     """Return the number of dimensions of a key in a normalization; 0 where it has none."""
-    return int(np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1])
+    return int(
+        np.atleast_2d(np.asarray(normalization.get(key, {}).get("offset", []), float)).shape[-1]
+    )
 
 
 def check_implied(config: Pi05PolicyConfig) -> None:
@@ -402,13 +457,16 @@ def check_implied(config: Pi05PolicyConfig) -> None:
                     lines.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
     if lines:
         raise ConfigError(
-            "policy.weights: the weights were trained with other settings; take theirs, or train with yours on "
-            "purpose: --policy.weights-settings ignore\n" + "\n".join(f"  {line}" for line in lines)
+            "policy.weights: the weights were trained with other settings; take theirs, or train "
+            "with yours on purpose: --policy.weights-settings ignore\n"
+            + "\n".join(f"  {line}" for line in lines)
         )
 
 
 def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield (field of the file, its value, our setting, our value) for each field that the file has."""
+    """Yield (field of the file, its value, our setting, our value) for each field that the file
+    has.
+    """
     sizes = config.sizes
     prompt = ("policy.prompt", config.prompt)
     chunk = ("data.chunk_size", config.chunk)
@@ -429,18 +487,37 @@ def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, An
             "image_resolution": ("the network's image size", [sizes.vision.image] * 2),
             **towers,
         },
-        "action_horizon": {"action_horizon": chunk, "action_dim": width, "max_token_len": length, **towers},
-        "chunk": {"type": kind, "chunk": chunk, "prompt": prompt, "prompt_tokens": length},  # understudy
+        "action_horizon": {
+            "action_horizon": chunk,
+            "action_dim": width,
+            "max_token_len": length,
+            **towers,
+        },
+        # understudy
+        "chunk": {"type": kind, "chunk": chunk, "prompt": prompt, "prompt_tokens": length},
     }
     for mark, fields in tables.items():
         if mark in stored:
             for field, (setting, ours) in fields.items():
                 if field in stored:
-                    yield field, _towers(stored, kind[1]) if field == "type" else stored[field], setting, ours
+                    yield (
+                        field,
+                        _towers(stored, kind[1]) if field == "type" else stored[field],
+                        setting,
+                        ours,
+                    )
     if "chunk_size" in stored and "type" in stored and stored_type(stored) == kind[1]:
-        yield f"type {stored['type']}, which means policy.prompt", _lerobot_prompt(stored, kind[1]), *prompt
+        yield (
+            f"type {stored['type']}, which means policy.prompt",
+            _lerobot_prompt(stored, kind[1]),
+            *prompt,
+        )
     if "action_horizon" in stored:
         if isinstance(stored.get("pi05"), bool):
             yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind
         if sizes.adaptive and isinstance(stored.get("discrete_state_input"), bool):
-            yield "discrete_state_input, which means policy.prompt", PROMPTS[stored["discrete_state_input"]], *prompt
+            yield (
+                "discrete_state_input, which means policy.prompt",
+                PROMPTS[stored["discrete_state_input"]],
+                *prompt,
+            )

@@ -1,16 +1,18 @@
-"""Names of released pi0.5 and pi0 weights: the map between them and the network's parameters, both ways. No torch.
+"""Names of released pi0.5 and pi0 weights: the map between them and the network's parameters, both
+ways. No torch.
 
-The released names are from openpi's converter and of LeRobot's `pi05_base` and `pi0_base`. `canonical` brings the
-dialects of other tools to them:
+The released names are from openpi's converter and of LeRobot's `pi05_base` and `pi0_base`.
+`canonical` brings the dialects of other tools to them:
 
     model.*                                     LeRobot's trainer puts `model.` before each name
     …paligemma.model.vision_tower.encoder.*     transformers 5.6 and later drop `.vision_model`
     …paligemma.language_model.model.*           files of transformers before 4.52
     …paligemma.vision_tower.*
 
-The token embedding is in a released file under the name of the text head, `lm_head`, to which it is tied. A file of
-LeRobot's trainer on transformers 5 has both, as two tensors: there the head is stale and the embedding counts.
-`match` is strict: every parameter has exactly one key of its shape, and every other key of the file has a reason.
+The token embedding is in a released file under the name of the text head, `lm_head`, to which it is
+tied. A file of LeRobot's trainer on transformers 5 has both, as two tensors: there the head is
+stale and the embedding counts. `match` is strict: every parameter has exactly one key of its shape,
+and every other key of the file has a reason.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,10 +43,19 @@ PREFIXES = (
 TOWERS = (("vlm", f"{LANGUAGE}layers."), ("expert", f"{EXPERT}model.layers."))
 """Tower of a layer of the network -> first part of the released names of its layers."""
 EXPERT_TENSORS = (f"{EXPERT}*", "action_*_proj.*", "time_mlp_*")
-"""Patterns of canonical names of pi0.5's action expert, which a policy without one does not read."""
+"""Patterns of canonical names of pi0.5's action expert, which a policy without one does not read.
+"""
 NEW = ("proprio_history_proj.", "future.", "value_head.")
 """First parts of names that a released file may lack: fresh weights take their place."""
-SAME = ("action_in_proj.", "action_out_proj.", "time_mlp_in.", "time_mlp_out.", "state_proj.", "action_time_mlp_", *NEW)
+SAME = (
+    "action_in_proj.",
+    "action_out_proj.",
+    "time_mlp_in.",
+    "time_mlp_out.",
+    "state_proj.",
+    "action_time_mlp_",
+    *NEW,
+)
 """First parts of names that are equal on both sides."""
 
 IGNORED = (
@@ -54,14 +65,25 @@ IGNORED = (
 )
 """Patterns of canonical names without a parameter, and why."""
 REFUSED = (
-    ("discrete_action_embedding.*", "an embedding of action tokens next to the vocabulary, as OpenTau trains it"),
+    (
+        "discrete_action_embedding.*",
+        "an embedding of action tokens next to the vocabulary, as OpenTau trains it",
+    ),
     ("da_head.*", "a head of action tokens next to the vocabulary, as OpenTau trains it"),
-    ("proprio_history_proj.*", "a projection of past states: set policy.state_history and policy.history"),
+    (
+        "proprio_history_proj.*",
+        "a projection of past states: set policy.state_history and policy.history",
+    ),
     ("value_head.*", "the head of a value function: set policy.type to value_pi05"),
-    ("future.*", "a layer of a world-action model's future: set policy.type to world_action, and mode to joint"),
+    (
+        "future.*",
+        "a layer of a world-action model's future: set policy.type to world_action, and mode to "
+        "joint",
+    ),
     (
         "*normalize_*",
-        "normalization inside the weights; convert the folder to processor files with LeRobot's migration",
+        "normalization inside the weights; convert the folder to processor files with LeRobot's "
+        "migration",
     ),
 )
 """Patterns of canonical names that change the meaning of the other weights, and why."""
@@ -85,10 +107,17 @@ class WeightsError(ValueError):
         shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
         fix: str = "",
     ) -> None:
-        self.where, self.missing, self.extra, self.shapes = where, tuple(missing), dict(extra), dict(shapes)
+        self.where, self.missing, self.extra, self.shapes = (
+            where,
+            tuple(missing),
+            dict(extra),
+            dict(shapes),
+        )
         self.fix = fix
         lines = [f"  missing: {key}" for key in self.missing]
-        lines += [f"  unexpected: {key}{f' ({why})' if why else ''}" for key, why in self.extra.items()]
+        lines += [
+            f"  unexpected: {key}{f' ({why})' if why else ''}" for key, why in self.extra.items()
+        ]
         lines += [
             f"  shape {list(stored)}, expected {list(expected)}: {key}"
             for key, (stored, expected) in self.shapes.items()
@@ -128,7 +157,9 @@ def released_key(name: str) -> str:
 
 
 def own_name(key: str) -> str | None:
-    """Return the parameter that a key of any dialect names, or that is called so; None: there is no such parameter."""
+    """Return the parameter that a key of any dialect names, or that is called so; None: there is no
+    such parameter.
+    """
     key = canonical(key)
     if key in (HEAD, EMBEDDING):
         return "embedding.weight"
@@ -169,7 +200,8 @@ def canonical(key: str) -> str:
 
 
 def is_adaptive(keys: Iterable[str]) -> bool:
-    """Return whether the keys are those of pi0.5, whose time modulates the expert's norms; False: pi0.
+    """Return whether the keys are those of pi0.5, whose time modulates the expert's norms; False:
+    pi0.
 
     Raises:
         ValueError: neither has such keys.
@@ -179,7 +211,10 @@ def is_adaptive(keys: Iterable[str]) -> bool:
         return True
     if "action_time_mlp_in.weight" in names:
         return False
-    raise ValueError("there is neither time_mlp_in.weight nor action_time_mlp_in.weight: no weights of pi0.5 or pi0")
+    raise ValueError(
+        "there is neither time_mlp_in.weight nor action_time_mlp_in.weight: no weights of pi0.5 or "
+        "pi0"
+    )
 
 
 def match(
@@ -196,10 +231,12 @@ def match(
         needed: shapes of the parameters, by name.
         where: the file, for errors.
         optional: first parts of the names of parameters that are fresh where the file lacks them.
-        unread: patterns of canonical names that may have no parameter; the reason in `ignored` is the pattern.
+        unread: patterns of canonical names that may have no parameter; the reason in `ignored` is
+            the pattern.
 
     Raises:
-        WeightsError: a missing key, one without a parameter, one of another shape, two keys of one parameter.
+        WeightsError: a missing key, one without a parameter, one of another shape, two keys of one
+            parameter.
     """
     keys: dict[str, str] = {}
     ignored: dict[str, str] = {}
@@ -223,7 +260,9 @@ def match(
         for name, key in keys.items()
         if tuple(stored[key]) != tuple(needed[name])
     }
-    missing = [released_key(name) for name in needed if name not in keys and not name.startswith(optional)]
+    missing = [
+        released_key(name) for name in needed if name not in keys and not name.startswith(optional)
+    ]
     if missing or extra or shapes:
         raise WeightsError(where, missing, extra, shapes, _family(stored, needed))
     return Match(keys, ignored)
@@ -241,4 +280,7 @@ def _family(stored: Shapes, needed: Shapes) -> str:
         return "it holds no weights of pi0.5 or pi0"
     if theirs == ("state_proj.weight" not in needed):
         return ""
-    return f"it holds weights of {'pi0.5: set policy.type to pi05' if theirs else 'pi0: set policy.type to pi0'}"
+    return (
+        "it holds weights of "
+        f"{'pi0.5: set policy.type to pi05' if theirs else 'pi0: set policy.type to pi0'}"
+    )

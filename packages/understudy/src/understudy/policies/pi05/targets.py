@@ -1,4 +1,5 @@
-"""Images, texts and noisy actions of a batch in the network's form, their losses, and responses that it predicts.
+"""Images, texts and noisy actions of a batch in the network's form, their losses, and responses
+that it predicts.
 
 Cameras and numbers of tokens of a sample are on the host, so that shapes do not wait for a GPU.
 """
@@ -10,7 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import STATES_IS_PAD, check_image, check_shape, host_values, to_device, value_of
+from understudy.policies.batch import (
+    STATES_IS_PAD,
+    check_image,
+    check_shape,
+    host_values,
+    to_device,
+    value_of,
+)
 from understudy.policies.common.flow_matching import given_actions, noisy_actions, velocity
 from understudy.policies.common.images import blank, letterbox
 from understudy.policies.common.layers import token_cross_entropy
@@ -26,7 +34,10 @@ from understudy_base.records import Batch
 TEXT = "text"
 FAST = "fast"
 """Loss terms of predicted tokens."""
-TOKENS = {TEXT: ("response_tokens", "response_is_pad"), FAST: ("action_tokens", "action_tokens_is_pad")}
+TOKENS = {
+    TEXT: ("response_tokens", "response_is_pad"),
+    FAST: ("action_tokens", "action_tokens_is_pad"),
+}
 """Keys of a batch with the tokens that each term predicts, and with their padding."""
 PROMPT = ("prompt_tokens", "prompt_is_pad")
 """The same of the prompt."""
@@ -43,7 +54,8 @@ class Extent(NamedTuple):
     text: int = 0
     fast: int = 0
     states: tuple[bool, ...] = ()
-    """Whether the sample has the state of each time, of a policy that sees past states; else empty."""
+    """Whether the sample has the state of each time, of a policy that sees past states; else empty.
+    """
 
     def tokens(self, term: str) -> int:
         """Return the number of tokens that a loss term predicts."""
@@ -55,7 +67,9 @@ class Extent(NamedTuple):
 
 
 def enclosing(sizes: Sequence[Extent]) -> Extent:
-    """Return the extent to which a batch is padded: each camera of any sample, the states, and the longest texts."""
+    """Return the extent to which a batch is padded: each camera of any sample, the states, and the
+    longest texts.
+    """
     cameras, prompts, texts, fasts, states = zip(*sizes, strict=True)
     shown = tuple(map(any, zip(*cameras, strict=True)))
     return Extent(shown, max(prompts), max(texts), max(fasts), (True,) * len(states[0]))
@@ -81,7 +95,9 @@ def extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
     count = len(lengths[0])
     has = [[True] * count if mask is None else (~mask).tolist() for mask in missing]
     states = (~batch[STATES_IS_PAD]).tolist() if STATES_IS_PAD in batch else [()] * count
-    rows = zip(zip(*has, strict=True) if has else [()] * count, *lengths, map(tuple, states), strict=True)
+    rows = zip(
+        zip(*has, strict=True) if has else [()] * count, *lengths, map(tuple, states), strict=True
+    )
     return [Extent(*row) for row in rows]
 
 
@@ -89,7 +105,9 @@ class Images(NamedTuple):
     """Images of a batch, without the cameras that no sample has."""
 
     pixels: Tensor
-    """float32 [B, cameras, 3, side, side] in -1..1; with past frames [B, cameras, T, 3, side, side]."""
+    """float32 [B, cameras, 3, side, side] in -1..1; with past frames [B, cameras, T, 3, side,
+    side].
+    """
     has: Tensor | None
     """bool [B, cameras], False where a sample lacks the camera, on the host; None: all have all."""
     frames: Frames | None
@@ -107,7 +125,8 @@ def images_of(
     """Read the images of a batch.
 
     Args:
-        batch: each camera uint8 [B, 3, H, W]; with `times` [B, T, 3, H, W] and `<camera>_is_pad` bool [B, T].
+        batch: each camera uint8 [B, 3, H, W]; with `times` [B, T, 3, H, W] and `<camera>_is_pad`
+            bool [B, T].
         cameras: their keys.
         sizes: extent of each sample.
         side: side of the network's images.
@@ -133,12 +152,22 @@ def images_of(
             valid += [~batch[f"{camera}_is_pad"]] if times else []
     if cameras and not shown:  # the encoder runs in each step, on each rank
         shown = [0]
-        images = [blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)]
+        images = [
+            blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)
+        ]
         valid = [torch.ones(count, *steps, dtype=torch.bool, device=device)]
-    pixels = torch.stack(images, dim=1) if images else torch.empty(count, 0, *steps, 3, side, side, device=device)
+    pixels = (
+        torch.stack(images, dim=1)
+        if images
+        else torch.empty(count, 0, *steps, 3, side, side, device=device)
+    )
     marks = [[extent.cameras[number] for number in shown] for extent in sizes]
     with host_values():
-        has = None if all(map(all, marks)) else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+        has = (
+            None
+            if all(map(all, marks))
+            else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+        )
     frames = Frames(times, torch.stack(valid, dim=1) if images else None) if times else None
     return Images(pixels, has, frames)
 
@@ -148,7 +177,9 @@ def known_extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
     return batch[EXTENTS] if EXTENTS in batch else extents(batch, cameras)
 
 
-def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: Sequence[int] = (0, 0, 0)) -> int:
+def padded_tokens(
+    sizes: Sequence[Extent], image: int, multiple: int = 1, most: Sequence[int] = (0, 0, 0)
+) -> int:
     """Return the number of tokens by which a batch is padded.
 
     Args:
@@ -158,7 +189,9 @@ def padded_tokens(sizes: Sequence[Extent], image: int, multiple: int = 1, most: 
         most: the same, of prompt, response and FAST actions.
     """
     longest_sample = enclosing(sizes)
-    texts = zip((longest_sample.prompt, longest_sample.text, longest_sample.fast), most, strict=True)
+    texts = zip(
+        (longest_sample.prompt, longest_sample.text, longest_sample.fast), most, strict=True
+    )
     prompt, text, fast = (padded_length(length, multiple, limit) for length, limit in texts)
     longest_sample = longest_sample._replace(prompt=prompt, text=text, fast=fast)
     return len(sizes) * longest_sample.total(image) - sum(extent.total(image) for extent in sizes)
@@ -178,10 +211,16 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     """
     most = enclosing(sizes)
     shown = [number for number, seen in enumerate(most.cameras) if seen] or [0][: len(most.cameras)]
-    has = torch.tensor([[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool)
-    states = torch.tensor([extent.states for extent in sizes], dtype=torch.bool).view(len(sizes), len(most.states))
+    has = torch.tensor(
+        [[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool
+    )
+    states = torch.tensor([extent.states for extent in sizes], dtype=torch.bool).view(
+        len(sizes), len(most.states)
+    )
     segments = [has.view(len(sizes), len(shown)).repeat_interleave(image, dim=1), states]
-    for length, lengths in zip(most[1:4], zip(*(extent[1:4] for extent in sizes), strict=True), strict=True):
+    for length, lengths in zip(
+        most[1:4], zip(*(extent[1:4] for extent in sizes), strict=True), strict=True
+    ):
         segments.append(torch.arange(length) < torch.tensor(lengths)[:, None])
     marks = torch.cat(segments if tail else segments[:3], dim=1)
     if bool(marks.all()):
@@ -189,11 +228,14 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     images, past, prompt, response, fast = (
         lengths.sum(dim=1) * (number < 3 or tail) for number, lengths in enumerate(segments)
     )
-    return Packing(marks.flatten().nonzero()[:, 0], images + past + prompt, response, response + fast)
+    return Packing(
+        marks.flatten().nonzero()[:, 0], images + past + prompt, response, response + fast
+    )
 
 
 def longest(batch: Batch, cameras: Sequence[str], *lengths: int) -> dict[str, Any]:
-    """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions; 0: none.
+    """Add tokens without meaning to a batch, of these lengths of prompt, response and FAST actions;
+    0: none.
 
     Past states count as present, too.
     """
@@ -212,7 +254,9 @@ def padded_length(length: int, multiple: int, most: int) -> int:
     return max(length, min(most, -(-length // multiple) * multiple))
 
 
-def cut(tokens: Tensor, lengths: list[int], multiple: int = 1, most: int = 0) -> tuple[Tensor, Tensor | None]:
+def cut(
+    tokens: Tensor, lengths: list[int], multiple: int = 1, most: int = 0
+) -> tuple[Tensor, Tensor | None]:
     """Cut or pad tokens to the `padded_length` of the longest, and mark them.
 
     Args:
@@ -253,7 +297,8 @@ def _given_actions(draws: Draws, chunk: int) -> Tensor | None:
 def noisy_chunks(
     batch: Batch, draws: Draws, config: Pi05PolicyConfig, normalizer: Normalizer, dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return noisy actions [B, D, T, dim], their times [B, D] or [B, D, T], and the clean actions [B, T, dim].
+    """Return noisy actions [B, D, T, dim], their times [B, D] or [B, D, T], and the clean actions
+    [B, T, dim].
 
     Padded actions are replaced by 0 before any arithmetic: such a slot carries noise only.
 
@@ -284,7 +329,9 @@ def noisy_chunks(
     return noisy_actions(every.unsqueeze(3), noise.unsqueeze(3), times).squeeze(3), times, clean
 
 
-def flow_loss(batch: Batch, draws: Draws, moves: Tensor, clean: Tensor, normalizer: Normalizer, detail: bool) -> Loss:
+def flow_loss(
+    batch: Batch, draws: Draws, moves: Tensor, clean: Tensor, normalizer: Normalizer, detail: bool
+) -> Loss:
     """Compute the squared error of the velocity per sample, over the robot's own dimensions.
 
     Args:
@@ -301,13 +348,17 @@ def flow_loss(batch: Batch, draws: Draws, moves: Tensor, clean: Tensor, normaliz
     dims = normalizer.dim_is_pad(ACTION, batch)
     unlearnt = unlearnt_actions(batch, draws, clean.shape[1])
     loss = masked_squared_error(moves[..., :width], target[..., :width], unlearnt, dims, detail)
-    if detail and loss.detail is not None:  # the d-th earliest of a sample's times lies in the d-th interval
+    # the d-th earliest of a sample's times lies in the d-th interval
+    if detail and loss.detail is not None:
         loss = loss._replace(detail=loss.detail._replace(order=draws["flow time"].argsort(dim=1)))
     return loss
 
 
-def tail_of(batch: Batch, sizes: Sequence[Extent], multiple: int = 1, most: Sequence[int] = (0, 0, 0)) -> Tail:
-    """Read the tokens to predict; without any, a tail of no tokens, so that every rank uses the same weights.
+def tail_of(
+    batch: Batch, sizes: Sequence[Extent], multiple: int = 1, most: Sequence[int] = (0, 0, 0)
+) -> Tail:
+    """Read the tokens to predict; without any, a tail of no tokens, so that every rank uses the
+    same weights.
 
     Args:
         batch: with tokens.
@@ -334,7 +385,8 @@ def token_losses(
     sizes: Sequence[Extent],
     terms: Sequence[str],
 ) -> dict[str, Loss]:
-    """Compute the cross-entropy of the tail per sample; the last valid token before each predicts it.
+    """Compute the cross-entropy of the tail per sample; the last valid token before each predicts
+    it.
 
     Args:
         network: its embedding is the table of logits, too.
@@ -346,18 +398,30 @@ def token_losses(
     """
     prefix, (count, length) = observed.prefix, tail.tokens.shape
     order = torch.arange(prefix + length, device=hidden.device)
-    latest = torch.where(observed.valid, order, 0).cummax(dim=1).values  # [B, P + L], last valid token up to each
+    # [B, P + L], last valid token up to each
+    latest = torch.where(observed.valid, order, 0).cummax(dim=1).values
     before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
     losses = {}
     for term in terms:
         low = 0 if term == TEXT else tail.response
         lengths = torch.tensor([extent.tokens(term) for extent in sizes])
-        places = [row * length + low + i for row, sample in enumerate(sizes) for i in range(sample.tokens(term))]
+        places = [
+            row * length + low + i
+            for row, sample in enumerate(sizes)
+            for i in range(sample.tokens(term))
+        ]
         where = to_device(torch.tensor(places, dtype=torch.int64), hidden.device)
         rows = where // max(1, length)
         states = hidden[rows, before.flatten()[where]]  # [N, width]
-        entropies = token_cross_entropy(states, network.embedding.weight, tail.tokens.flatten()[where])
-        sums = entropies.new_zeros(count * length).index_copy(0, where, entropies).view(count, length).sum(dim=1)
+        entropies = token_cross_entropy(
+            states, network.embedding.weight, tail.tokens.flatten()[where]
+        )
+        sums = (
+            entropies.new_zeros(count * length)
+            .index_copy(0, where, entropies)
+            .view(count, length)
+            .sum(dim=1)
+        )
         losses[term] = Loss(sums, to_device(lengths, hidden.device))
     return losses
 
@@ -366,8 +430,8 @@ def token_losses(
 def respond(network: Pi0Network, observed: Observation, length: int, end: int) -> Tail:
     """Predict the most likely next token until each sample has ended.
 
-    The prefix takes one pass of the language tower, and each further token another one, over the keys and values of
-    those before it.
+    The prefix takes one pass of the language tower, and each further token another one, over the
+    keys and values of those before it.
 
     Args:
         network: the network.
@@ -387,7 +451,10 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
         return Tail(tokens, masks, 0)
     order = torch.arange(observed.prefix, device=device)
     hidden, caches = _continue(network, observed.embeddings, observed.valid, None)
-    last = hidden[torch.arange(count, device=device), torch.where(observed.valid, order, 0).amax(dim=1)]  # [B, width]
+    # [B, width]
+    last = hidden[
+        torch.arange(count, device=device), torch.where(observed.valid, order, 0).amax(dim=1)
+    ]
     table = network.embedding.weight.to(last.dtype)
     while True:
         best = F.linear(last, table).float().argmax(dim=1)
@@ -397,7 +464,9 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
         ended = ended | (best == end)
         if tokens.shape[1] == length or ended.all():
             return Tail(tokens, masks, tokens.shape[1])
-        seen = network.with_tail(observed, Tail(best[:, None], running, 1)).embeddings[:, observed.prefix :]
+        seen = network.with_tail(observed, Tail(best[:, None], running, 1)).embeddings[
+            :, observed.prefix :
+        ]
         hidden, caches = _continue(network, seen, torch.cat([observed.valid, masks], dim=1), caches)
         last = torch.where(running, hidden[:, 0], last)
 
@@ -419,11 +488,15 @@ def _continue(
     rotation = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
     mask = valid[:, None, None]
     prefix = x.shape[1] if caches is None else 0
-    plan = Plan(rotation, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False)
+    plan = Plan(
+        rotation, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False
+    )
     tokens: Tensor | None = x
     continued: list[Cache] = []
     for number, layer in enumerate(network.layers):
-        tokens, _, cache = layer(tokens, None, plan, cache=None if caches is None else caches[number])
+        tokens, _, cache = layer(
+            tokens, None, plan, cache=None if caches is None else caches[number]
+        )
         continued.append(cache)
     assert tokens is not None
     return network.vlm_norm(tokens)[0], continued

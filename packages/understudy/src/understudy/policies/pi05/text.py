@@ -1,20 +1,23 @@
-r"""Texts of pi0 and pi0.5 as ids of PaliGemma's vocabulary: prompts, responses, and FAST action tokens. No torch.
+r"""Texts of pi0 and pi0.5 as ids of PaliGemma's vocabulary: prompts, responses, and FAST action
+tokens. No torch.
 
-A checkpoint understands the prompts that it was trained with. So the format is a setting, stored with the weights:
+A checkpoint understands the prompts that it was trained with. So the format is a setting, stored
+with the weights:
 
     state    bos "Task: {task}, State: {bins};\nAction: "     pi0.5
-    plain    bos "{task}" "\n"                                pi0, and pi0.5 trained without the state (pi05_libero)
+    plain    bos "{task}" "\n"                                pi0, and pi0.5 trained without the
+                                                              state (pi05_libero)
     message  bos "User: {task}, State: {bins};\n"             pi052 of LeRobot
 
-The task loses outer white space; `_` and line ends become spaces; upper case stays. In `message` it is as it is. The
-state is one number from -1 to 255 per dimension. With responses the format `state` ends in `Subtask: ` instead of
-`Action: `, and `plain` is as it is.
+The task loses outer white space; `_` and line ends become spaces; upper case stays. In `message` it
+is as it is. The state is one number from -1 to 255 per dimension. With responses the format `state`
+ends in `Subtask: ` instead of `Action: `, and `plain` is as it is.
 
     response   "{text}" eos
     actions    ["Action: "] ids "|" eos        "Action: " only where the prompt does not end with it
 
-FAST ids take the places of PaliGemma's rarest words: id i is token `vocab - 129 - i` (openpi's pi0-FAST). Sequences are
-padded and cut at their right end, as openpi does, and each cut is marked.
+FAST ids take the places of PaliGemma's rarest words: id i is token `vocab - 129 - i` (openpi's
+pi0-FAST). Sequences are padded and cut at their right end, as openpi does, and each cut is marked.
 """
 
 import os
@@ -57,22 +60,30 @@ class TextSettings(NormalizationSettings):
         "tokenizer": (TOKENIZER,),
         "fast": (fast_tokenizer.TOKENIZER, fast_tokenizer.CONFIG),
     }
-    AT_START: ClassVar[tuple[str, ...]] = ("weights", "weights_settings", "normalization", "norm_asset")
+    AT_START: ClassVar[tuple[str, ...]] = (
+        "weights",
+        "weights_settings",
+        "normalization",
+        "norm_asset",
+    )
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
 
     prompt: Literal["state", "plain", "message"] = "state"
-    """Format of the prompt, which belongs to the checkpoint: `state` is pi0.5's, with the state as text, `plain` pi0's,
-    with the task alone, `message` that of LeRobot's pi052, with the state."""
+    """Format of the prompt, which belongs to the checkpoint: `state` is pi0.5's, with the state as
+    text, `plain` pi0's, with the task alone, `message` that of LeRobot's pi052, with the state.
+    """
     prompt_tokens: int = 200
     """Longest prompt in tokens; longer ones are cut at the end, and counted in the log."""
     tokenizer: str = ""
-    """PaliGemma's sentencepiece model: a file, or a folder with `tokenizer.model`. It is copied into exported folders.
-    The default is `tokenizer.model` in the folder of the weights."""
+    """PaliGemma's sentencepiece model: a file, or a folder with `tokenizer.model`. It is copied
+    into exported folders. The default is `tokenizer.model` in the folder of the weights.
+    """
     response_tokens: int = 0
     """Longest response (`data.response`) in tokens; 0: the policy has no responses."""
     fast: str = ""
-    """Folder of a FAST tokenizer, published or of `understudy fast fit`: the language tower is also trained to predict
-    the actions as tokens. It is copied into exported folders."""
+    """Folder of a FAST tokenizer, published or of `understudy fast fit`: the language tower is also
+    trained to predict the actions as tokens. It is copied into exported folders.
+    """
     action_tokens: int = 128
     """Longest sequence of FAST tokens; longer ones are cut at the end, and counted in the log."""
 
@@ -86,19 +97,30 @@ class TextSettings(NormalizationSettings):
         """Whether the format of the prompts is `message`."""
         return self.prompt == "message"
 
-    def tokenizer_texts(self, tasks: Sequence[str], responses: Sequence[str], state_dim: int) -> list[str]:
-        """Return the prompts of the tasks, with the longest numbers as states, the responses, and the fixed texts."""
+    def tokenizer_texts(
+        self, tasks: Sequence[str], responses: Sequence[str], state_dim: int
+    ) -> list[str]:
+        """Return the prompts of the tasks, with the longest numbers as states, the responses, and
+        the fixed texts.
+        """
         if self.prompt != "plain":
             longest = [255] * state_dim
-            prompts = [state_prompt(task, longest, self.learns_responses, self.has_messages) for task in tasks]
+            prompts = [
+                state_prompt(task, longest, self.learns_responses, self.has_messages)
+                for task in tasks
+            ]
             return [*prompts, *map(clean, responses), "-1 0 1 2 3 4 5 6 7 8 9", *ACTION_TEXTS]
         return [*(f"{clean(task)}\n" for task in tasks), *map(clean, responses), *ACTION_TEXTS]
 
     def resolved(self) -> Self:
-        """Return the settings with absolute paths, and the tokenizer next to the weights as `tokenizer`."""
+        """Return the settings with absolute paths, and the tokenizer next to the weights as
+        `tokenizer`.
+        """
         tokenizer = find_tokenizer(self.tokenizer, self.weights)
         with_file = replace(self, tokenizer="" if tokenizer is None else str(tokenizer))
-        paths = {name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))}
+        paths = {
+            name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))
+        }
         return replace(with_file, **paths)
 
     @property
@@ -114,7 +136,10 @@ class TextSettings(NormalizationSettings):
             if not least <= getattr(self, name) <= most
         ]
         if self.has_messages and self.learns_responses:
-            problems.append(f"response_tokens: {self.response_tokens}: prompts of the format message have no responses")
+            problems.append(
+                f"response_tokens: {self.response_tokens}: prompts of the format message have no "
+                "responses"
+            )
         return problems
 
 
@@ -143,25 +168,28 @@ class TextTokenizer:
         """Read a sentencepiece model, or the `tokenizer.model` of a folder.
 
         Raises:
-            ConfigError: there is no such file, it is not a sentencepiece model with bos and eos, or it has more ids
-                than the network.
+            ConfigError: there is no such file, it is not a sentencepiece model with bos and eos, or
+                it has more ids than the network.
             MissingExtraError: `sentencepiece` is not installed.
         """
         path = Path(path)
         file = path / TOKENIZER if path.is_dir() else path
         if not file.is_file():
             raise ConfigError(
-                f"policy.tokenizer: {file} does not exist; name PaliGemma's sentencepiece model, the file "
-                f"{TOKENIZER} next to its weights"
+                f"policy.tokenizer: {file} does not exist; name PaliGemma's sentencepiece model, "
+                f"the file {TOKENIZER} next to its weights"
             )
         stat = file.stat()
         model = _read_model(file, stat.st_mtime_ns, stat.st_size)
         if model.bos_id() < 0 or model.eos_id() < 0:
-            raise ConfigError(f"policy.tokenizer: {file} has no token for begin or end; name PaliGemma's {TOKENIZER}")
+            raise ConfigError(
+                f"policy.tokenizer: {file} has no token for begin or end; name PaliGemma's "
+                f"{TOKENIZER}"
+            )
         if model.vocab_size() > vocab:
             raise ConfigError(
-                f"policy.tokenizer: {file} has {model.vocab_size():,} ids, the network's vocabulary {vocab:,}; name "
-                "the tokenizer of these weights"
+                f"policy.tokenizer: {file} has {model.vocab_size():,} ids, the network's "
+                f"vocabulary {vocab:,}; name the tokenizer of these weights"
             )
         return cls(model, vocab)
 
@@ -186,17 +214,29 @@ class TextTokenizer:
         return self.pad(self._prompts(tasks, bins, response, message), length)
 
     def longest_prompt(
-        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, *, response: bool, message: bool
+        self,
+        tasks: Sequence[str],
+        bins: Sequence[Sequence[int]] | None,
+        *,
+        response: bool,
+        message: bool,
     ) -> int:
         """Count the tokens of the longest prompt, which nothing cuts here; see `prompts`."""
         return max(map(len, self._prompts(tasks, bins, response, message)))
 
     def _prompts(
-        self, tasks: Sequence[str], bins: Sequence[Sequence[int]] | None, response: bool, message: bool
+        self,
+        tasks: Sequence[str],
+        bins: Sequence[Sequence[int]] | None,
+        response: bool,
+        message: bool,
     ) -> list[list[int]]:
         if bins is None:
             return [self._encode(clean(task), bos=True) + self._encode("\n") for task in tasks]
-        texts = [state_prompt(task, numbers, response, message) for task, numbers in zip(tasks, bins, strict=True)]
+        texts = [
+            state_prompt(task, numbers, response, message)
+            for task, numbers in zip(tasks, bins, strict=True)
+        ]
         return [self._encode(text, bos=True) for text in texts]
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
@@ -217,15 +257,19 @@ class TextTokenizer:
         after = self._encode(end_text, eos=True)
         top = self.vocab - 1 - RESERVED
         return self.pad(
-            [[] if ids is None else [*before, *(top - number for number in ids), *after] for ids in codes], length
+            [
+                [] if ids is None else [*before, *(top - number for number in ids), *after]
+                for ids in codes
+            ],
+            length,
         )
 
     @property
     def fast_room(self) -> int:
         """Number of FAST ids that the vocabulary has room for, above the ids of texts.
 
-        PaliGemma's texts fill the whole vocabulary. There the FAST ids take the place of its rarest ones, as in the
-        released models.
+        PaliGemma's texts fill the whole vocabulary. There the FAST ids take the place of its rarest
+        ones, as in the released models.
         """
         texts = int(self.model.vocab_size())
         free = self.vocab - RESERVED
@@ -244,7 +288,9 @@ class TextTokenizer:
 
 
 def find_tokenizer(tokenizer: str, weights: str) -> Path | None:
-    """Return the path of the sentencepiece model: `tokenizer`, else the one in the folder of the weights, else None."""
+    """Return the path of the sentencepiece model: `tokenizer`, else the one in the folder of the
+    weights, else None.
+    """
     if tokenizer:
         return Path(tokenizer)
     folder = Path(weights)
@@ -253,19 +299,27 @@ def find_tokenizer(tokenizer: str, weights: str) -> Path | None:
 
 
 def clean(task: str) -> str:
-    """Return a task as the checkpoints' training data had it: stripped, `_` and line ends as spaces."""
+    """Return a task as the checkpoints' training data had it: stripped, `_` and line ends as
+    spaces.
+    """
     return task.strip().replace("_", " ").replace("\n", " ")
 
 
 def state_prompt(task: str, bins: Sequence[int], response: bool, message: bool) -> str:
-    """Return the prompt of the format `state` or `message` for a task and the numbers of a state."""
+    """Return the prompt of the format `state` or `message` for a task and the numbers of a
+    state.
+    """
     if message:
         return f"User: {task}, State: {' '.join(map(str, bins))};\n"
-    return f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n{'Subtask: ' if response else 'Action: '}"
+    return (
+        f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n"
+        f"{'Subtask: ' if response else 'Action: '}"
+    )
 
 
 def state_bins(states: np.ndarray) -> np.ndarray:
-    """Return the bin of each normalized value: -1 below -1, 0 to 255 inside -1..1, 255 above. int64, of the same shape.
+    """Return the bin of each normalized value: -1 below -1, 0 to 255 inside -1..1, 255 above.
+    int64, of the same shape.
 
     Raises:
         ValueError: a value is NaN.
@@ -273,7 +327,10 @@ def state_bins(states: np.ndarray) -> np.ndarray:
     states = np.asarray(states, np.float64)
     if np.isnan(states).any():
         row = int(np.isnan(states).reshape(len(states), -1).any(axis=1).argmax())
-        raise ValueError(f"the state of sample {row} of the batch is NaN, which no prompt can hold: correct the data")
+        raise ValueError(
+            f"the state of sample {row} of the batch is NaN, which no prompt can hold: correct the "
+            "data"
+        )
     return np.searchsorted(EDGES, states, side="right").astype(np.int64) - 1
 
 
@@ -287,4 +344,6 @@ def _read_model(file: Path, _time: int, _size: int) -> Any:
         model.LoadFromSerializedProto(file.read_bytes())
         return model
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"policy.tokenizer: {file} is not a sentencepiece model: {error}") from error
+        raise ConfigError(
+            f"policy.tokenizer: {file} is not a sentencepiece model: {error}"
+        ) from error

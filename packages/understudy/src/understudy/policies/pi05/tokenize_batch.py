@@ -10,7 +10,13 @@ from torch import Tensor
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.pi05.text import Rows, TextSettings, TextTokenizer, find_tokenizer, state_bins
+from understudy.policies.pi05.text import (
+    Rows,
+    TextSettings,
+    TextTokenizer,
+    find_tokenizer,
+    state_bins,
+)
 from understudy_base.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
@@ -37,8 +43,8 @@ class Texts:
         texts = Texts(config, weights="FOLDER", vocab=257152)
         batch = texts.add(batch, normalizer)
 
-    The tokenizers are read at once, so that a missing file is an error before the first step. A policy without a
-    tokenizer can be built, but `add` raises.
+    The tokenizers are read at once, so that a missing file is an error before the first step. A
+    policy without a tokenizer can be built, but `add` raises.
     """
 
     def __init__(self, config: Any, vocab: int, weights: str = "") -> None:
@@ -57,8 +63,9 @@ class Texts:
         self.has_state, self.state_dim = config.prompt != "plain", int(config.state_dim)
         if self.has_state and not config.state_dim:
             raise ConfigError(
-                f"policy.prompt: the format {config.prompt} needs a state, and the policy has none; set data.state to "
-                "its key, or policy.prompt to plain if the weights were trained with it"
+                f"policy.prompt: the format {config.prompt} needs a state, and the policy has "
+                "none; set data.state to its key, or policy.prompt to plain if the weights were "
+                "trained with it"
             )
         path = find_tokenizer(config.tokenizer, weights)
         self.tokenizer = TextTokenizer.read(path, vocab) if path is not None else None
@@ -66,22 +73,24 @@ class Texts:
         room = self.tokenizer.fast_room if self.tokenizer is not None else vocab
         if self.fast is not None and self.fast.vocab_size > room:
             raise ConfigError(
-                f"policy.fast: {config.fast} has {self.fast.vocab_size} ids, and the network's vocabulary has room for "
-                f"{room} next to the texts; fit one with --fast.vocab-size {room} or less"
+                f"policy.fast: {config.fast} has {self.fast.vocab_size} ids, and the network's "
+                f"vocabulary has room for {room} next to the texts; fit one with --fast.vocab-size "
+                f"{room} or less"
             )
 
     def required(self) -> TextTokenizer:
         """Return the tokenizer of texts. Raises ConfigError where there is none."""
         if self.tokenizer is None:
             raise ConfigError(
-                "policy.tokenizer: required to read instructions: PaliGemma's sentencepiece model (tokenizer.model of "
-                "google/paligemma-3b-pt-224), a file or a folder that holds it; with fresh weights also one of "
-                "`understudy tokenizer fit`"
+                "policy.tokenizer: required to read instructions: PaliGemma's sentencepiece model "
+                "(tokenizer.model of google/paligemma-3b-pt-224), a file or a folder that holds "
+                "it; with fresh weights also one of `understudy tokenizer fit`"
             )
         return self.tokenizer
 
     def longest_prompt(self, texts: Sequence[str]) -> int | None:
-        """Count the tokens of the longest prompt, with the longest numbers as its state; None without a tokenizer.
+        """Count the tokens of the longest prompt, with the longest numbers as its state; None
+        without a tokenizer.
 
         Args:
             texts: instructions with their metadata.
@@ -95,17 +104,19 @@ class Texts:
     def add(self, batch: Batch, normalizer: Normalizer) -> dict[str, Any]:
         """Return the batch with the tokens of its texts.
 
-        It adds `prompt_tokens` int64 [B, L], `prompt_is_pad` bool [B, L] and `prompt_is_cut` bool [B]. Where the policy
-        has responses and the batch has `response`, it adds the same of `response`; where the policy has FAST tokens and
-        the batch has `action`, it adds `action_tokens`, `action_tokens_is_pad`, `action_tokens_is_cut`, and
-        `action_range_is_cut`, which marks actions outside of the FAST alphabet.
+        It adds `prompt_tokens` int64 [B, L], `prompt_is_pad` bool [B, L] and `prompt_is_cut` bool
+        [B]. Where the policy has responses and the batch has `response`, it adds the same of
+        `response`; where the policy has FAST tokens and the batch has `action`, it adds
+        `action_tokens`, `action_tokens_is_pad`, `action_tokens_is_cut`, and `action_range_is_cut`,
+        which marks actions outside of the FAST alphabet.
 
         Args:
             batch: see `Policy`; tensors on the CPU.
             normalizer: the policy's.
 
         Raises:
-            ConfigError: the policy has no tokenizer, or the batch has responses that the policy does not take.
+            ConfigError: the policy has no tokenizer, or the batch has responses that the policy
+                does not take.
             ValueError: a missing key, a state that is NaN, or an action that is not finite.
         """
         config = self.config
@@ -113,7 +124,8 @@ class Texts:
         has_response = config.response_tokens > 0
         if RESPONSE in batch and not has_response:
             raise ConfigError(
-                "policy.response_tokens: is 0, and the data has responses (data.response); set it to the longest one"
+                "policy.response_tokens: is 0, and the data has responses (data.response); set it "
+                "to the longest one"
             )
         bins = self._bins(batch, normalizer) if self.has_state else None
         added = dict(batch)
@@ -141,7 +153,8 @@ class Texts:
     def _codes(
         self, fast: FastTokenizer, batch: Batch, normalizer: Normalizer
     ) -> tuple[list[list[int] | None], np.ndarray]:
-        """FAST ids of each sample's own dimensions, None where every step is padded; and where actions were clipped.
+        """FAST ids of each sample's own dimensions, None where every step is padded; and where
+        actions were clipped.
 
         Padded steps repeat the last real one, whatever the batch holds there.
         """

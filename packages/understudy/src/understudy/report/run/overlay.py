@@ -1,7 +1,8 @@
 """Other runs on the page of a run: their curves over its own, a sentence, and a table of groups.
 
-A group is the validation loss of all samples, that of a source, or the success in an environment. Losses have a paired
-interval where both runs validated the same samples and a loss means the same in both.
+A group is the validation loss of all samples, that of a source, or the success in an environment.
+Losses have a paired interval where both runs validated the same samples and a loss means the same
+in both.
 """
 
 from collections import Counter
@@ -28,7 +29,9 @@ LOSS = "validation loss"
 
 @dataclass(frozen=True)
 class Run:
-    """Files of a run, read for a comparison. Nothing is locked or written: an active run continues."""
+    """Files of a run, read for a comparison. Nothing is locked or written: an active run
+    continues.
+    """
 
     letter: str
     """A, B, …: its name in tables and legends."""
@@ -46,9 +49,10 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
     """Compare each run with the first one; the result has only types of JSON.
 
     Returns:
-        {"runs": {letter: folder}, "sentence", "groups": [{"runs": "B − A", "group", "first", "other": figures as text,
-        "difference", "interval": [low, high], "reason": why the interval is None, "better": letter, or "" where that is
-        not decided}], "settings": {dotted path: value in each run} where they differ}.
+        {"runs": {letter: folder}, "sentence", "groups": [{"runs": "B − A", "group", "first",
+        "other": figures as text, "difference", "interval": [low, high], "reason": why the interval
+        is None, "better": letter, or "" where that is not decided}], "settings": {dotted path:
+        value in each run} where they differ}.
     """
     first, *others = runs
     groups = [row for run in others for row in chain(_losses(first, run), _success(first, run))]
@@ -59,24 +63,38 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
         "runs": {run.letter: str(run.root) for run in runs},
         "sentence": _describe(groups),
         "groups": groups,
-        "settings": {path: row for path, row in settings.items() if any(value != row[0] for value in row)},
+        "settings": {
+            path: row for path, row in settings.items() if any(value != row[0] for value in row)
+        },
     }
 
 
 def _losses(first: Run, run: Run) -> Iterator[dict[str, Any]]:
-    validated = {entry.letter: read_validated(RunDir(entry.root), entry.logs["val"]) for entry in (first, run)}
+    validated = {
+        entry.letter: read_validated(RunDir(entry.root), entry.logs["val"])
+        for entry in (first, run)
+    }
     found = [entry for entry in validated.values() if entry]
     if len(found) < 2:
         lacking = " and ".join(letter for letter, entry in validated.items() if not entry)
-        yield _row(first, run, LOSS, ("–", "–"), None, f"no losses of validation episodes in {lacking}")
+        yield _row(
+            first, run, LOSS, ("–", "–"), None, f"no losses of validation episodes in {lacking}"
+        )
         return
     (step, sums), (other_step, other) = found
     meaning = _meaning(run)
     unlike = [name for name, value in _meaning(first).items() if value != meaning[name]]
     for source in [None, *(sums.names if len(sums.names) > 1 else ())]:
-        figures = f"{sums.loss(source):.4f}, step {step:,}", f"{other.loss(source):.4f}, step {other_step:,}"
+        figures = (
+            f"{sums.loss(source):.4f}, step {step:,}",
+            f"{other.loss(source):.4f}, step {other_step:,}",
+        )
         paired = None if unlike else paired_difference(other, sums, source)
-        reason = "one episode has no interval" if paired else f"other {', '.join(unlike) or 'validation samples'}"
+        reason = (
+            "one episode has no interval"
+            if paired
+            else f"other {', '.join(unlike) or 'validation samples'}"
+        )
         yield _row(first, run, f"{LOSS} of {source}" if source else LOSS, figures, paired, reason)
 
 
@@ -127,18 +145,33 @@ def _row(
         is_less = interval[1] < 0
         better = run.letter if is_less == group.startswith(LOSS) else first.letter
     names = f"{run.letter} − {first.letter}"
-    result = {"runs": names, "group": group, "first": figures[0], "other": figures[1], "difference": difference}
+    result = {
+        "runs": names,
+        "group": group,
+        "first": figures[0],
+        "other": figures[1],
+        "difference": difference,
+    }
     return result | {"interval": interval, "reason": "" if interval else reason, "better": better}
 
 
 def _describe(groups: Sequence[Record]) -> str:
-    """Return one sentence: which run is better in the loss of all samples and in success, and by how much."""
+    """Return one sentence: which run is better in the loss of all samples and in success, and by
+    how much.
+    """
     clauses = []
     for row in groups:
         if not row["group"].startswith(f"{LOSS} of "):
-            verdict = f"{row['better']} is better" if row["better"] else "it cannot be decided which is better"
+            verdict = (
+                f"{row['better']} is better"
+                if row["better"]
+                else "it cannot be decided which is better"
+            )
             difference, interval = cells(row)[-2:]
-            clauses.append(f"{row['group']}: {verdict} ({row['runs']} = {difference}, 95 % interval {interval})")
+            clauses.append(
+                f"{row['group']}: {verdict} ({row['runs']} = {difference}, 95 % interval "
+                f"{interval})"
+            )
     sentence = "; ".join(clauses)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -146,18 +179,26 @@ def _describe(groups: Sequence[Record]) -> str:
 def cells(row: Record) -> list[str]:
     """Return a row of the table of groups as text, in the columns of `HEAD`."""
     difference = "–" if row["difference"] is None else f"{row['difference']:+.4f}"
-    interval = "{:+.4f} to {:+.4f}".format(*row["interval"]) if row["interval"] else f"none: {row['reason']}"
+    interval = (
+        "{:+.4f} to {:+.4f}".format(*row["interval"])
+        if row["interval"]
+        else f"none: {row['reason']}"
+    )
     return [row["runs"], row["group"], row["first"], row["other"], difference, interval]
 
 
 def format_comparison(compared: Record) -> str:
     """Format the names, the sentence and the table of groups for a terminal."""
     names = [f"{letter}: {root}" for letter, root in compared["runs"].items()]
-    return "\n".join([*names, compared["sentence"], aligned(HEAD, list(map(cells, compared["groups"])))])
+    return "\n".join(
+        [*names, compared["sentence"], aligned(HEAD, list(map(cells, compared["groups"])))]
+    )
 
 
 def draw_over(sections: Sequence[Block | None], others: Sequence[Sequence[Block | None]]) -> None:
-    """Draw the curves of other runs into the charts over steps; a run has one color, and its letter in the legend."""
+    """Draw the curves of other runs into the charts over steps; a run has one color, and its letter
+    in the legend.
+    """
     charts = {chart["label"]: chart for chart in _charts(sections)}
     lines = {label: list[Block]() for label in charts}
     for index, blocks in enumerate([sections, *others]):

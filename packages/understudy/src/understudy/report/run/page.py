@@ -1,7 +1,8 @@
-"""The report.html of a run: verdict, rollouts, validation, training and settings in one file that opens offline.
+"""The report.html of a run: verdict, rollouts, validation, training and settings in one file that
+opens offline.
 
-It needs only the run directory, and the dataset for the images of a batch. So it can be written at any time, of an
-active, stopped or complete run.
+It needs only the run directory, and the dataset for the images of a batch. So it can be written at
+any time, of an active, stopped or complete run.
 """
 
 import json
@@ -18,7 +19,12 @@ import numpy as np
 from understudy.report.run import overlay
 from understudy.report.run.parts import page_parts
 from understudy.report.run.results import read_results
-from understudy.report.run.validation import number, render_imagined, render_losses, render_validation
+from understudy.report.run.validation import (
+    number,
+    render_imagined,
+    render_losses,
+    render_validation,
+)
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
 from understudy.train.checkpoint.export import describe_policy
@@ -52,8 +58,9 @@ if TYPE_CHECKING:
 SAMPLES = 8
 """Most samples of the first batch."""
 BATCH_NOTE = (
-    "Samples of step 0 as the policy received them, after augmentation: images, instruction and action chunk, one line "
-    "per dimension in the robot's units; steps after the end of the episode are faint."
+    "Samples of step 0 as the policy received them, after augmentation: images, instruction and "
+    "action chunk, one line per dimension in the robot's units; steps after the end of the episode "
+    "are faint."
 )
 
 
@@ -67,7 +74,9 @@ def read_run(root: Path, letter: str = "A") -> overlay.Run:
 
     run = RunDir(root)
     config = run.settings()
-    logs = {kind: metrics_file.read(run.metrics, kind) for kind in ("train", "speed", "val", "rollout")}
+    logs = {
+        kind: metrics_file.read(run.metrics, kind) for kind in ("train", "speed", "val", "rollout")
+    }
     return overlay.Run(letter, root, config, run.read_record(), logs, read_results(run.rollouts))
 
 
@@ -86,7 +95,8 @@ def write_report(
         path: Page to write instead of report.html of the run.
         worst_episodes: Number of validation episodes to show, those with the largest losses.
         predict: Whether to load a checkpoint, for the actions that the policy predicts in them.
-        others: Further runs, whose curves are drawn over those of `root`, and which are compared with it.
+        others: Further runs, whose curves are drawn over those of `root`, and which are compared
+            with it.
 
     Raises:
         ConfigError: There is no run, or another file at `path`.
@@ -102,7 +112,10 @@ def write_report(
     train, speed, val, _ = first.logs.values()
     parts = page_parts(first)
     state = _latest_state(run)
-    order = {**record["order"], **({"schedule": state["schedule"]} if state.get("schedule") else {})}
+    order = {
+        **record["order"],
+        **({"schedule": state["schedule"]} if state.get("schedule") else {}),
+    }
     step = train[-1]["step"] if train else 0
     progress = "complete" if step >= config.steps else "active or stopped"
     versions = list(state.get("versions", {}).items())
@@ -128,10 +141,18 @@ def write_report(
     ]
     verdict = compare_losses(train, val)
     top = [
-        text(f"step {step:,} of {config.steps:,}, {progress} · {config.data.root or ', '.join(config.data.names())}"),
+        text(
+            f"step {step:,} of {config.steps:,}, {progress} · "
+            f"{config.data.root or ', '.join(config.data.names())}"
+        ),
         text(summarize(verdict), "verdict") if verdict else None,
         text(f"policy/ is of {choice}") if (choice := describe_policy(root)) else None,
-        tiles([*(figure for part in parts for figure in part.figures), *_loss_figures(verdict, train, val)]),
+        tiles(
+            [
+                *(figure for part in parts for figure in part.figures),
+                *_loss_figures(verdict, train, val),
+            ]
+        ),
     ]
     if others:
         overlay.draw_over(sections, list(map(_curves, others)))
@@ -144,11 +165,19 @@ def write_report(
             text("The page of A, with all curves:"),
             *top,
         ]
-        changed = [[path, *map(format_setting, values)] for path, values in compared["settings"].items()]
-        groups = table_card("", overlay.HEAD, list(map(overlay.cells, compared["groups"])), "groups")
-        settings = table_card("Settings that differ", ["setting", *compared["runs"]], changed, "settings")
+        changed = [
+            [path, *map(format_setting, values)] for path, values in compared["settings"].items()
+        ]
+        groups = table_card(
+            "", overlay.HEAD, list(map(overlay.cells, compared["groups"])), "groups"
+        )
+        settings = table_card(
+            "Settings that differ", ["setting", *compared["runs"]], changed, "settings"
+        )
         sections = [section("Comparison", groups, settings), *sections]
-    page = render_page(f"{name} · understudy", name, sections, top=[block for block in top if block])
+    page = render_page(
+        f"{name} · understudy", name, sections, top=[block for block in top if block]
+    )
     write_text(path or run.report, page)
     return path or run.report
 
@@ -158,15 +187,24 @@ def _curves(run: overlay.Run) -> Blocks:
     train, speed, val, _ = run.logs.values()
     parts = page_parts(replace(run, results=()))  # a result of one step has no curve
     blocks = [block for part in parts for block in part.blocks]
-    return [*blocks, *render_losses(train, val), *render_validation(val), _speed_charts(train, speed)]
+    return [
+        *blocks,
+        *render_losses(train, val),
+        *render_validation(val),
+        _speed_charts(train, speed),
+    ]
 
 
 def summarize(verdict: Verdict) -> str:
-    """Describe the fit of a run in one line: over- or underfitting with its factor, and the best step."""
+    """Describe the fit of a run in one line: over- or underfitting with its factor, and the best
+    step.
+    """
     loss = f"{verdict.term} loss" if verdict.term else "loss"
     factor = verdict.validation / verdict.lowest if verdict.lowest > 0 else 1.0
     best = f"best step {verdict.lowest_step:,}, validation {loss} {verdict.lowest:.4g}"
-    ratio = "" if verdict.ratio is None else f"; the last is {verdict.ratio:.3g} × the training {loss}"
+    ratio = (
+        "" if verdict.ratio is None else f"; the last is {verdict.ratio:.3g} × the training {loss}"
+    )
     if verdict.validations < 2:
         fit = "One validation"
     elif verdict.falling:
@@ -179,7 +217,9 @@ def summarize(verdict: Verdict) -> str:
 
 
 def _latest_state(run: RunDir) -> dict[str, Any]:
-    """State of the latest checkpoint; empty without one, and for a damaged one: a report is still useful."""
+    """State of the latest checkpoint; empty without one, and for a damaged one: a report is still
+    useful.
+    """
     from understudy.train.checkpoint import checkpoint
     from understudy_base.errors import CheckpointError
 
@@ -196,17 +236,28 @@ def _loss_figures(verdict: Verdict | None, train: Records, val: Records) -> list
         figures = []
         if verdict.ratio is not None:
             figures.append((f"{verdict.ratio:.3g} ×", f"validation {loss} over training {loss}"))
-        figures.append((number(verdict.validation, 3), f"validation {loss} at step {verdict.step:,}"))
-        figures.append((number(verdict.training, 3), f"training {loss}, mean of the {verdict.steps} steps before"))
+        figures.append(
+            (number(verdict.validation, 3), f"validation {loss} at step {verdict.step:,}")
+        )
+        figures.append(
+            (
+                number(verdict.training, 3),
+                f"training {loss}, mean of the {verdict.steps} steps before",
+            )
+        )
         if verdict.validations > 1:
             figures.append((f"step {verdict.lowest_step:,}", verdict.trend))
         return figures
     losses = [r["loss"] for r in train if r["loss"] is not None][-100:]
-    figures = [(f"{np.mean(losses):.3f}", f"training loss, mean of the last {len(losses)} steps")] if losses else []
+    figures = (
+        [(f"{np.mean(losses):.3f}", f"training loss, mean of the last {len(losses)} steps")]
+        if losses
+        else []
+    )
     return figures + ([(number(val[-1]["loss"], 3), "validation loss")] if val else [])
 
 
-# -- speed ------------------------------------------------------------------------------------------------------------
+# -- speed -----------------------------------------------------------------------------------------
 
 
 def _speed_tiles(train: Records, speed: Records) -> Block | None:
@@ -235,7 +286,10 @@ def _speed_charts(train: Records, speed: Records) -> Block | None:
     charts = {
         "Gradient norm, before clipping": chart("gradient norm", "step", "norm", norm, log=True),
         "Episodes in a batch": chart(
-            "episodes in a batch", "step", "episodes", [record_line("episodes", train, "episodes", 4, smooth=True)]
+            "episodes in a batch",
+            "step",
+            "episodes",
+            [record_line("episodes", train, "episodes", 4, smooth=True)],
         ),
         "Learning rate": chart(
             "learning rate", "step", "learning rate", [record_line("learning rate", train, "lr", 3)]
@@ -245,11 +299,13 @@ def _speed_charts(train: Records, speed: Records) -> Block | None:
         ("Samples per second", "samples_per_s", "samples / s", 5),
         ("Share of the time spent waiting for data", "wait", "share of the time", 6),
     ):
-        charts[title] = chart(title.lower(), "step", unit, [record_line(title.lower(), speed, key, color)])
+        charts[title] = chart(
+            title.lower(), "step", unit, [record_line(title.lower(), speed, key, color)]
+        )
     return grid([card(title, drawn) for title, drawn in charts.items() if drawn])
 
 
-# -- first batch ------------------------------------------------------------------------------------------------------
+# -- first batch -----------------------------------------------------------------------------------
 
 
 def _open_data(config: Any, record: Record) -> "RunData":
@@ -278,7 +334,9 @@ def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
     images = []
     for camera in cameras[:2]:
         frames = batch[camera][index]
-        window = frames[None] if frames.ndim == 3 else frames[[0, -1]] if len(frames) > 1 else frames
+        window = (
+            frames[None] if frames.ndim == 3 else frames[[0, -1]] if len(frames) > 1 else frames
+        )
         images += [image(frame.permute(1, 2, 0).numpy(), camera, 84) for frame in window]
     actions = batch["action"][index].double().numpy()
     padded = batch["action_is_pad"][index].numpy()
@@ -288,7 +346,9 @@ def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
             line("", range(len(values)), values, joint, faint=True),
             line("", range(len(values)), np.where(padded, np.nan, values), joint),
         ]
-    place = f"episode {int(batch['episode_index'][index])}, frame {int(batch['frame_index'][index])}"
+    place = (
+        f"episode {int(batch['episode_index'][index])}, frame {int(batch['frame_index'][index])}"
+    )
     drawn = chart(
         "action chunk, one line per dimension",
         "action of the chunk",
@@ -306,10 +366,12 @@ def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
     network = "{}x{}".format(*config.policy.network_size)
     sizes = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
     change = f" -> {network} ({config.policy.RESIZED})"
-    return "; ".join(f"{camera} {size}{'' if size == network else change}" for camera, size in sizes.items())
+    return "; ".join(
+        f"{camera} {size}{'' if size == network else change}" for camera, size in sizes.items()
+    )
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 def _changed_settings(config: "TrainConfig") -> Block:
@@ -325,7 +387,10 @@ def _changed_settings(config: "TrainConfig") -> Block:
         usual = validate_new(TrainConfig, {"steps": config.steps, **kind})
         steps = validate_new(TrainConfig, kind).steps
     changed = differences(replace(usual.resolved(), steps=steps), config)
-    rows = [[path, format_setting(now), format_setting(default)] for path, (default, now) in changed.items()]
+    rows = [
+        [path, format_setting(now), format_setting(default)]
+        for path, (default, now) in changed.items()
+    ]
     settings = table(["setting", "this run", "default"], rows) if rows else text("None.")
     return card("Settings that differ from the defaults", settings)
 
@@ -336,7 +401,9 @@ def format_setting(value: Any) -> str:
 
 
 def _recorded_settings(run: RunDir, config: "TrainConfig") -> Block:
-    """Render all settings, and order.json: the order, the data's fingerprint and the normalization."""
+    """Render all settings, and order.json: the order, the data's fingerprint and the
+    normalization.
+    """
     from understudy_kit.config.schema import dump_yaml
 
     order = None

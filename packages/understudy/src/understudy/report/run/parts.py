@@ -1,4 +1,6 @@
-"""Parts of a run's page that other packages add, by entry points of the group `understudy.pages`."""
+"""Parts of a run's page that other packages add, by entry points of the group
+`understudy.pages`.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -6,10 +6,13 @@ from typing import Any
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read the results of `understudy rollout`, those with swapped text last; other files are ignored."""
+    """Read the results of `understudy rollout`, those with swapped text last; other files are
+    ignored.
+    """
     results = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        if path.name.startswith("step-"):  # rollouts during training, which are also in metrics.jsonl
+        # rollouts during training, which are also in metrics.jsonl
+        if path.name.startswith("step-"):
             continue
         try:
             result = json.loads(path.read_text(encoding="utf-8"))

@@ -31,7 +31,9 @@ def format_validation(result: Record, mode: str = "policy") -> str:
     parts += notes_on_groups(result)
     samples = result["samples"]
     frames = result.get("held_out", result["samples"])
-    everything = "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
+    everything = (
+        "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
+    )
     means = [_row(everything, result, terms)]
     empty = [""] * (len(head) - 2)
     if not result.get("scalar"):
@@ -56,19 +58,26 @@ def format_validation(result: Record, mode: str = "policy") -> str:
 
 
 def several_terms(result: Record) -> list[str]:
-    """Return the names of the loss terms of a validation, none for a single one, which is the loss."""
+    """Return the names of the loss terms of a validation, none for a single one, which is the
+    loss.
+    """
     terms = list(result.get("terms", ()))
     return terms if len(terms) > 1 else []
 
 
 def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
-    """Return a table of validations in several task modes: a head, and for each mode all samples and every task.
+    """Return a table of validations in several task modes: a head, and for each mode all samples
+    and every task.
 
     A loss term that a mode gives, and the open-loop error where a group has none, are empty cells.
     """
-    terms = list(dict.fromkeys(term for figures in modes.values() for term in figures.get("terms", ())))
+    terms = list(
+        dict.fromkeys(term for figures in modes.values() for term in figures.get("terms", ()))
+    )
     kinds = {
-        kind: name for kind, name in KINDS.items() if kind != "heads" or any(len(m[kind]) > 1 for m in modes.values())
+        kind: name
+        for kind, name in KINDS.items()
+        if kind != "heads" or any(len(m[kind]) > 1 for m in modes.values())
     }
     rows = [("task mode", "of", *terms, "open-loop error", "samples")]
     for mode, figures in modes.items():
@@ -77,12 +86,19 @@ def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
             of_kind = figures[kind]
             if kind == "sources" and len(of_kind) < 2:
                 continue
-            errors = (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
-            groups += [(short(name), entry, errors.get(name, {}).get("normalised")) for name, entry in of_kind.items()]
+            errors = (
+                (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
+            )
+            groups += [
+                (short(name), entry, errors.get(name, {}).get("normalised"))
+                for name, entry in of_kind.items()
+            ]
         for name, entry, error in groups:
             losses = entry.get("terms", {})
             cells = [_number(losses[term]["loss"]) if term in losses else "" for term in terms]
-            rows.append((mode, name, *cells, "" if error is None else _number(error), str(entry["samples"])))
+            rows.append(
+                (mode, name, *cells, "" if error is None else _number(error), str(entry["samples"]))
+            )
     return rows
 
 
@@ -99,10 +115,19 @@ def _imagined(figures: Record) -> list[str]:
     if images := figures.get("images"):
         kinds = ("psnr", "psnr_moved")
         rows = [
-            (str(ahead), *(_decibels(images[kind][name][k]) for kind in kinds for name in ("model", "copy")))
+            (
+                str(ahead),
+                *(_decibels(images[kind][name][k]) for kind in kinds for name in ("model", "copy")),
+            )
             for k, ahead in enumerate(images["ahead"])
         ]
-        head = ("imagined images, PSNR in dB: frames ahead", "imagined", "copy", "where pixels change", "copy there")
+        head = (
+            "imagined images, PSNR in dB: frames ahead",
+            "imagined",
+            "copy",
+            "where pixels change",
+            "copy there",
+        )
         parts.append(aligned(head, rows))
     return parts
 
@@ -119,12 +144,14 @@ def short(name: str) -> str:
 
 def _open_loop(result: Record) -> list[str]:
     parts = [
-        f"open-loop error of predicted actions on one frame in {result['every']}: mean squared error "
-        f"{_number(result['normalised'])} in normalized units"
+        f"open-loop error of predicted actions on one frame in {result['every']}: mean squared "
+        f"error {_number(result['normalised'])} in normalized units"
     ]
     for source, entry in result["sources"].items():
         off = with_error(entry)
-        rows = [(joint, _number(entry["mse"][joint]), _number(entry["mae"][joint])) for joint in off]
+        rows = [
+            (joint, _number(entry["mse"][joint]), _number(entry["mae"][joint])) for joint in off
+        ]
         if still := len(entry["mse"]) - len(off):
             rows.append((f"{still} {STILL}", "", ""))
         title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
@@ -133,7 +160,9 @@ def _open_loop(result: Record) -> list[str]:
 
 
 def with_error(entry: Record) -> list[str]:
-    """Return the joints of a source (`OpenLoop.result`) with any open-loop error; a joint that never moves has none."""
+    """Return the joints of a source (`OpenLoop.result`) with any open-loop error; a joint that
+    never moves has none.
+    """
     return [joint for joint, mse in entry["mse"].items() if mse != 0 or entry["mae"][joint] != 0]
 
 
@@ -144,7 +173,14 @@ def _row(name: str, entry: Record, terms: Sequence[str]) -> tuple[str, ...]:
     se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
     means = entry.get("terms", {})
     losses = [_number(means[term]["loss"]) if term in means else "" for term in terms]
-    return short(name), _number(entry["loss"]), se, *losses, str(entry["samples"]), str(entry["episodes"])
+    return (
+        short(name),
+        _number(entry["loss"]),
+        se,
+        *losses,
+        str(entry["samples"]),
+        str(entry["episodes"]),
+    )
 
 
 def _number(value: float | None) -> str:
@@ -155,7 +191,12 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns to their widest cell, the first one left, the others right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
+            ]
+        ).rstrip()
         for row in (head, *rows)
     ]
     return "\n".join(f"  {line}" for line in lines)

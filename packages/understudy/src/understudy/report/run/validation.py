@@ -1,4 +1,6 @@
-"""Sections of the report on losses, validation and imagined futures, from the records of `metrics.jsonl`."""
+"""Sections of the report on losses, validation and imagined futures, from the records of
+`metrics.jsonl`.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,10 +15,22 @@ from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base.records import Record, Records
 from understudy_kit.report.curves import chart, line, record_line, step_line
-from understudy_kit.report.page import Block, Blocks, card, film, grid, styled, table, table_card, text
+from understudy_kit.report.page import (
+    Block,
+    Blocks,
+    card,
+    film,
+    grid,
+    styled,
+    table,
+    table_card,
+    text,
+)
 
 LINES = 40
-"""Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows which matter."""
+"""Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows
+which matter.
+"""
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -25,11 +39,13 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def decimals(error: float | None) -> int:
-    """Return the number of decimals that a figure with this standard error deserves: two digits of it; 4 without."""
+    """Return the number of decimals that a figure with this standard error deserves: two digits of
+    it; 4 without.
+    """
     return 4 if not error or not isfinite(error) else min(6, max(0, 1 - floor(log10(error))))
 
 
-# -- losses -----------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def render_losses(train: Records, val: Records) -> Blocks:
@@ -37,14 +53,19 @@ def render_losses(train: Records, val: Records) -> Blocks:
     if not train:
         return [card("", text("No step has been logged yet."))]
     bounds = [(r["loss"], 2 * (r.get("se") or 0.0)) for r in val if r.get("loss") is not None]
-    whiskers = {"low": [loss - half for loss, half in bounds], "high": [loss + half for loss, half in bounds]}
+    whiskers = {
+        "low": [loss - half for loss, half in bounds],
+        "high": [loss + half for loss, half in bounds],
+    }
     steps = [r["step"] for r in val if r.get("loss") is not None]
     label = "validation, ± 2 standard errors" if any(half for _, half in bounds) else "validation"
     lines = [
         record_line("training", train, "loss", 0, smooth=True),
         line(label, steps, [loss for loss, _ in bounds], 1, points=True, **whiskers),
     ]
-    terms = several_terms({"terms": dict.fromkeys(name for r in train[-STEPS:] for name in r.get("terms", ()))})
+    terms = several_terms(
+        {"terms": dict.fromkeys(name for r in train[-STEPS:] for name in r.get("terms", ()))}
+    )
     return [
         card("Loss", chart("loss", "step", "loss", lines, log=False, cut=True, height=300)),
         grid([card(name, _term_chart(train, val, name)) for name in terms]),
@@ -66,7 +87,9 @@ def _term_chart(train: Records, val: Records, name: str) -> Block | None:
 
 
 def _group_losses(train: Records, last: Record) -> Block | None:
-    """Render the mean loss of each term per source and task mode, in training and in the latest validation."""
+    """Render the mean loss of each term per source and task mode, in training and in the latest
+    validation.
+    """
     rows: list[list[str]] = []
     terms = list(dict.fromkeys(name for record in train for name in record.get("terms", ())))
     for kind, label in {"sources": "source", "modes": "task mode"}.items():
@@ -76,12 +99,17 @@ def _group_losses(train: Records, last: Record) -> Block | None:
             losses = [mean_loss(steps, term) for term in terms]
             losses += [validation.get(term, {}).get("loss") for term in terms]
             rows.append([label, name, *("" if loss is None else f"{loss:.4g}" for loss in losses)])
-    head = ["group", "name", *(f"{term}, training" for term in terms), *(f"{term}, validation" for term in terms)]
+    head = [
+        "group",
+        "name",
+        *(f"{term}, training" for term in terms),
+        *(f"{term}, validation" for term in terms),
+    ]
     note = f"Means over the last {len(train)} steps, without the weights of the terms."
     return table_card("Loss terms per group", head, rows, note=note)
 
 
-# -- validation -------------------------------------------------------------------------------------------------------
+# -- validation ------------------------------------------------------------------------------------
 
 
 def render_validation(val: Records) -> Blocks:
@@ -101,7 +129,8 @@ def render_validation(val: Records) -> Blocks:
     halves: Blocks = []
     if last.get("time"):
         note = (
-            "Near 1 the policy chooses among motions, near 0 it refines one: a high end shows which of both is missing."
+            "Near 1 the policy chooses among motions, near 0 it refines one: a high end shows "
+            "which of both is missing."
         )
         halves.append(card("Over flow time (1 is noise)", _flow_time_chart(val), note=note))
     if errors := last.get("open_loop"):
@@ -118,7 +147,11 @@ def _overall_table(val: Records) -> Block:
     last = val[-1]
     samples = sum(entry["samples"] for entry in last["tasks"].values())
     frames = last.get("held_out", samples)
-    evaluated = f"all {samples:,} samples" if frames == samples else f"{samples:,} of {frames:,} validation frames"
+    evaluated = (
+        f"all {samples:,} samples"
+        if frames == samples
+        else f"{samples:,} of {frames:,} validation frames"
+    )
     rows = [[evaluated, *_figures(last, last, [(r["loss"], r["step"]) for r in val])]]
     means: dict[str, Callable[[Record], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
     if len(last.get("heads", {})) > 1:
@@ -146,19 +179,32 @@ def _group_table(val: Records) -> Block:
 
 
 def _figure_head(last: Record) -> list[str]:
-    return [f"at step {last['step']:,}", "standard error", *several_terms(last), "lowest so far", "at step"]
+    return [
+        f"at step {last['step']:,}",
+        "standard error",
+        *several_terms(last),
+        "lowest so far",
+        "at step",
+    ]
 
 
 def _figures(last: Record, entry: Record, history: Sequence[tuple[float | None, int]]) -> list[Any]:
-    """Loss of a group with its standard error and terms, and the lowest of its `history` with its step."""
-    lowest, step = min(((loss, step) for loss, step in history if loss is not None), default=(None, 0))
+    """Loss of a group with its standard error and terms, and the lowest of its `history` with its
+    step.
+    """
+    lowest, step = min(
+        ((loss, step) for loss, step in history if loss is not None), default=(None, 0)
+    )
     error = entry.get("se")
     means = entry.get("terms", {})
     digits = decimals(error)
     return [
         number(entry["loss"], digits),
         "" if error is None else f"± {error:.{digits}f}",
-        *(number(means[term]["loss"], digits) if term in means else "" for term in several_terms(last)),
+        *(
+            number(means[term]["loss"], digits) if term in means else ""
+            for term in several_terms(last)
+        ),
         number(lowest, digits),
         "" if lowest is None else step,
     ]
@@ -189,7 +235,9 @@ def _flow_time_chart(val: Records) -> Block | None:
             edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
             name = f"step {record['step']:,}" + (f", {terms}" if terms else "")
             color = 1 if record is val[-1] else 0
-            lines.append(step_line(name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1))
+            lines.append(
+                step_line(name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1)
+            )
     return chart("validation loss over flow time", "flow time", "validation loss", lines)
 
 
@@ -197,18 +245,22 @@ def _open_loop(errors: Record) -> Block:
     rows = []
     for source, entry in errors["sources"].items():
         moved = with_error(entry)
-        rows += [[source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)] for joint in moved]
+        rows += [
+            [source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)]
+            for joint in moved
+        ]
         if still := len(entry["mse"]) - len(moved):
             rows.append([source, f"{still} {STILL}", "", ""])
     note = (
-        f"Predicted actions on one validation frame in {errors['every']}, compared with the recorded ones, in the "
-        f"robot's units. Mean squared error in normalized units over all joints: {number(errors['normalised'])}."
+        f"Predicted actions on one validation frame in {errors['every']}, compared with the "
+        "recorded ones, in the robot's units. Mean squared error in normalized units over all "
+        f"joints: {number(errors['normalised'])}."
     )
     head = ["source", "joint", "mean squared error, units²", "mean absolute error, units"]
     return card("Open-loop error", table(head, rows, "joints"), note=note)
 
 
-# -- heat-map ---------------------------------------------------------------------------------------------------------
+# -- heat-map --------------------------------------------------------------------------------------
 
 MISSING = object()
 COLUMNS = 12
@@ -222,9 +274,10 @@ DEEPEST = 4.0
 def heatmap(val: Records) -> Block | None:
     """Render the loss of every group over the steps as colored cells; None if no record has groups.
 
-    Rows are sources and their tasks (tasks alone for a single source), those with a marked rise first, at most `ROWS`.
-    Columns are validations, thinned evenly to `COLUMNS`, the last one included. The color of a cell is the distance of
-    its loss to the lowest loss of its group, so that easy and hard groups are comparable.
+    Rows are sources and their tasks (tasks alone for a single source), those with a marked rise
+    first, at most `ROWS`. Columns are validations, thinned evenly to `COLUMNS`, the last one
+    included. The color of a cell is the distance of its loss to the lowest loss of its group, so
+    that easy and hard groups are comparable.
     """
     losses = [{name: entry["loss"] for name, entry in _groups_of(record).items()} for record in val]
     names = sorted({name for record in losses for name in record})
@@ -234,13 +287,17 @@ def heatmap(val: Records) -> Block | None:
     rises = {name: since_lowest(history)[0] for name, history in histories.items()}
     ranked = sorted(names, key=lambda name: -rises[name] if rises[name] > WORSE else 0.0)
     steps = [record["step"] for record in val]
-    columns = sorted({round(place) for place in np.linspace(0, len(val) - 1, min(COLUMNS, len(val)))})
+    columns = sorted(
+        {round(place) for place in np.linspace(0, len(val) - 1, min(COLUMNS, len(val)))}
+    )
     rows = [_heat_row(name, histories[name], steps, columns) for name in ranked[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
-    count = f"{worse} of {len(names)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
+    count = (
+        f"{worse} of {len(names)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
+    )
     note = (
-        f"{count} more than {100 * WORSE:.0f} % above the lowest loss of the group, which is framed. Deeper colors are "
-        f"further above it; the deepest is {DEEPEST:g} times it."
+        f"{count} more than {100 * WORSE:.0f} % above the lowest loss of the group, which is "
+        f"framed. Deeper colors are further above it; the deepest is {DEEPEST:g} times it."
     )
     rest = text(f"and {len(names) - ROWS} more groups") if len(names) > ROWS else None
     head = ["step", *(f"{steps[column]:,}" for column in columns), ""]
@@ -248,7 +305,9 @@ def heatmap(val: Records) -> Block | None:
 
 
 def _groups_of(record: Record) -> dict[str, Record]:
-    """Entries of the groups of one validation by name: tasks, with their sources if there are several."""
+    """Entries of the groups of one validation by name: tasks, with their sources if there are
+    several.
+    """
     groups = record.get("groups", [])
     if len({group["source"] for group in groups}) > 1:
         return {f"{group['source']} · {group['task']}": group for group in groups}
@@ -256,12 +315,17 @@ def _groups_of(record: Record) -> dict[str, Record]:
 
 
 def since_lowest(history: Sequence[Any]) -> tuple[float, int]:
-    """Return the rise of a group's last loss above its lowest, as a share of the lowest, and the index of the lowest.
+    """Return the rise of a group's last loss above its lowest, as a share of the lowest, and the
+    index of the lowest.
 
-    In `history`, None is a loss that was not finite, and MISSING an absent one. The rise is infinite if the last loss
-    is not finite and another one is.
+    In `history`, None is a loss that was not finite, and MISSING an absent one. The rise is
+    infinite if the last loss is not finite and another one is.
     """
-    finite = [(loss, index) for index, loss in enumerate(history) if loss is not None and loss is not MISSING]
+    finite = [
+        (loss, index)
+        for index, loss in enumerate(history)
+        if loss is not None and loss is not MISSING
+    ]
     if not finite:
         return 0.0, -1
     lowest, index = min(finite)
@@ -272,7 +336,9 @@ def since_lowest(history: Sequence[Any]) -> tuple[float, int]:
     return (history[-1] / lowest - 1 if lowest > 0 else 0.0), index
 
 
-def _heat_row(name: str, history: Sequence[Any], steps: Sequence[int], columns: Sequence[int]) -> list[Any]:
+def _heat_row(
+    name: str, history: Sequence[Any], steps: Sequence[int], columns: Sequence[int]
+) -> list[Any]:
     rise, best = since_lowest(history)
     lowest = history[best] if best >= 0 else None
     cells = [_heat_cell(history[column], lowest, column == best) for column in columns]
@@ -296,7 +362,7 @@ def _heat_cell(loss: Any, lowest: float | None, is_best: bool) -> Any:
     return styled(f"{loss:.3g}", "cell best" if is_best else "cell", depth=f"{depth:.2f}", hint="")
 
 
-# -- imagined futures -------------------------------------------------------------------------------------------------
+# -- imagined futures ------------------------------------------------------------------------------
 
 
 def render_imagined(val: Records, strips: Path) -> Blocks:
@@ -311,16 +377,31 @@ def render_imagined(val: Records, strips: Path) -> Blocks:
         return []
     figures = latest["imagined"]
     note = (
-        f"{figures['frames']} validation frames at step {latest['step']:,}: the policy gets the recorded observation "
-        "and the recorded actions. A copy of the present, nothing changes, is the reference."
+        f"{figures['frames']} validation frames at step {latest['step']:,}: the policy gets the "
+        "recorded observation and the recorded actions. A copy of the present, nothing changes, "
+        "is the reference."
     )
     cards = [card("", _imagined_images(images))] if (images := figures.get("images")) else []
     if states := figures.get("states"):
         lines = [
-            line(label, range(1, len(states[name]) + 1), np.array(states[name], np.float64), color, points=True)
-            for color, (name, label) in enumerate({"model": "imagined", "copy": "copy of the present"}.items())
+            line(
+                label,
+                range(1, len(states[name]) + 1),
+                np.array(states[name], np.float64),
+                color,
+                points=True,
+            )
+            for color, (name, label) in enumerate(
+                {"model": "imagined", "copy": "copy of the present"}.items()
+            )
         ]
-        drawn = chart("error of imagined states", "actions ahead", "mean squared error, normalized", lines, log=True)
+        drawn = chart(
+            "error of imagined states",
+            "actions ahead",
+            "mean squared error, normalized",
+            lines,
+            log=True,
+        )
         cards.append(card("Error of imagined states after each action", drawn))
     if shown := _strips(strips):
         cards.append(card("Recorded and imagined images", *shown))
@@ -332,7 +413,9 @@ def _imagined_images(images: Record) -> Block:
     for index, ahead in enumerate(images["ahead"]):
         for kind, pixels in (("psnr", "all"), ("psnr_moved", "changing")):
             ratios = [images[kind][name][index] for name in ("model", "copy")]
-            rows.append([ahead, pixels, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
+            rows.append(
+                [ahead, pixels, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
+            )
     return table(["frames ahead", "pixels", "imagined, PSNR in dB", "copy"], rows)
 
 
@@ -350,4 +433,8 @@ def _strips(path: Path) -> list[Block]:
         cells = [np.split(band, len(columns), axis=1) for band in bands]
     except (OSError, ValueError, KeyError, AttributeError, ZeroDivisionError):
         return []
-    return [block for title, images in zip(rows, cells) for block in (text(title), film(images, columns, title))]
+    return [
+        block
+        for title, images in zip(rows, cells)
+        for block in (text(title), film(images, columns, title))
+    ]

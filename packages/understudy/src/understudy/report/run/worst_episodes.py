@@ -1,7 +1,9 @@
-"""Section of the report on the validation episodes with the largest losses: frames, recorded and predicted actions.
+"""Section of the report on the validation episodes with the largest losses: frames, recorded and
+predicted actions.
 
-The losses are those that the run kept (`train/validation/episode_sums.py`). Images and recorded actions need the
-dataset, predicted actions a checkpoint, too. Where one of these is missing, the section gives the reason in its place.
+The losses are those that the run kept (`train/validation/episode_sums.py`). Images and recorded
+actions need the dataset, predicted actions a checkpoint, too. Where one of these is missing, the
+section gives the reason in its place.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +38,8 @@ CURVES = 12
 """Joints that are shown without a click."""
 _ROW_BYTES = 512 << 20
 UNITS = (
-    "Actions in the robot's units; MAE is the mean absolute error. A prediction begins at a recorded observation, "
-    "after each chunk."
+    "Actions in the robot's units; MAE is the mean absolute error. A prediction begins at a "
+    "recorded observation, after each chunk."
 )
 
 
@@ -49,14 +51,16 @@ def render_worst_episodes(
     predict: bool = True,
     opened: "Callable[[], RunData] | None" = None,
 ) -> Blocks:
-    """Render the `count` episodes with the largest loss of the latest validation; none where there are none.
+    """Render the `count` episodes with the largest loss of the latest validation; none where there
+    are none.
 
     Args:
         run: The run.
         val: Its validation records, oldest first.
         count: Number of episodes.
         predict: Whether to load a checkpoint for predicted actions.
-        opened: Returns the data that the run started with, where the caller opens it for others, too.
+        opened: Returns the data that the run started with, where the caller opens it for others,
+            too.
     """
     if not val or not count or val[-1].get("scalar"):
         return []
@@ -70,7 +74,8 @@ def render_worst_episodes(
         cards = _Cards(run, validation, predicted)
         episodes = [cards.render(sums, index) for index in chosen.tolist()]
     about = (
-        f"{len(chosen)} of the {len(sums.episode):,} episodes of the validation at step {step:,}, largest loss first."
+        f"{len(chosen)} of the {len(sums.episode):,} episodes of the validation at step "
+        f"{step:,}, largest loss first."
     )
     legend = text(UNITS) if predicted is not None else None
     return [card("", text(" ".join([about, *notes])), legend, cards.horizon_chart()), *episodes]
@@ -83,7 +88,9 @@ def _open(
     predict: bool,
     opened: "Callable[[], RunData] | None",
 ) -> "tuple[ValidationData | None, Predict | None, list[str]]":
-    """Open the validation frames and the policy of the checkpoint of `step`, or the latest one; notes name failures."""
+    """Open the validation frames and the policy of the checkpoint of `step`, or the latest one;
+    notes name failures.
+    """
     from understudy.train.data.run_data import open_data
     from understudy.train.data.updates import recorded_sources
     from understudy.train.run import open_checkpoint
@@ -94,13 +101,19 @@ def _open(
     if not predict:
         notes.append(f"Predicted actions are added by: understudy report {run.root}")
     elif run.is_active():
-        notes.append("The run is active, so no policy is loaded: there are no predicted actions yet.")
+        notes.append(
+            "The run is active, so no policy is loaded: there are no predicted actions yet."
+        )
     else:
         try:
             chosen: int | str = step if step in checkpoint.list_steps(run.checkpoints) else "latest"
             state, validation = stack.enter_context(open_checkpoint(run.root, chosen))
             predicted = EpisodeActions(state, validation).predict
-            return validation, predicted, [f"Actions are predicted by the checkpoint of step {state.step:,}."]
+            return (
+                validation,
+                predicted,
+                [f"Actions are predicted by the checkpoint of step {state.step:,}."],
+            )
         except Exception as error:
             if not _is_expected(error):
                 raise
@@ -119,7 +132,9 @@ def _open(
 
 
 def _is_expected(error: Exception) -> bool:
-    """Whether an error belongs to this machine, the dataset or the run's files; the report is useful without them."""
+    """Whether an error belongs to this machine, the dataset or the run's files; the report is
+    useful without them.
+    """
     return isinstance(error, UnderstudyError | OSError | ImportError) or is_out_of_memory(error)
 
 
@@ -132,7 +147,9 @@ class _Cards:
         predict: Predicted actions of an episode (`EpisodeActions.predict`); None: there are none.
     """
 
-    def __init__(self, run: RunDir, validation: "ValidationData | None", predict: Predict | None) -> None:
+    def __init__(
+        self, run: RunDir, validation: "ValidationData | None", predict: Predict | None
+    ) -> None:
         self._run = run
         self._validation = validation
         self._predict = predict
@@ -150,13 +167,18 @@ class _Cards:
             return card(title, note=samples)
         try:
             names = self._validation.names
-            source = 0 if len(names) == len(sums.names) == 1 else names.index(name)  # the only one may be renamed
+            # the only one may be renamed
+            source = 0 if len(names) == len(sums.names) == 1 else names.index(name)
             catalog = self._validation.datasets[source].catalog
             row = catalog.episodes.row_of(episode)
         except (ValueError, DatasetError):
             return card(title, note=f"{samples}; the dataset has no such episode")
         length = int(catalog.episodes.lengths[row])
-        tasks = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row) if 0 <= task < len(catalog.tasks)]
+        tasks = [
+            catalog.tasks[task]
+            for task in catalog.episodes.tasks_of(row)
+            if 0 <= task < len(catalog.tasks)
+        ]
         return card(
             title,
             *_strips(catalog, self._validation.cameras, row, length),
@@ -166,7 +188,9 @@ class _Cards:
         )
 
     def horizon_chart(self) -> Block | None:
-        """Draw the error of the predicted actions over the chunk, the mean of the joints; None without predictions."""
+        """Draw the error of the predicted actions over the chunk, the mean of the joints; None
+        without predictions.
+        """
         if not self._errors:
             return None
         offsets, errors = (np.concatenate(parts) for parts in zip(*self._errors))
@@ -174,7 +198,13 @@ class _Cards:
         means = np.bincount(offsets, errors)[counts > 0] / counts[counts > 0]
         lines = [line("mean of these episodes", np.flatnonzero(counts) + 1, means, 1, points=True)]
         label = "mean absolute error, share of the joint's range"
-        return chart("error over the horizon of a chunk", "actions after the observation", label, lines, height=200)
+        return chart(
+            "error over the horizon of a chunk",
+            "actions after the observation",
+            label,
+            lines,
+            height=200,
+        )
 
     def _action_charts(self, source: int, catalog: "Catalog", episode: int, row: int) -> Blocks:
         """Draw recorded and predicted actions, a chart for each joint."""
@@ -199,7 +229,10 @@ class _Cards:
                     raise
                 note = text(f"no predicted actions: {summarize(error)}")
         names = self._validation.action_names(source)
-        charts = [_joint_chart(name, joint, recorded, predicted, catalog.fps) for joint, name in enumerate(names)]
+        charts = [
+            _joint_chart(name, joint, recorded, predicted, catalog.fps)
+            for joint, name in enumerate(names)
+        ]
         rest = grid(charts[CURVES:], "joints")
         return [
             note,
@@ -208,30 +241,40 @@ class _Cards:
         ]
 
 
-def _joint_chart(name: str, joint: int, recorded: np.ndarray, predicted: Record | None, fps: float) -> Block | None:
+def _joint_chart(
+    name: str, joint: int, recorded: np.ndarray, predicted: Record | None, fps: float
+) -> Block | None:
     lines = [bucketed_line("recorded", recorded[:, joint], fps, 0)]
     if predicted is not None:
         label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
         starts = [start / fps for start in predicted["starts"]]
-        lines.append(bucketed_line(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts))
+        lines.append(
+            bucketed_line(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts)
+        )
     return chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
 
 
 def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets int64 (N,) in a chunk, and absolute errors (N,) there, as shares of a joint's range in the episode."""
+    """Offsets int64 (N,) in a chunk, and absolute errors (N,) there, as shares of a joint's range
+    in the episode.
+    """
     extent = np.ptp(recorded, axis=0)
     errors = np.abs(np.asarray(predicted["actions"]) - recorded)[:, extent > 0] / extent[extent > 0]
     frames = np.arange(len(errors))
     starts = np.asarray(predicted["starts"], np.int64)
     offsets = (
-        frames - starts[np.maximum(np.searchsorted(starts, frames, side="right") - 1, 0)] if len(starts) else frames
+        frames - starts[np.maximum(np.searchsorted(starts, frames, side="right") - 1, 0)]
+        if len(starts)
+        else frames
     )
     is_finite = np.isfinite(errors)
     return np.broadcast_to(offsets[:, None], errors.shape)[is_finite], errors[is_finite]
 
 
 def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> Blocks:
-    """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be read."""
+    """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be
+    read.
+    """
     recorded = RecordedImages(catalog)
     strips = Blocks()
     frames = np.unique(np.linspace(0, length - 1, min(FRAMES, length)).round().astype(np.int64))
@@ -256,4 +299,6 @@ def _reduced(image: np.ndarray) -> np.ndarray:
     if width <= WIDEST:
         return image
     size = WIDEST, max(1, round(height * WIDEST / width))
-    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
+    return np.asarray(
+        Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    )

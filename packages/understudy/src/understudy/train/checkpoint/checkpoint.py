@@ -1,19 +1,20 @@
-"""Checkpoints that are complete or absent: a directory protocol around torch's distributed checkpoint format (DCP).
+"""Checkpoints that are complete or absent: a directory protocol around torch's distributed
+checkpoint format (DCP).
 
     every rank   writes its shards into step-00001000.tmp/ (DCP's files), fsync, agree
-    rank 0       checks that all files are there, writes state.json, fsync files and folder, renames to step-00001000/,
-                 fsync the parent, notifies the others
+    rank 0       checks that all files are there, writes state.json, fsync files and folder, renames
+                 to step-00001000/, fsync the parent, notifies the others
 
-A checkpoint is never overwritten. The latest is the highest complete one, and older ones are pruned only when a newer
-one is durable. A name without `.tmp` is therefore a promise. Any failure, on any rank, is one CheckpointError on all of
-them, and earlier checkpoints are unchanged.
+A checkpoint is never overwritten. The latest is the highest complete one, and older ones are pruned
+only when a newer one is durable. A name without `.tmp` is therefore a promise. Any failure, on any
+rank, is one CheckpointError on all of them, and earlier checkpoints are unchanged.
 
-The tensors are named, DTensors or plain (the same on every rank). They are loaded in place, also on another number of
-ranks or another mesh. state.json has the step and the checksum of each file; a changed file is refused. Tensors that
-never change in a run are written once (`tensor_files.py`).
+The tensors are named, DTensors or plain (the same on every rank). They are loaded in place, also on
+another number of ranks or another mesh. state.json has the step and the checksum of each file; a
+changed file is refused. Tensors that never change in a run are written once (`tensor_files.py`).
 
-best-00000500/ is the same with the weights to export alone, without moments: the best validation of a run
-(`keep_best`), which no run resumes from.
+best-00000500/ is the same with the weights to export alone, without moments: the best validation of
+a run (`keep_best`), which no run resumes from.
 """
 
 import json
@@ -64,7 +65,8 @@ NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})(\.tmp)?", re.ASCII)
 BEST_NAME = re.compile(NAME.pattern.replace("step", "best"), re.ASCII)
 """Names of folders with the weights of the best validation."""
 TRAINED = "trained"
-"""Key of the state of such a folder: names of the weights that are trained, whose moments it lacks."""
+"""Key of the state of such a folder: names of the weights that are trained, whose moments it lacks.
+"""
 
 
 def save(
@@ -77,20 +79,24 @@ def save(
     earlier: Path | None = None,
     kind: Literal["step", "best"] = "step",
 ) -> Path:
-    """Write checkpoint `step` below `folder` and return its path; an existing one is left unchanged.
+    """Write checkpoint `step` below `folder` and return its path; an existing one is left
+    unchanged.
 
     Args:
         folder: the folder of all checkpoints.
         step: number of steps.
         tensors: this rank's shards, by name.
         state: content of state.json.
-        group: ranks that call this together, of a backend that moves CPU tensors. None: a single process.
+        group: ranks that call this together, of a backend that moves CPU tensors. None: a single
+            process.
         frozen: names of the tensors that never change in a run.
-        earlier: a checkpoint of the run with the same values of these, whose files are linked; None: they are written.
+        earlier: a checkpoint of the run with the same values of these, whose files are linked;
+            None: they are written.
         kind: "best" for the weights of the best validation alone.
 
     Raises:
-        CheckpointError: on every rank: disk full, no permission …; an incomplete checkpoint is removed if possible.
+        CheckpointError: on every rank: disk full, no permission …; an incomplete checkpoint is
+            removed if possible.
     """
     final = folder / f"{kind}-{step:08d}"
     unfinished = unfinished_path(final)
@@ -108,21 +114,29 @@ def save(
             files |= run_on_rank_0(group, lambda: _link_frozen(earlier, unfinished, frozen_tensors))
             if not files:
                 files |= {
-                    f"{PREFIX}{name}": sums for name, sums in _write(unfinished / FROZEN, frozen_tensors, group).items()
+                    f"{PREFIX}{name}": sums
+                    for name, sums in _write(unfinished / FROZEN, frozen_tensors, group).items()
                 }
         files |= _write(
-            unfinished, {name: tensor for name, tensor in tensors.items() if name not in frozen_tensors}, group
+            unfinished,
+            {name: tensor for name, tensor in tensors.items() if name not in frozen_tensors},
+            group,
         )
-        run_on_rank_0(group, lambda: publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files))
+        run_on_rank_0(
+            group,
+            lambda: publish(unfinished, final, {"format": FORMAT, "step": step, **state}, files),
+        )
     return final
 
 
-def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+def load(
+    path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
     """Load checkpoint `path` into `tensors` in place; returns its state. `group` as in `save`.
 
     Raises:
-        CheckpointError: on all ranks: another format, a changed or unreadable file, a missing tensor, another shape or
-            dtype. Names the checkpoint before this one.
+        CheckpointError: on all ranks: another format, a changed or unreadable file, a missing
+            tensor, another shape or dtype. Names the checkpoint before this one.
     """
     state = read_state(path)
     _check_files(path, state, group)
@@ -132,13 +146,16 @@ def load(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | N
             if name not in stored:
                 raise ValueError(f"{name} is not in the checkpoint")
             if (dtype := stored[name].properties.dtype) != tensor.dtype:
-                raise ValueError(f"{name} is {dtype} in the checkpoint and {tensor.dtype} here")  # DCP would cast
+                # DCP would cast
+                raise ValueError(f"{name} is {dtype} in the checkpoint and {tensor.dtype} here")
         tensor_files.read(path, tensors, group)
     return state
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint whose names start with `prefix`, whole, on the CPU; raises as `load` does."""
+    """Read the tensors of a checkpoint whose names start with `prefix`, whole, on the CPU; raises
+    as `load` does.
+    """
     tensors = {
         name: torch.empty(item.size, dtype=item.properties.dtype)
         for name, item in _read_contents(path).items()
@@ -159,11 +176,15 @@ def tensor_dtypes(path: Path) -> dict[str, torch.dtype]:
 
 
 def _read_contents(path: Path) -> dict[str, Any]:
-    """Read name -> `TensorStorageMetadata`, after the checksums of the indexes; raises as `load` does."""
+    """Read name -> `TensorStorageMetadata`, after the checksums of the indexes; raises as `load`
+    does.
+    """
     files = read_state(path).get(checksums.FILES, {})
     indexes = {name: entry for name, entry in files.items() if name.rpartition("/")[2] == INDEX}
     if damage := checksums.find_damage(path, indexes):
-        raise CheckpointError(f"{path}: cannot be loaded: {' '.join(damage)}; {_suggest_earlier(path, damage[0])}")
+        raise CheckpointError(
+            f"{path}: cannot be loaded: {' '.join(damage)}; {_suggest_earlier(path, damage[0])}"
+        )
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
         return tensor_files.read_contents(path)
 
@@ -172,25 +193,33 @@ def read_state(path: Path) -> dict[str, Any]:
     """Read state.json of a checkpoint.
 
     Raises:
-        CheckpointError: the file is not a state, has another format, was changed, or belongs to another step than the
-            folder's name.
+        CheckpointError: the file is not a state, has another format, was changed, or belongs to
+            another step than the folder's name.
     """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = state["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: state.json cannot be read: {error}; {_suggest_earlier(path)}") from error
+        raise CheckpointError(
+            f"{path}: state.json cannot be read: {error}; {_suggest_earlier(path)}"
+        ) from error
     if version != FORMAT:
         raise CheckpointError(
             f"{path}: checkpoint format {version}, this version of understudy reads {FORMAT}: "
             "resume with the version that wrote it, or start a new run"
         )
     if not checksums.is_intact(state):
-        raise CheckpointError(f"{path}: state.json was changed (its checksum differs); {_suggest_earlier(path)}")
+        raise CheckpointError(
+            f"{path}: state.json was changed (its checksum differs); {_suggest_earlier(path)}"
+        )
     for name, kind in KINDS.items():
         if type(value := state.get(name, kind())) is not kind:
-            raise CheckpointError(f"{path}: state.json has {name}: {value!r}; {_suggest_earlier(path)}")
-    if (match := NAME.fullmatch(path.name) or BEST_NAME.fullmatch(path.name)) and state.get("step") != int(match[1]):
+            raise CheckpointError(
+                f"{path}: state.json has {name}: {value!r}; {_suggest_earlier(path)}"
+            )
+    if (match := NAME.fullmatch(path.name) or BEST_NAME.fullmatch(path.name)) and state.get(
+        "step"
+    ) != int(match[1]):
         mismatch = f"{path}: state.json belongs to step {state.get('step')}; the folder was renamed"
         raise CheckpointError(f"{mismatch}: restore its name, or {_suggest_earlier(path)}")
     return dict(state)
@@ -208,7 +237,9 @@ def list_best(folder: Path) -> list[int]:
 
 def _list_steps(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)) and not match[2])
+    return sorted(
+        int(match[1]) for name in names if (match := pattern.fullmatch(name)) and not match[2]
+    )
 
 
 def find_latest(folder: Path) -> Path | None:
@@ -218,9 +249,11 @@ def find_latest(folder: Path) -> Path | None:
 
 
 def find_best(folder: Path, metric: str, last: float = inf) -> Path | None:
-    """Return the complete checkpoint, or weights alone, with the lowest finite validation `metric`, if any.
+    """Return the complete checkpoint, or weights alone, with the lowest finite validation `metric`,
+    if any.
 
-    Of equals the earliest, and weights alone: the complete checkpoint of their step need not be kept.
+    Of equals the earliest, and weights alone: the complete checkpoint of their step need not be
+    kept.
 
     Args:
         folder: the folder of all checkpoints.
@@ -243,7 +276,9 @@ def find_best(folder: Path, metric: str, last: float = inf) -> Path | None:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """Read the figures of a checkpoint's validation; empty if there was none. Raises as `read_state` does."""
+    """Read the figures of a checkpoint's validation; empty if there was none. Raises as
+    `read_state` does.
+    """
     state = read_state(path)
     if not state.get(PENDING):
         return dict(state.get("judged", {}))
@@ -254,7 +289,8 @@ def read_metrics(path: Path) -> dict[str, Any]:
 
 
 def describe_choice(path: Path, metric: str) -> str:
-    """Describe a checkpoint next to the best one: its step, the validation of both, and how to take the best.
+    """Describe a checkpoint next to the best one: its step, the validation of both, and how to take
+    the best.
 
     Args:
         path: the checkpoint.
@@ -286,13 +322,14 @@ def write_metrics(path: Path, metrics: Record) -> None:
 
 
 def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
-    """Remove incomplete checkpoints and all but the `keep_last` highest; call it once the newest is durable.
+    """Remove incomplete checkpoints and all but the `keep_last` highest; call it once the newest is
+    durable.
 
     Args:
         folder: the folder of all checkpoints.
         keep_last: number of checkpoints to keep.
-        best_by: validation metric whose best weights are kept as well, and those that were the best at the latest
-            checkpoint: a run that resumes from it has them again.
+        best_by: validation metric whose best weights are kept as well, and those that were the best
+            at the latest checkpoint: a run that resumes from it has them again.
     """
     steps = list_steps(folder)
     latest = steps[-1] if steps else -1
@@ -308,7 +345,9 @@ def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
 
 
 def forget_later(folder: Path) -> None:
-    """Remove the best weights of steps behind the latest checkpoint: the run makes these steps again."""
+    """Remove the best weights of steps behind the latest checkpoint: the run makes these steps
+    again.
+    """
     latest = (list_steps(folder) or [0])[-1]
     for step in list_best(folder):
         if step > latest:
@@ -320,7 +359,7 @@ def _withdraw(path: Path) -> None:
     path.rename(path.with_name(path.name + ".tmp"))
 
 
-# -- inside -------------------------------------------------------------------------------------------------------
+# -- inside ----------------------------------------------------------------------------------------
 
 
 def unfinished_path(final: Path) -> Path:
@@ -328,8 +367,12 @@ def unfinished_path(final: Path) -> Path:
     return final.with_name(final.name + ".tmp")
 
 
-def _link_frozen(earlier: Path | None, unfinished: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the checksums of the linked files of frozen tensors; empty if they are to be written."""
+def _link_frozen(
+    earlier: Path | None, unfinished: Path, tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return the checksums of the linked files of frozen tensors; empty if they are to be
+    written.
+    """
     try:
         files = read_state(earlier).get(checksums.FILES, {}) if earlier is not None else {}
     except CheckpointError:  # it was removed or damaged since
@@ -337,20 +380,31 @@ def _link_frozen(earlier: Path | None, unfinished: Path, tensors: Mapping[str, T
     return {} if earlier is None else tensor_files.link_frozen(earlier, files, unfinished, tensors)
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Any]:
+def _write(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> dict[str, Any]:
     """Write tensors; returns the checksums of the files of all ranks, without the index."""
     return {
-        name: sums for part in gather(group, tensor_files.write(folder, tensors, group)) for name, sums in part.items()
+        name: sums
+        for part in gather(group, tensor_files.write(folder, tensors, group))
+        for name, sums in part.items()
     }
 
 
 def _check_files(path: Path, state: Record, group: dist.ProcessGroup | None) -> None:
-    """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as `load` does."""
+    """Compare the files of a checkpoint with their checksums, each file on one rank. Raises as
+    `load` does.
+    """
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     with _as_checkpoint_error(f"{path}: cannot be loaded", instead=path):
-        damages = gather(group, checksums.find_damage(path, state.get(checksums.FILES, {}), slice(rank, None, world)))
+        damages = gather(
+            group,
+            checksums.find_damage(path, state.get(checksums.FILES, {}), slice(rank, None, world)),
+        )
     for name, damage in filter(None, damages):
-        raise CheckpointError(f"{path}: cannot be loaded: {name} {damage}; {_suggest_earlier(path, name)}")
+        raise CheckpointError(
+            f"{path}: cannot be loaded: {name} {damage}; {_suggest_earlier(path, name)}"
+        )
 
 
 def _prepare_folder(final: Path, unfinished: Path) -> bool:
@@ -365,21 +419,27 @@ def _prepare_folder(final: Path, unfinished: Path) -> bool:
 def publish(unfinished: Path, final: Path, state: Record, files: Record) -> None:
     """Make a written checkpoint durable and give it its final name.
 
-    Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank on another disk, or a
-    folder that was removed meanwhile, would otherwise go unnoticed.
+    Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank
+    on another disk, or a folder that was removed meanwhile, would otherwise go unnoticed.
     """
     for name, size in tensor_files.read_sizes(unfinished).items():
         file = unfinished / name
         if not file.is_file() or file.stat().st_size < size:
             raise ValueError(
-                f"{file} is missing or incomplete: the run directory was changed meanwhile, or not all ranks see the "
-                "same one (it must be on a file system that all nodes share)"
+                f"{file} is missing or incomplete: the run directory was changed meanwhile, or not "
+                "all ranks see the same one (it must be on a file system that all nodes share)"
             )
     indexes = [f"{prefix}{INDEX}" for prefix in tensor_files.read_indexes(unfinished)]
-    files = {**files, **checksums.checksum_files(unfinished, [name for name in indexes if name not in files])}
+    files = {
+        **files,
+        **checksums.checksum_files(unfinished, [name for name in indexes if name not in files]),
+    }
     if (unfinished / FROZEN).is_dir():
         sync(unfinished / FROZEN)
-    write_text(unfinished / "state.json", json.dumps(checksums.add_seal({**state, checksums.FILES: files}), indent=2))
+    write_text(
+        unfinished / "state.json",
+        json.dumps(checksums.add_seal({**state, checksums.FILES: files}), indent=2),
+    )
     unfinished.rename(final)
     sync(final.parent)
 
@@ -414,13 +474,25 @@ def gather(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
 
 
 def _suggest_earlier(path: Path, damaged: str = "") -> str:
-    """Describe how to resume without checkpoint `path`, of which the file `damaged` may belong to others as well."""
+    """Describe how to resume without checkpoint `path`, of which the file `damaged` may belong to
+    others as well.
+    """
     name = NAME.fullmatch(path.name)
     before = [step for step in list_steps(path.parent) if name is not None and step < int(name[1])]
-    earlier = [step for step in before if not tensor_files.is_shared(path, path.parent / f"step-{step:08d}", damaged)]
+    earlier = [
+        step
+        for step in before
+        if not tensor_files.is_shared(path, path.parent / f"step-{step:08d}", damaged)
+    ]
     if before and not earlier:
-        again = "a new run with the same settings and processes writes the same one at its first checkpoint"
-        return f"the earlier checkpoints share this file: restore it from a copy, or start a new run ({again})"
+        again = (
+            "a new run with the same settings and processes writes the same one at its first "
+            "checkpoint"
+        )
+        return (
+            "the earlier checkpoints share this file: restore it from a copy, or start a new "
+            f"run ({again})"
+        )
     if not earlier:
         return "there is no earlier checkpoint: start a new run"
     return f"move this folder away to resume from the checkpoint before it, step {earlier[-1]}"
@@ -453,7 +525,9 @@ def _as_checkpoint_error(
         on_failure()
         message = f"{action}: {_cause(error)}"
         shared = f"{PREFIX}{INDEX}" if isinstance(error, tensor_files.FrozenIndexError) else ""
-        raise CheckpointError(f"{message}; {_suggest_earlier(instead, shared)}" if instead else message) from error
+        raise CheckpointError(
+            f"{message}; {_suggest_earlier(instead, shared)}" if instead else message
+        ) from error
 
 
 def _cause(error: BaseException) -> str:
@@ -499,14 +573,18 @@ class Saver:
         background: write from a copy, in a thread.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, best_by: str | None = None, background: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, keep_last: int, best_by: str | None = None, background: bool = False
+    ) -> None:
         self._folder = folder
         self._keep_last = keep_last
         self._best_by = best_by
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._background = background
         self._best = (
-            inf if best_by is None else checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
+            inf
+            if best_by is None
+            else checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
         )
         self._stagers: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
@@ -517,7 +595,9 @@ class Saver:
     def of_run(cls, folder: Path, config: CheckpointConfig) -> "Saver":
         """Make the saver of a run from its settings."""
         best_by = config.keep_best if config.keep_best != "none" else None
-        return cls(folder, keep_last=config.keep_last, best_by=best_by, background=config.async_save)
+        return cls(
+            folder, keep_last=config.keep_last, best_by=best_by, background=config.async_save
+        )
 
     @property
     def failed(self) -> bool:
@@ -525,11 +605,15 @@ class Saver:
         return self._error is not None
 
     def improves(self, metrics: Record) -> bool:
-        """Return whether a validation, the same on all ranks, is better than that of every checkpoint so far."""
+        """Return whether a validation, the same on all ranks, is better than that of every
+        checkpoint so far.
+        """
         return self._best_by is not None and metrics.get(self._best_by, inf) < self._best
 
     def record_metrics(self, path: Path, metrics: Record) -> None:
-        """Add the figures of a validation to a checkpoint that was saved before it; all ranks call this together."""
+        """Add the figures of a validation to a checkpoint that was saved before it; all ranks call
+        this together.
+        """
         self.wait()
         checkpoint.run_on_rank_0(self.group, lambda: checkpoint.write_metrics(path, metrics))
         if self._best_by is not None:
@@ -549,14 +633,17 @@ class Saver:
         frozen: Collection[str] = (),
         best: Best | None = None,
     ) -> None:
-        """Save checkpoint `step`, then prune; in the background, return when the tensors are copied.
+        """Save checkpoint `step`, then prune; in the background, return when the tensors are
+        copied.
 
         Args:
             step: number of steps.
             tensors: this rank's shards, by name.
             state: content of state.json.
-            frozen: names of the tensors that never change in the run. They are not copied, and written once.
-            best: some of `tensors`, where they are those of the best validation so far; see `save_best`.
+            frozen: names of the tensors that never change in the run. They are not copied, and
+                written once.
+            best: some of `tensors`, where they are those of the best validation so far; see
+                `save_best`.
 
         Raises:
             CheckpointError: this save failed or, in the background, the one before; on every rank.
@@ -568,7 +655,9 @@ class Saver:
             staged = self._stage("step", tensors, frozen)
             parts = [_Part("step", staged, dict(state))]
             if best is not None:
-                parts.append(_Part("best", {name: staged[name] for name in best.tensors}, dict(best.state)))
+                parts.append(
+                    _Part("best", {name: staged[name] for name in best.tensors}, dict(best.state))
+                )
             self._start(step, parts, frozen)
             return
         self._write(step, _Part("step", tensors, state), frozen)
@@ -602,7 +691,9 @@ class Saver:
             except CheckpointError as error:
                 self._error = error
             except BaseException as error:  # otherwise the run would continue without checkpoints
-                self._error = CheckpointError(f"step {step}: cannot be saved: {type(error).__name__}: {error}")
+                self._error = CheckpointError(
+                    f"step {step}: cannot be saved: {type(error).__name__}: {error}"
+                )
 
         self._thread = threading.Thread(target=work, name="understudy-saver", daemon=True)
         self._thread.start()
@@ -618,7 +709,9 @@ class Saver:
             raise error
 
     def close(self) -> None:
-        """Wait until no save is in flight, without raising its error: for cleanup after another failure."""
+        """Wait until no save is in flight, without raising its error: for cleanup after another
+        failure.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -626,7 +719,8 @@ class Saver:
     def prune(self) -> None:
         """Remove old and incomplete checkpoints; a failure is only logged.
 
-        The newest checkpoint is safe at this point, and a failure on rank 0 alone must not separate the ranks.
+        The newest checkpoint is safe at this point, and a failure on rank 0 alone must not separate
+        the ranks.
         """
         if self.group is None or dist.get_rank(self.group) == 0:
             try:
@@ -635,23 +729,40 @@ class Saver:
                 logger.warning("%s: old checkpoints cannot be removed: %s", self._folder, error)
 
     def _write(self, step: int, part: _Part, frozen: Collection[str]) -> None:
-        arguments = (self._folder, step, part.tensors, part.state, self.group, frozen, self._latest, part.kind)
+        arguments = (
+            self._folder,
+            step,
+            part.tensors,
+            part.state,
+            self.group,
+            frozen,
+            self._latest,
+            part.kind,
+        )
         path = checkpoint.save(*arguments)
         if part.kind == "step":
             self._latest = path
         self.prune()
 
-    def _stage(self, kind: str, tensors: Mapping[str, Tensor], frozen: Collection[str]) -> dict[str, Tensor]:
+    def _stage(
+        self, kind: str, tensors: Mapping[str, Tensor], frozen: Collection[str]
+    ) -> dict[str, Tensor]:
         """Copy the tensors that change to the host."""
-        copied = self._copy({name: tensor for name, tensor in tensors.items() if name not in frozen}, kind)
+        copied = self._copy(
+            {name: tensor for name, tensor in tensors.items() if name not in frozen}, kind
+        )
         return copied | {name: tensor for name, tensor in tensors.items() if name in frozen}
 
     def _copy(self, tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-        """Copy tensors to the host; DTensors keep their shards. Host memory of a kind is recycled."""
+        """Copy tensors to the host; DTensors keep their shards. Host memory of a kind is
+        recycled.
+        """
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         if kind not in self._stagers:
-            self._stagers[kind] = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
+            self._stagers[kind] = BlockingAsyncStager(
+                cache_staged_state_dict=torch.cuda.is_available()
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             return dict(self._stagers[kind].stage(dict(tensors)))

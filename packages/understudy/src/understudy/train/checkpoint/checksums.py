@@ -1,8 +1,9 @@
 """Checksums of a checkpoint: one per file, and one over state.json (and over order.json of a run).
 
-sha256 detects any damage, `sha256sum` checks it by hand, and where processors have instructions for it (most servers
-do) it runs at 1.5 GiB/s, faster than the crc32 of Python's zlib. Each rank computes the checksums of the files that it
-wrote. On loading, the files are divided among the ranks, so that each file is read once for this.
+sha256 detects any damage, `sha256sum` checks it by hand, and where processors have instructions for
+it (most servers do) it runs at 1.5 GiB/s, faster than the crc32 of Python's zlib. Each rank
+computes the checksums of the files that it wrote. On loading, the files are divided among the
+ranks, so that each file is read once for this.
 """
 
 import hashlib
@@ -31,11 +32,16 @@ def add_seal(state: Record) -> dict[str, Any]:
 
 def is_intact(state: Record) -> bool:
     """Return whether a state matches its checksum."""
-    return bool(state.get(SEAL) == _seal({key: value for key, value in state.items() if key != SEAL}))
+    return bool(
+        state.get(SEAL) == _seal({key: value for key, value in state.items() if key != SEAL})
+    )
 
 
-def find_damage(folder: Path, files: Mapping[str, Record], share: slice = slice(None)) -> tuple[str, str] | None:
-    """Return the name of the first damaged file of a checkpoint, and its damage; None if all are intact.
+def find_damage(
+    folder: Path, files: Mapping[str, Record], share: slice = slice(None)
+) -> tuple[str, str] | None:
+    """Return the name of the first damaged file of a checkpoint, and its damage; None if all are
+    intact.
 
     Args:
         folder: the checkpoint.

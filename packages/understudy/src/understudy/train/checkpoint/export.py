@@ -1,14 +1,17 @@
-"""`understudy export`: write the policy of a checkpoint for a robot; and read it as the start of a new run.
+"""`understudy export`: write the policy of a checkpoint for a robot; and read it as the start of a
+new run.
 
-The result is a folder with model.safetensors, config.json and normalisation.json (`policies/policy_folder.py`). It does
-not depend on mesh and storage of the run, and needs neither dataset nor processes. Low-rank adapters are merged into
-the weights in float32: the policy is an ordinary one. bf16 halves the file and rounds each weight to the nearest; the
-normalization stays float32. Moments and position stay in the run.
+The result is a folder with model.safetensors, config.json and normalisation.json
+(`policies/policy_folder.py`). It does not depend on mesh and storage of the run, and needs neither
+dataset nor processes. Low-rank adapters are merged into the weights in float32: the policy is an
+ordinary one. bf16 halves the file and rounds each weight to the nearest; the normalization stays
+float32. Moments and position stay in the run.
 
-With `format` the folder is one of another tool, or a graph, which an entry point of the group `FORMATS` writes.
+With `format` the folder is one of another tool, or a graph, which an entry point of the group
+`FORMATS` writes.
 
-`train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at step 0 gives the
-same actions as the exported one.
+`train --init-from FOLDER` starts a new run with these weights and this normalization: its policy at
+step 0 gives the same actions as the exported one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,13 +37,16 @@ class ExportConfig:
     run: Positional[str] = ""
     """Run directory."""
     output_dir: str = ""
-    """Folder to write; the default is RUN/export. With another `format` the folder must not exist, even with
-    `overwrite`, and the default is RUN/export-FORMAT."""
+    """Folder to write; the default is RUN/export. With another `format` the folder must not exist,
+    even with `overwrite`, and the default is RUN/export-FORMAT.
+    """
     overwrite: bool = False
     """Replace an earlier export at that place. Anything else there is an error."""
     format: Literal["understudy", "lerobot", "openpi", "torch_export", "onnx"] = "understudy"
-    """Files of the folder: `lerobot` and `openpi` name these tools, for pi05 and pi0. Facts that they do not
-    hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it is compared with the policy."""
+    """Files of the folder: `lerobot` and `openpi` name these tools, for pi05 and pi0. Facts that
+    they do not hold are printed. `torch_export` and `onnx` are the network as a graph, for flow; it
+    is compared with the policy.
+    """
     steps: Count = 10
     """Integration steps of a graph."""
     head: str = ""
@@ -48,16 +54,23 @@ class ExportConfig:
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the stored weights."""
     checkpoint: Natural | Literal["latest", "best"] = "latest"
-    """Step of the checkpoint, or `latest`, or `best`: the lowest validation loss of those on disk, or the lowest
-    figure of `keep_best`."""
+    """Step of the checkpoint, or `latest`, or `best`: the lowest validation loss of those on disk,
+    or the lowest figure of `keep_best`.
+    """
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        problems = [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
+        problems = (
+            [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
+        )
         if self.head and self.format == "understudy":
-            problems.append(f"head: {self.head}: format understudy has all heads of the run; leave it out")
+            problems.append(
+                f"head: {self.head}: format understudy has all heads of the run; leave it out"
+            )
         if self.steps != 10 and not self.is_graph():
-            problems.append(f"steps: {self.steps}: format {self.format} holds no steps; leave it out")
+            problems.append(
+                f"steps: {self.steps}: format {self.format} holds no steps; leave it out"
+            )
         return problems
 
     def is_graph(self) -> bool:
@@ -73,13 +86,15 @@ def export(config: ExportConfig) -> None:
     """Write the folder and print its path.
 
     Raises:
-        ConfigError: no run, no such checkpoint, something else in place of the folder, or a policy that the format
-            cannot hold.
+        ConfigError: no run, no such checkpoint, something else in place of the folder, or a policy
+            that the format cannot hold.
         MissingExtraError: the format is that of a distribution that is not installed.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
     if config.format != "understudy":
-        load_entry_point(FORMATS, config.format, f"the format {config.format} of exports", "zoo")(config)
+        load_entry_point(FORMATS, config.format, f"the format {config.format} of exports", "zoo")(
+            config
+        )
         return
     from understudy.policies import policy_folder
     from understudy_base.atomic import refuse_existing
@@ -96,7 +111,9 @@ def export(config: ExportConfig) -> None:
     print_written(config, source, target, weights)
 
 
-def print_written(config: ExportConfig, source: Path, target: Path, weights: "Mapping[str, Tensor]") -> None:
+def print_written(
+    config: ExportConfig, source: Path, target: Path, weights: "Mapping[str, Tensor]"
+) -> None:
     """Print the folder, its weights and the choice of the checkpoint."""
     size = sum(weight.numel() for weight in weights.values())
     print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
@@ -112,14 +129,22 @@ def describe_source(config: ExportConfig, source: Path) -> str:
 
 
 def read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """Return the path of the checkpoint to export, order.json of its run, and the facts about the robots."""
+    """Return the path of the checkpoint to export, order.json of its run, and the facts about the
+    robots.
+    """
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
 
     run = RunDir(Path(config.run))
-    source = find_checkpoint(run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best)
+    source = find_checkpoint(
+        run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best
+    )
     record = run.read_record()
-    return source, record, with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2]))
+    return (
+        source,
+        record,
+        with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2])),
+    )
 
 
 @contextmanager
@@ -132,7 +157,8 @@ def path_errors() -> Iterator[None]:
 
 
 def policy_weights(checkpoint: Path, dtype: str) -> "dict[str, Tensor]":
-    """Read the policy's state dict from a checkpoint: the moving average where the run keeps one, else the weights.
+    """Read the policy's state dict from a checkpoint: the moving average where the run keeps one,
+    else the weights.
 
     Low-rank adapters are merged, at the scale of the checkpoint's settings.
     """
@@ -149,10 +175,14 @@ def policy_weights(checkpoint: Path, dtype: str) -> "dict[str, Tensor]":
         tensors |= read_tensors(checkpoint, f"{kind}/")
     scale = read_settings(read_state(checkpoint)["settings"], checkpoint).lora.scale
     whole = {name: tensors[stored] for name, stored in names.items()}
-    whole = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in whole.items()}  # frozen (`lora.base`)
+    # frozen (`lora.base`)
+    whole = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in whole.items()}
     weights = merge_adapters(whole, scale)
     if dtype == "bf16":
-        weights = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in weights.items()}
+        weights = {
+            name: t.to(torch.bfloat16) if t.is_floating_point() else t
+            for name, t in weights.items()
+        }
     return weights
 
 
@@ -171,8 +201,8 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
     """Read an exported policy to start from.
 
     Raises:
-        ConfigError: there is none, it is damaged or changes meanwhile, or it is another network than `network`; names
-            each setting that differs.
+        ConfigError: there is none, it is damaged or changes meanwhile, or it is another network
+            than `network`; names each setting that differs.
     """
     from understudy.policies import policy_folder
     from understudy.policies.registry import network_differences
@@ -184,7 +214,8 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
     if differences := network_differences(config, network):
         lines = "\n".join(f"  {line}" for line in differences)
         raise ConfigError(
-            f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or name another\n{lines}"
+            f"init_from: {path} holds another network; set policy.*, data.* and mode as there, or "
+            f"name another\n{lines}"
         )
     try:
         digest = weights.digest()
@@ -195,7 +226,8 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
 
 
 def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
-    """Return the path of a checkpoint by its step, "latest", or "best": the lowest `metric` ("none": loss).
+    """Return the path of a checkpoint by its step, "latest", or "best": the lowest `metric`
+    ("none": loss).
 
     Raises:
         ConfigError: there is none.
@@ -210,7 +242,11 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
         kind = "step" if step in steps else "best"
         path = checkpoints / f"{kind}-{step:08d}" if step in (*steps, *best) else None
     else:
-        path = checkpoint.find_latest(checkpoints) if step == "latest" else checkpoint.find_best(checkpoints, by)
+        path = (
+            checkpoint.find_latest(checkpoints)
+            if step == "latest"
+            else checkpoint.find_best(checkpoints, by)
+        )
     if path is None:
         listed = ", ".join(map(str, sorted({*steps, *best}))) or "none yet"
         raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
@@ -218,7 +254,9 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
 
 
 def describe_policy(root: Path) -> str | None:
-    """Describe the step of the policy that a run has exported, next to the best one; None: it is unknown, or no run."""
+    """Describe the step of the policy that a run has exported, next to the best one; None: it is
+    unknown, or no run.
+    """
     import json
 
     from understudy.train.checkpoint.checkpoint import describe_choice

@@ -1,20 +1,24 @@
 """The run directory: paths of a run's files, written so that no kill leaves a torn one.
 
-config.yaml     every setting, resolved
-order.json      decisions for the whole run: order, dataset fingerprint, normalization, policy, settings
-frames.parquet  the frames of the order, and those reserved for validation (`train/data/frames_file.py`)
-frames-0f….parquet  those of an update of the data (`train/data/updates.py`)
-metrics.jsonl   figures of the run, one JSON object a line (`train/track/metrics_file.py`)
+config.yaml            every setting, resolved
+order.json             decisions for the whole run: order, dataset fingerprint, normalization,
+                       policy, settings
+frames.parquet         the frames of the order, and those reserved for validation
+                       (`train/data/frames_file.py`)
+frames-0f….parquet     those of an update of the data (`train/data/updates.py`)
+metrics.jsonl          figures of the run, one JSON object a line (`train/track/metrics_file.py`)
 substitutions-0.jsonl  samples that rank 0 replaced because they could not be read, if any
-checkpoints/    step-00001000/ … and best-00000500/, the weights of the best validation (`checkpoint.py`)
-policy/         the exported policy, for a robot
-rollouts/       results of rollouts (`background_rollouts.py`)
-validation/     loss sums of each episode, step-00001000.npz … (`train/validation/episode_sums.py`)
-imagined.png    imagined futures of the latest validation (`train/validation/imagined.py`)
-report.html     the report
-policy_code.py  code of a policy that is not in a package (`policies/own_code`)
-policy_code/    its local modules, if any
-STOP            a file that stops the run like a signal (`signals.py`); the run removes it
+checkpoints/           step-00001000/ … and best-00000500/, the weights of the best validation
+                       (`checkpoint.py`)
+policy/                the exported policy, for a robot
+rollouts/              results of rollouts (`background_rollouts.py`)
+validation/            loss sums of each episode, step-00001000.npz …
+                       (`train/validation/episode_sums.py`)
+imagined.png           imagined futures of the latest validation (`train/validation/imagined.py`)
+report.html            the report
+policy_code.py         code of a policy that is not in a package (`policies/own_code`)
+policy_code/           its local modules, if any
+STOP                   a file that stops the run like a signal (`signals.py`); the run removes it
 """
 
 import hashlib
@@ -43,9 +47,11 @@ from understudy_kit.config.files import read_file
 from understudy_kit.config.schema import dump_yaml, validate
 
 FORMAT = 5
-"""Version of a run directory; another one is refused. Format 1 had no version, and a single process; format 2 had a
-contract without normalization, and other digests of returns and metadata; format 3 did not hold its episodes;
-format 4 had settings that are gone, `peak_check` and `loader.colors`."""
+"""Version of a run directory; another one is refused. Format 1 had no version, and a single
+process; format 2 had a contract without normalization, and other digests of returns and metadata;
+format 3 did not hold its episodes; format 4 had settings that are gone, `peak_check` and
+`loader.colors`.
+"""
 
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
@@ -142,16 +148,18 @@ class RunDir:
             if version == FORMAT:
                 _check_types(content)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{self.order}: cannot be read ({error}); restore it, or start a new run") from error
+            raise ConfigError(
+                f"{self.order}: cannot be read ({error}); restore it, or start a new run"
+            ) from error
         if version != FORMAT:
             raise ConfigError(
-                f"{self.root}: a run of format {version}, this version of understudy resumes format {FORMAT}: "
-                "resume it with the version that started it, or start a new run"
+                f"{self.root}: a run of format {version}, this version of understudy resumes "
+                f"format {FORMAT}: resume it with the version that started it, or start a new run"
             )
         if not checksums.is_intact(content):
             raise ConfigError(
-                f"{self.order}: was changed since the run started (its checksum differs); restore it, or start a new "
-                "run"
+                f"{self.order}: was changed since the run started (its checksum differs); restore "
+                "it, or start a new run"
             )
         return dict(content)
 
@@ -164,7 +172,8 @@ class RunDir:
         if not self.policy.is_dir():
             self.settings()
             raise ConfigError(
-                f"{self.policy}: no policy here; the end of the run writes it: `understudy resume {self.root}`"
+                f"{self.policy}: no policy here; the end of the run writes it: `understudy resume "
+                f"{self.root}`"
             )
         return self.policy
 
@@ -172,15 +181,21 @@ class RunDir:
         """Return the run's settings, with the present places of the run and of its data.
 
         Raises:
-            ConfigError: there is no run, or one of another version (whose settings might mean something else).
+            ConfigError: there is no run, or one of another version (whose settings might mean
+                something else).
         """
         if not self.config.is_file():
             if (self.root / "meta" / "info.json").is_file():
                 raise ConfigError(
-                    f"{self.root}: this is a dataset; give the folder of a run, the --output-dir of its `train`"
+                    f"{self.root}: this is a dataset; give the folder of a run, the --output-dir "
+                    "of its `train`"
                 )
             near = "" if self.root.exists() else near_path(str(self.root))
-            fix = f"did you mean {near}?" if near else f"`understudy train --output-dir {self.root}` starts one"
+            fix = (
+                f"did you mean {near}?"
+                if near
+                else f"`understudy train --output-dir {self.root}` starts one"
+            )
             raise ConfigError(f"{self.root}: no run here (no config.yaml); {fix}")
         self.read_record()
         content = _read_config(self.config)
@@ -191,20 +206,27 @@ class RunDir:
 
         `content` is that of config.yaml where the caller has read it.
         """
-        began = str((_read_config(self.config) if content is None else content).get("output_dir", ""))
+        began = str(
+            (_read_config(self.config) if content is None else content).get("output_dir", "")
+        )
         return replace(find_moved(stored, self.root, began), output_dir=str(self.root))
 
     def refuse_existing(self) -> None:
         """Raise ConfigError if there is a run already, or files that a new run would overwrite."""
         if self.config.exists():
             raise ConfigError(
-                f"{self.root}: there is a run already; `understudy resume {self.root}` continues it, "
-                "another --output-dir starts a new one"
+                f"{self.root}: there is a run already; `understudy resume {self.root}` continues "
+                "it, another --output-dir starts a new one"
             )
         if (self.root / "meta" / "info.json").is_file():
-            raise ConfigError(f"{self.root}: this is a dataset, and a run would mix with it; use another --output-dir")
+            raise ConfigError(
+                f"{self.root}: this is a dataset, and a run would mix with it; use another "
+                "--output-dir"
+            )
         if self.root.exists() and not self.root.is_dir():
-            raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
+            raise ConfigError(
+                f"{self.root}: is a file, and a run is a folder; use another --output-dir"
+            )
         others = (
             self.root / CODE,
             self.root / MODULES,
@@ -215,8 +237,16 @@ class RunDir:
             self.report,
         )
         taken = [path for path in others if path.exists()]
-        taken += [path for path in (self.metrics,) if path.exists() and (path.is_dir() or path.stat().st_size)]
-        taken += [path for path in (self.checkpoints,) if path.exists() and (path.is_file() or any(path.iterdir()))]
+        taken += [
+            path
+            for path in (self.metrics,)
+            if path.exists() and (path.is_dir() or path.stat().st_size)
+        ]
+        taken += [
+            path
+            for path in (self.checkpoints,)
+            if path.exists() and (path.is_file() or any(path.iterdir()))
+        ]
         if self.order.exists():
             try:
                 self.read_record()  # left by a kill before config.yaml was written
@@ -226,11 +256,13 @@ class RunDir:
             taken.append(self.frames)
         if taken:
             raise ConfigError(
-                f"{taken[0]}: exists, and a new run would overwrite it; use another --output-dir, or move it away"
+                f"{taken[0]}: exists, and a new run would overwrite it; use another --output-dir, "
+                "or move it away"
             )
 
     def begin(self, config: TrainConfig, record: Mapping[str, Any], frames: bytes = b"") -> None:
-        """Write the files that make this folder a run. config.yaml comes last: if it exists, the rest is complete.
+        """Write the files that make this folder a run. config.yaml comes last: if it exists, the
+        rest is complete.
 
         Args:
             config: the settings.
@@ -249,20 +281,35 @@ class RunDir:
         self.write_settings(config)
 
     def write_settings(self, config: TrainConfig) -> None:
-        """Write config.yaml. Its `output_dir` is absolute, so that data that moved with the run is found."""
+        """Write config.yaml. Its `output_dir` is absolute, so that data that moved with the run is
+        found.
+        """
         write_text(self.config, dump_yaml(replace(config, output_dir=os.path.abspath(self.root))))
 
     def withdraw(self) -> None:
-        """Remove the files of `begin` and of the steps since: the run has no checkpoint to continue from.
+        """Remove the files of `begin` and of the steps since: the run has no checkpoint to continue
+        from.
 
-        `begin` has refused a folder with rollouts, so they are this run's. With results of rollouts everything stays:
-        `resume` starts again and reuses them.
+        `begin` has refused a folder with rollouts, so they are this run's. With results of rollouts
+        everything stays: `resume` starts again and reuses them.
         """
         if any(self.rollouts.glob("step-*.json")):
             return
-        for path in (self.config, self.frames, self.order, self.metrics, self.imagined, self.root / CODE):
+        for path in (
+            self.config,
+            self.frames,
+            self.order,
+            self.metrics,
+            self.imagined,
+            self.root / CODE,
+        ):
             path.unlink(missing_ok=True)
-        for folder in (self.root / MODULES, self.rollouts, self.validation, *self.checkpoints.glob("best-*")):
+        for folder in (
+            self.root / MODULES,
+            self.rollouts,
+            self.validation,
+            *self.checkpoints.glob("best-*"),
+        ):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             self.checkpoints.rmdir()  # only if it is empty
@@ -277,27 +324,36 @@ class RunDir:
         import fcntl
 
         if self.root.exists() and not self.root.is_dir():
-            raise ConfigError(f"{self.root}: is a file, and a run is a folder; use another --output-dir")
+            raise ConfigError(
+                f"{self.root}: is a file, and a run is a folder; use another --output-dir"
+            )
         self.root.mkdir(parents=True, exist_ok=True)
         lock = (self.root / LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise RunInUseError(f"{self.root}: another process is training this run; stop it first") from None
-        for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):  # of a process that was killed while it wrote
+            raise RunInUseError(
+                f"{self.root}: another process is training this run; stop it first"
+            ) from None
+        # of a process that was killed while it wrote
+        for leftover in self.root.glob(f".*{DRAFT_SUFFIX}"):
             leftover.unlink(missing_ok=True)
         return lock
 
     def remove_empty(self) -> None:
-        """Remove the folder if it has the lock alone, which the caller must hold: a refused start leaves nothing."""
+        """Remove the folder if it has the lock alone, which the caller must hold: a refused start
+        leaves nothing.
+        """
         with suppress(OSError):
             if os.listdir(self.root) == [LOCK]:
                 (self.root / LOCK).unlink()
                 self.root.rmdir()
 
     def is_active(self) -> bool:
-        """Whether a process of this host holds the lock. Asks the kernel's table, since a trial takes the lock."""
+        """Whether a process of this host holds the lock. Asks the kernel's table, since a trial
+        takes the lock.
+        """
         try:
             status = (self.root / LOCK).stat()
             lines = Path("/proc/locks").read_text(encoding="utf-8").splitlines()
@@ -339,13 +395,16 @@ def read_settings(content: Mapping[str, Any], where: object) -> TrainConfig:
     policy = content.get("policy")
     if isinstance(policy, Mapping) and pin_missing(str(policy.get("type", ""))):
         raise ConfigError(
-            f"{where}: policy.type: {policy['type']}: a run stores code with its checksum; restore the file"
+            f"{where}: policy.type: {policy['type']}: a run stores code with its checksum; restore "
+            "the file"
         )
     return validate(TrainConfig, content, where=where, fresh=False)
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
-    """Raise ValueError where a part of order.json is missing, or has another type than was written."""
+    """Raise ValueError where a part of order.json is missing, or has another type than was
+    written.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -358,7 +417,8 @@ def _check_types(record: Mapping[str, Any]) -> None:
 def resumed_settings(run: str) -> TrainConfig:
     """Return the settings of the run in folder `run`, from which `resume` starts.
 
-    A run on the hub, hf://OWNER/NAME, is first fetched into the folder NAME. Later calls continue the run there.
+    A run on the hub, hf://OWNER/NAME, is first fetched into the folder NAME. Later calls continue
+    the run there.
 
     Raises:
         ConfigError: there is no run, it cannot be fetched, or NAME is another folder.

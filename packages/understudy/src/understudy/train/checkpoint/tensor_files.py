@@ -3,9 +3,9 @@
     step-00001000/            tensors that change from step to step
     step-00001000/frozen/     tensors that never change in a run, if any
 
-The files in `frozen` are on disk once: a checkpoint hard-links them from the one before. So every checkpoint is
-complete, a copy of its folder as well, and the removal of one leaves the files of the others. Where links are
-impossible, the tensors are written again.
+The files in `frozen` are on disk once: a checkpoint hard-links them from the one before. So every
+checkpoint is complete, a copy of its folder as well, and the removal of one leaves the files of the
+others. Where links are impossible, the tensors are written again.
 """
 
 import io
@@ -37,7 +37,8 @@ class FrozenIndexError(ValueError):
 
 
 def read_indexes(path: Path) -> dict[str, metadata.Metadata]:
-    """Read the index of each folder of a checkpoint, by the start of the names of its files: "" or `PREFIX`.
+    """Read the index of each folder of a checkpoint, by the start of the names of its files: "" or
+    `PREFIX`.
 
     Raises:
         ValueError: see `read_index`.
@@ -52,12 +53,20 @@ def read_indexes(path: Path) -> dict[str, metadata.Metadata]:
 
 
 def read_contents(path: Path) -> dict[str, Any]:
-    """Read name -> size and dtype (`TensorStorageMetadata`) of each tensor; raises as `read_indexes` does."""
-    return {name: item for index in read_indexes(path).values() for name, item in index.state_dict_metadata.items()}
+    """Read name -> size and dtype (`TensorStorageMetadata`) of each tensor; raises as
+    `read_indexes` does.
+    """
+    return {
+        name: item
+        for index in read_indexes(path).values()
+        for name, item in index.state_dict_metadata.items()
+    }
 
 
 def read_sizes(path: Path) -> dict[str, int]:
-    """Read the minimum size in bytes of each file with tensors, by name; raises as `read_indexes` does."""
+    """Read the minimum size in bytes of each file with tensors, by name; raises as `read_indexes`
+    does.
+    """
     sizes: dict[str, int] = {}
     for prefix, index in read_indexes(path).items():
         for piece in (index.storage_data or {}).values():
@@ -66,7 +75,9 @@ def read_sizes(path: Path) -> dict[str, int]:
     return sizes
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Any]:
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> dict[str, Any]:
     """Write this rank's shards of tensors, all ranks of `group` together; None: a single process.
 
     Returns:
@@ -81,13 +92,22 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 
 def read(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
-    """Read tensors of a checkpoint in place, by name, all ranks of `group` together; None: a single process."""
+    """Read tensors of a checkpoint in place, by name, all ranks of `group` together; None: a single
+    process.
+    """
     import torch.distributed.checkpoint as dcp
 
     for prefix, index in read_indexes(path).items():
-        stored = {name: tensor for name, tensor in tensors.items() if name in index.state_dict_metadata}
+        stored = {
+            name: tensor for name, tensor in tensors.items() if name in index.state_dict_metadata
+        }
         if stored:
-            dcp.load(stored, storage_reader=IndexReader(path / prefix), process_group=group, no_dist=group is None)
+            dcp.load(
+                stored,
+                storage_reader=IndexReader(path / prefix),
+                process_group=group,
+                no_dist=group is None,
+            )
 
 
 def link_frozen(
@@ -102,15 +122,18 @@ def link_frozen(
         tensors: the frozen tensors, by name.
 
     Returns:
-        Checksums of the linked files. Empty, with nothing linked: the earlier checkpoint lacks some of these tensors or
-        has them in another shape or dtype, a file has another size than was written, or links are impossible.
+        Checksums of the linked files. Empty, with nothing linked: the earlier checkpoint lacks some
+        of these tensors or has them in another shape or dtype, a file has another size than was
+        written, or links are impossible.
     """
     source = earlier / FROZEN
     target = unfinished / FROZEN
     frozen_files = {name: dict(sums) for name, sums in files.items() if name.startswith(PREFIX)}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     try:
-        stored: dict[str, Any] = dict(read_index(source).state_dict_metadata) if frozen_files else {}
+        stored: dict[str, Any] = (
+            dict(read_index(source).state_dict_metadata) if frozen_files else {}
+        )
         there = {name: (tuple(item.size), item.properties.dtype) for name, item in stored.items()}
         if there != shapes or not all(
             _is_own_file(earlier / name, sums["bytes"]) for name, sums in frozen_files.items()
@@ -127,7 +150,9 @@ def link_frozen(
 
 
 def _is_own_file(path: Path, size: int) -> bool:
-    """Return whether a file of this size is in its folder: a link to a symbolic one depends on another folder."""
+    """Return whether a file of this size is in its folder: a link to a symbolic one depends on
+    another folder.
+    """
     status = path.lstat()
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
@@ -141,10 +166,11 @@ def is_shared(first: Path, second: Path, name: str) -> bool:
 
 
 def _writer(folder: Path) -> Any:
-    """DCP's writer, which fsyncs its files, with checksums in `sums` and the cause of a failed write as its error.
+    """DCP's writer, which fsyncs its files, with checksums in `sums` and the cause of a failed
+    write as its error.
 
-    When the system refuses a write, torch's zip writer reports wrong offsets. Only the context of that error has the
-    full disk, and contexts are lost on the way to the other ranks.
+    When the system refuses a write, torch's zip writer reports wrong offsets. Only the context of
+    that error has the full disk, and contexts are lost on the way to the other ranks.
     """
     from torch.distributed.checkpoint import FileSystemWriter
 
@@ -195,15 +221,23 @@ def _member(of: type[Enum], name: str) -> Enum:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Unpickler in Python: its memo takes no more memory than its entries, and states are checked."""
+    """Unpickler in Python: its memo takes no more memory than its entries, and states are
+    checked.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def load_build(self) -> None:
-        """Set the state of an object; that of a class or of an Enum's member would change this process."""
+        """Set the state of an object; that of a class or of an Enum's member would change this
+        process.
+        """
         target = self.stack[-2]  # type: ignore[attr-defined]  # mypy's stubs leave the stack out
-        if isinstance(target, type | Enum) or type(target).__name__ not in CLASSES.get(type(target).__module__, ()):
-            raise pickle.UnpicklingError(f"it sets the state of {target!r:.80}, which does not belong in a checkpoint")
+        if isinstance(target, type | Enum) or type(target).__name__ not in CLASSES.get(
+            type(target).__module__, ()
+        ):
+            raise pickle.UnpicklingError(
+                f"it sets the state of {target!r:.80}, which does not belong in a checkpoint"
+            )
         super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -212,7 +246,9 @@ class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in CLASSES.get(module, ()):
             return super().find_class(module, name)
-        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype | torch.layout):
+        if module == "torch" and isinstance(
+            value := getattr(torch, name, None), torch.dtype | torch.layout
+        ):
             return value
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
             return PurePosixPath  # the original path, which is not used
@@ -220,14 +256,17 @@ class _Unpickler(pickle._Unpickler):
             return OrderedDict
         if (module, name) in (("builtins", "getattr"), ("__builtin__", "getattr")):
             return _member  # some versions of Python pickle a member of an Enum this way
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in a checkpoint")
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, which does not belong in a checkpoint"
+        )
 
 
 def read_index(path: Path) -> metadata.Metadata:
     """Read the index of the checkpoint in folder `path`.
 
     Raises:
-        ValueError: it cannot be read, or contains anything but tensors and files of this checkpoint.
+        ValueError: it cannot be read, or contains anything but tensors and files of this
+            checkpoint.
     """
     try:
         index = _Unpickler(io.BytesIO((path / INDEX).read_bytes())).load()
@@ -240,7 +279,9 @@ def read_index(path: Path) -> metadata.Metadata:
             if Path(piece.relative_path).name != piece.relative_path:
                 raise pickle.UnpicklingError(f"it names the file {piece.relative_path!r}")
     except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(f"{INDEX}: {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
+        raise ValueError(
+            f"{INDEX}: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+        ) from error
     return index
 
 

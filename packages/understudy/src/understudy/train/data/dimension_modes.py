@@ -1,4 +1,6 @@
-"""Normalization of single dimensions: the setting `data.normalize` by the names of a run's features."""
+"""Normalization of single dimensions: the setting `data.normalize` by the names of a run's
+features.
+"""
 
 import difflib
 import re
@@ -17,13 +19,17 @@ _MOST_LISTED = 40
 
 
 def rest_mode(normalize: str | Mapping[str, str] | None, default: Mode) -> str:
-    """Return the mode of the dimensions that a setting does not name: its own, that of `*`, or the policy's."""
+    """Return the mode of the dimensions that a setting does not name: its own, that of `*`, or the
+    policy's.
+    """
     if isinstance(normalize, Mapping):
         return normalize.get(REST, default)
     return normalize or default
 
 
-def dimension_modes(config: DataConfig, data: RunData, default: Mode) -> list[dict[str, tuple[DimensionMode, ...]]]:
+def dimension_modes(
+    config: DataConfig, data: RunData, default: Mode
+) -> list[dict[str, tuple[DimensionMode, ...]]]:
     """Return the normalization of each dimension of `ACTION` and `STATE`, by source.
 
     Args:
@@ -57,7 +63,8 @@ def dimension_modes(config: DataConfig, data: RunData, default: Mode) -> list[di
                     known.add(name)
                     if (key, dim) in places:
                         raise ConfigError(
-                            f"data.normalize: {places[key, dim]!r} and {name!r} are both {key}[{dim}]; keep one of them"
+                            f"data.normalize: {places[key, dim]!r} and {name!r} are both "
+                            f"{key}[{dim}]; keep one of them"
                         )
                     places[key, dim], of_key[dim] = name, mode
             modes[key] = tuple(of_key)  # type: ignore[arg-type]
@@ -89,20 +96,30 @@ def _candidates(key: str, names: Sequence[str]) -> list[str]:
 
 
 def _unknown(name: str, candidates: Sequence[str]) -> str:
-    """Describe a name that no source has; one that several dimensions end with or contain is ambiguous."""
+    """Describe a name that no source has; one that several dimensions end with or contain is
+    ambiguous.
+    """
     alike = [other for other in candidates if name.lower() in other.lower()]
     if len(alike) > 1 and not name.isdigit():
-        return f"data.normalize: {name!r} may be {', '.join(alike[:_MOST_LISTED])}; name each of them in full"
+        return (
+            f"data.normalize: {name!r} may be {', '.join(alike[:_MOST_LISTED])}; name each of "
+            "them in full"
+        )
     near = alike or difflib.get_close_matches(name, candidates, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if name.isdigit():
         hint = f"; a number needs its key: action[{name}] or observation.state[{name}]"
     listed = ", ".join(candidates[:_MOST_LISTED])
-    return f"data.normalize: no dimension is named {name!r}{hint} (dimensions: {listed}; or KEY[i], as action[0])"
+    return (
+        f"data.normalize: no dimension is named {name!r}{hint} (dimensions: {listed}; or "
+        "KEY[i], as action[0])"
+    )
 
 
 def describe_modes(modes: Sequence[DimensionMode], names: Sequence[str]) -> str:
-    """Return the normalization of a vector as a text: `quantile`, or `quantile (gripper: identity)`."""
+    """Return the normalization of a vector as a text: `quantile`, or
+    `quantile (gripper: identity)`.
+    """
     usual = max(dict.fromkeys(modes), key=list(modes).count, default="")
     others = [f"{name}: {mode}" for name, mode in zip(names, modes) if mode != usual]
     return usual + (f" ({', '.join(others)})" if others else "")
@@ -131,13 +148,14 @@ def check_identity(
             if key not in normalization:
                 continue
             offset, spread = (
-                np.atleast_2d(np.asarray(normalization[key][name]))[head] for name in ("offset", "spread")
+                np.atleast_2d(np.asarray(normalization[key][name]))[head]
+                for name in ("offset", "spread")
             )
             for dim, mode in enumerate(of_key):
                 if mode == "identity" and (offset[dim], spread[dim]) != (0, 1):
                     name = data.training[number].catalog.features[key].dimension_names[dim]
                     raise ConfigError(
-                        f"data.normalize: {key}[{dim}] ({name}) is identity, and {origin} was trained with "
-                        f"(x - {offset[dim]:.6g}) / {spread[dim]:.6g}; leave it out of data.normalize, or train with "
-                        "the figures of this data"
+                        f"data.normalize: {key}[{dim}] ({name}) is identity, and {origin} was "
+                        f"trained with (x - {offset[dim]:.6g}) / {spread[dim]:.6g}; leave it out "
+                        "of data.normalize, or train with the figures of this data"
                     )

@@ -1,14 +1,18 @@
 """Digests of a dataset's files, so that a resumed run notices changes.
 
-    rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that size and footer of
-              each (the footer holds the least and largest values and the compressed size of each column chunk)
-    videos    each file whole while all of a camera are at most `MAX_VIDEOS` bytes; beyond that the size of each
+    rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that
+              size and footer of each (the footer holds the least and largest values and the
+              compressed size of each column chunk)
+    videos    each file whole while all of a camera are at most `MAX_VIDEOS` bytes; beyond that the
+              size of each
     sensors   those in use, like rows, and their declaration
-    a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and last bytes
+    a sample  of `SAMPLE` files of each kind, spread evenly: size and footer, or size, first and
+              last bytes
 
-Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the sample is read.
-Results are cached under each file's version, so that the next run on this host reads no content again: those of a
-dataset next to the statistics, those of many small datasets in groups (`mapped_tables.once_per_group`).
+Modification times do not count: a copy of a dataset is the same dataset. Of a remote root only the
+sample is read. Results are cached under each file's version, so that the next run on this host
+reads no content again: those of a dataset next to the statistics, those of many small datasets in
+groups (`mapped_tables.once_per_group`).
 """
 
 import contextlib
@@ -38,7 +42,9 @@ from understudy_data.storage.mapped_tables import Member, are_many, once_per_gro
 MAX_WHOLE = 4 << 30
 MAX_VIDEOS = 1 << 30  # a second of one core
 SMALL = 4 << 20
-"""Most bytes of the files of a small dataset: a change of one makes those of its group be read again."""
+"""Most bytes of the files of a small dataset: a change of one makes those of its group be read
+again.
+"""
 MAX_FILES = 50_000  # files of a kind that are read, spread evenly if there are more
 SAMPLE = 16
 ENDS = 1 << 16  # bytes at each end of a video
@@ -67,12 +73,20 @@ class Request:
     def has_few_files(self) -> bool:
         """Whether its files are few and local, and all of them are read."""
         catalog = self.parts[0].catalog
-        videos = [catalog.episodes.videos[key] for key in self.cameras if key in catalog.episodes.videos]
+        videos = [
+            catalog.episodes.videos[key] for key in self.cameras if key in catalog.episodes.videos
+        ]
         few = len(catalog.episodes.data) + sum(len(of.files) for of in videos) <= SAMPLE
-        return few and catalog.files.is_local and not any(key in catalog.sensors for key in self.parts[0].keys)
+        return (
+            few
+            and catalog.files.is_local
+            and not any(key in catalog.sensors for key in self.parts[0].keys)
+        )
 
     def inputs(self) -> tuple[str, int]:
-        """Return text that changes with each input of the digests, and the bytes of the files; of few files."""
+        """Return text that changes with each input of the digests, and the bytes of the files; of
+        few files.
+        """
         catalog = self.parts[0].catalog
         episodes = self.parts[0].catalog.episodes
         rows = episodes.rows_of(_episodes_of(self.parts))
@@ -96,7 +110,9 @@ def digest_several(requests: Sequence[Request], cache: Path | None) -> list[Dige
     members: list[Member[Digests]] = []
     small: list[int] = []
     found = dict[int, Digests]()
-    for number, request in enumerate(requests if are_many(len(requests)) and cache is not None else ()):
+    for number, request in enumerate(
+        requests if are_many(len(requests)) and cache is not None else ()
+    ):
         if request.has_few_files and request.inputs()[1] <= SMALL:
             root = request.parts[0].catalog.root
             members.append(Member(root, partial(_key, request), partial(_whole_digests, request)))
@@ -118,11 +134,15 @@ def _key(request: Request) -> str:
 def _whole_digests(request: Request) -> Digests | None:
     """Return the digests; None where a file cannot be read."""
     digests = digest_files(request.parts, request.cameras, None)
-    lost = any(entry.endswith(f" {MISSING}") for entries in digests.values() for entry in entries or ())
+    lost = any(
+        entry.endswith(f" {MISSING}") for entries in digests.values() for entry in entries or ()
+    )
     return None if lost else digests
 
 
-def digest_files(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None) -> Digests:
+def digest_files(
+    parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None
+) -> Digests:
     """Return "PATH DIGEST" of each file, by kind, in the sequence of the table.
 
     Args:
@@ -135,13 +155,17 @@ def digest_files(parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache:
     rows = episodes.rows_of(_episodes_of(parts))
     files = catalog.files
     ids = episodes.ids[rows]
-    digests = _kind(files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows)
+    digests = _kind(
+        files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows
+    )
     for camera in cameras:
         if camera in episodes.videos:
             videos = episodes.videos[camera]
             name = f"{VIDEOS} of {camera}"
             whole = f"{CONTENTS} {name}"
-            digests |= _kind(files, videos.files, ids, videos.file[rows], name, cache, _ends, _videos, whole)
+            digests |= _kind(
+                files, videos.files, ids, videos.file[rows], name, cache, _ends, _videos, whole
+            )
     for key in parts[0].keys:
         if key in catalog.sensors:
             paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
@@ -161,7 +185,9 @@ def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [
         name
         for name in now
-        if isinstance(now[name], list) and isinstance(before.get(name), list) and now[name] != before[name]
+        if isinstance(now[name], list)
+        and isinstance(before.get(name), list)
+        and now[name] != before[name]
     ]
 
 
@@ -208,7 +234,9 @@ def _spread(numbers: np.ndarray, most: int) -> list[int]:
 
 def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
     """Digest of each parquet file."""
-    return _digest_all(files, paths, cache, _whole if _total(_sizes(files, paths)) <= MAX_WHOLE else _footer)
+    return _digest_all(
+        files, paths, cache, _whole if _total(_sizes(files, paths)) <= MAX_WHOLE else _footer
+    )
 
 
 def _videos(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
@@ -221,7 +249,9 @@ def _total(sizes: Sequence[str]) -> int:
     return sum(int(size) for size in sizes if size != MISSING)
 
 
-def _digest_all(files: Files, paths: Sequence[str], cache: Path | None, how: Callable[[Files, str], str]) -> list[str]:
+def _digest_all(
+    files: Files, paths: Sequence[str], cache: Path | None, how: Callable[[Files, str], str]
+) -> list[str]:
     """Digest of each file, from the cache where its version is the same."""
     store = cache / "files" / f"{_digest(files.root.encode())}.json" if cache is not None else None
     cached = _read_cache(store)
@@ -280,21 +310,32 @@ def _whole(files: Files, path: str) -> str:
 def _footer(files: Files, path: str) -> str:
     """Digest of size and footer of a parquet file; of the last bytes of any other file."""
     return _digest_spans(
-        files, path, lambda size, tail: [(max(0, size - 8 - int.from_bytes(tail[-8:-4], "little")), size)]
+        files,
+        path,
+        lambda size, tail: [(max(0, size - 8 - int.from_bytes(tail[-8:-4], "little")), size)],
     )
 
 
 def _ends(files: Files, path: str) -> str:
-    """Digest of size, first and last bytes; a video file has its sample tables at one of the ends."""
-    return _digest_spans(files, path, lambda size, _: [(0, min(size, ENDS)), (max(0, size - ENDS), size)])
+    """Digest of size, first and last bytes; a video file has its sample tables at one of the
+    ends.
+    """
+    return _digest_spans(
+        files, path, lambda size, _: [(0, min(size, ENDS)), (max(0, size - ENDS), size)]
+    )
 
 
-def _digest_spans(files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]) -> str:
+def _digest_spans(
+    files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]
+) -> str:
     with _MissingIfUnreadable() as missing:
         source = files.source(path)
         try:
             tail = source.read(max(0, source.size - 8), min(8, source.size))
-            parts = [source.read(start, min(stop - start, 1 << 24)) for start, stop in spans(source.size, tail)]
+            parts = [
+                source.read(start, min(stop - start, 1 << 24))
+                for start, stop in spans(source.size, tail)
+            ]
             return _digest(str(source.size).encode(), *parts)
         finally:
             source.close()
@@ -302,7 +343,9 @@ def _digest_spans(files: Files, path: str, spans: Callable[[int, bytes], list[tu
 
 
 class _MissingIfUnreadable(contextlib.AbstractContextManager[str]):
-    """Context that suppresses the error of an unreadable file; a server that does not answer remains an error."""
+    """Context that suppresses the error of an unreadable file; a server that does not answer
+    remains an error.
+    """
 
     def __enter__(self) -> str:
         return MISSING

@@ -1,9 +1,11 @@
-"""frames.parquet of a run: its training and validation frames, so that an account of the run needs no dataset.
+"""frames.parquet of a run: its training and validation frames, so that an account of the run needs
+no dataset.
 
-A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the order, frames with
-copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is the factor of the loss, 0 without a
-return. `EPISODE` is a whole episode of the dataset, selected or not. `task` is the text of the episode's task; several
-are joined. `TASK` is a run of frames with one task, in the episodes that have several.
+A row is a run of frames of an episode of a source. `part` is `TRAINING` (in the sequence of the
+order, frames with copies several times), `VALIDATION`, or `WEIGHT`: from this frame on `weight` is
+the factor of the loss, 0 without a return. `EPISODE` is a whole episode of the dataset, selected or
+not. `task` is the text of the episode's task; several are joined. `TASK` is a run of frames with
+one task, in the episodes that have several.
 
 An update of a run's data has a file of its own, whose sources continue the numbers.
 """
@@ -61,18 +63,27 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
             tasks = [""] * len(ids)
             if part < EPISODE:
-                tasks = [" | ".join(texts[episodes.tasks_of(row)]) for row in episodes.rows_of(ids).tolist()]
-            texts_of_rows = names if part == TASK else pa.array(tasks, pa.string()).take(pa.array(inverse))
+                tasks = [
+                    " | ".join(texts[episodes.tasks_of(row)])
+                    for row in episodes.rows_of(ids).tolist()
+                ]
+            texts_of_rows = (
+                names if part == TASK else pa.array(tasks, pa.string()).take(pa.array(inverse))
+            )
             tables.add(number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
     facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
-    digests = {data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts}
+    digests = {
+        data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts
+    }
     content = io.BytesIO()
     pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
 
 
 class _Tables:
-    """Rows of the file. Those of many small sources are joined before they become a table, which costs more."""
+    """Rows of the file. Those of many small sources are joined before they become a table, which
+    costs more.
+    """
 
     _ENOUGH = 1 << 16
 
@@ -81,7 +92,9 @@ class _Tables:
         self._runs: list[tuple[int, int, np.ndarray, np.ndarray, pa.Array]] = []
         self._rows = 0
 
-    def add(self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: pa.Array) -> None:
+    def add(
+        self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: pa.Array
+    ) -> None:
         """Add rows [episode, start, stop) of a part of a source."""
         if len(rows):
             self._runs.append((source, part, rows, weights, texts))
@@ -100,7 +113,9 @@ class _Tables:
         sources, parts, several, weights, texts = zip(*self._runs) if self._runs else ((),) * 5
         counts = [len(rows) for rows in several]
         rows = np.concatenate([np.empty((0, 3), np.int64), *several])
-        columns: dict[str, Any] = dict(zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T)))
+        columns: dict[str, Any] = dict(
+            zip(("episode", "start", "stop"), np.ascontiguousarray(rows.T))
+        )
         columns |= {"source": np.repeat(sources, counts).astype(np.int64)}
         columns |= {"part": np.repeat(parts, counts).astype(np.int64)}
         columns["weight"] = np.concatenate([np.empty(0), *weights]).astype(np.float32)
@@ -113,7 +128,8 @@ class _Tables:
 def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
     """Return runs [episode, start, stop) of frames with one task, int64 (n, 3), and their texts.
 
-    They are those of the episodes with several tasks among `ids`; rows of other episodes are not read.
+    They are those of the episodes with several tasks among `ids`; rows of other episodes are not
+    read.
     """
     episodes = catalog.episodes
     reader = Rows(catalog, [], 1 << 26)
@@ -124,7 +140,9 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
         tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
         starts = np.flatnonzero(np.diff(tasks, prepend=-1))
         stops = np.append(starts[1:], len(tasks))
-        return np.stack([np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1)
+        return np.stack(
+            [np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1
+        )
 
     if not len(rows):
         return np.empty((0, 3), np.int64), pa.array([], pa.string())
@@ -132,11 +150,14 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
     with ThreadPoolExecutor(THREADS) as pool:  # a remote file takes several requests
         found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))
     runs = np.concatenate([np.empty((0, 4), np.int64), *found])
-    return runs[:, :3], pa.array([catalog.tasks[number] for number in runs[:, 3].tolist()], pa.string())
+    return runs[:, :3], pa.array(
+        [catalog.tasks[number] for number in runs[:, 3].tolist()], pa.string()
+    )
 
 
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read the columns of the frames of a run, and the digest of the episode lengths of each source, by name.
+    """Read the columns of the frames of a run, and the digest of the episode lengths of each
+    source, by name.
 
     Besides the columns of the file there is `rows`, int64 (n, 3): episode, start, stop.
 
@@ -148,4 +169,6 @@ def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[st
     table = pq.read_table(path)
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
     columns["rows"] = np.stack([columns[name] for name in ("episode", "start", "stop")], axis=1)
-    return columns, {name.decode(): digest.decode() for name, digest in table.schema.metadata.items()}
+    return columns, {
+        name.decode(): digest.decode() for name, digest in table.schema.metadata.items()
+    }

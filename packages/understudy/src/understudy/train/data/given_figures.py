@@ -1,15 +1,19 @@
-"""Figures that a run does not compute from all of its rows, confronted with a sample of them before the first step.
+"""Figures that a run does not compute from all of its rows, confronted with a sample of them before
+the first step.
 
-Statistics of a file, of released weights or of an initial policy may be those of other units, of absolute actions in
-place of differences, or of a robot whose gripper never moved. So may those of a norm head that several sources share,
-for one of them. A line names the dimensions of far values (`datasets/stats/far_values.py`). Beyond `ABSURD`, the mean
-square that a loss begins with, the run is refused.
+Statistics of a file, of released weights or of an initial policy may be those of other units, of
+absolute actions in place of differences, or of a robot whose gripper never moved. So may those of a
+norm head that several sources share, for one of them. A line names the dimensions of far values
+(`datasets/stats/far_values.py`). Beyond `ABSURD`, the mean square that a loss begins with, the run
+is refused.
 
-A dimension is never divided by a spread that is tiny beside its range: training divides by the range there, and a line
-names it. That holds where the figures describe the rows but for rare values, and of weights also where one dimension
-rested in their training. Where most dimensions disagree, the figures are those of something else, and stay.
+A dimension is never divided by a spread that is tiny beside its range: training divides by the
+range there, and a line names it. That holds where the figures describe the rows but for rare
+values, and of weights also where one dimension rested in their training. Where most dimensions
+disagree, the figures are those of something else, and stay.
 
-The sample is a function of the seed: at most `ROWS` rows of at most `SEGMENTS` segments, whatever the dataset has.
+The sample is a function of the seed: at most `ROWS` rows of at most `SEGMENTS` segments, whatever
+the dataset has.
 """
 
 import logging
@@ -46,7 +50,9 @@ SEGMENTS = 64
 SOURCES = 256
 """Most sources that are confronted."""
 ABSURD = 1000.0
-"""Mean square of the normalized values of a vector from which a run is refused; sound ones have about 1."""
+"""Mean square of the normalized values of a vector from which a run is refused; sound ones have
+about 1.
+"""
 RARE = 0.02
 """Most values outside the quantiles that describe a dimension."""
 _CACHE = 256 << 20
@@ -75,16 +81,16 @@ def of_file(stats: str) -> Origin:
     anew = "; `understudy edit` computes recorded ones anew" if stats == RECORDED else ""
     return Origin(
         f"data.stats {redact(stats)}",
-        "give statistics of this data, in its units and of its differences, or leave `stats` out: they are computed "
-        f"then{anew}",
+        "give statistics of this data, in its units and of its differences, or leave `stats` out: "
+        f"they are computed then{anew}",
     )
 
 
 def of_weights(path: str) -> Origin:
     """Return the origin of the figures next to released weights."""
     fix = (
-        "give data in the units of these weights, with their delta_action_dims, or train them further with the "
-        "figures of this data: --policy.normalization data"
+        "give data in the units of these weights, with their delta_action_dims, or train them "
+        "further with the figures of this data: --policy.normalization data"
     )
     return Origin(f"policy.weights {path}", fix, of_weights=True)
 
@@ -96,10 +102,15 @@ def of_policy(path: str) -> Origin:
 
 
 OF_HEAD = Origin(
-    "the statistics of the whole norm head", "give the sources different robot types or control modes", refuses=False
+    "the statistics of the whole norm head",
+    "give the sources different robot types or control modes",
+    refuses=False,
 )
 """Origin of computed figures that a source shares with others."""
-OF_START = Origin("the statistics of the start of the run", "correct the new episodes, or resume without --data.update")
+OF_START = Origin(
+    "the statistics of the start of the run",
+    "correct the new episodes, or resume without --data.update",
+)
 """Origin of the figures of a run, for episodes that were appended to its datasets."""
 
 
@@ -121,18 +132,26 @@ class Samples:
             key = make_key(self.seed, "given figures", number)
             share = max(1, ROWS // self.sources)
             segments = max(1, SEGMENTS // self.sources)
-            self._read[number] = sample_rows(data.training[number], data.delta[number], chunk, key, share, segments)
+            self._read[number] = sample_rows(
+                data.training[number], data.delta[number], chunk, key, share, segments
+            )
         return self._read[number]
 
 
 def sample_rows(
-    data: EpisodeDataset, delta: Sequence[int], chunk: int, key: int, rows: int = ROWS, segments: int = SEGMENTS
+    data: EpisodeDataset,
+    delta: Sequence[int],
+    chunk: int,
+    key: int,
+    rows: int = ROWS,
+    segments: int = SEGMENTS,
 ) -> dict[str, np.ndarray]:
     """Read consecutive rows of a few segments, both chosen by a key.
 
     Args:
         data: the source.
-        delta: dimensions of the action that are differences to the state, each by one valid step of its window.
+        delta: dimensions of the action that are differences to the state, each by one valid step of
+            its window.
         chunk: frames of the action's window.
         key: 64 bits.
         rows: most rows.
@@ -148,14 +167,18 @@ def sample_rows(
     keys = tuple(widths)
     rows = min(rows, max(1000, _VALUES // sum(widths.values())))
     count = min(len(data.segments), segments, rows)
-    chosen = np.sort(permutation(len(data.segments), key).forward(np.arange(count, dtype=np.uint64))).astype(np.int64)
+    chosen = np.sort(
+        permutation(len(data.segments), key).forward(np.arange(count, dtype=np.uint64))
+    ).astype(np.int64)
     reader = Rows(data.catalog, keys, _CACHE)
     tables: dict[str, list[np.ndarray]] = {name: [] for name in keys}
     for number in chosen.tolist():
         episode, start, stop = data.segments[number].tolist()
         size = min(stop - start, rows // count)
         first = start + make_key(key, "first row", number) % (stop - start - size + 1)
-        bound = min(int(data.window_stops[number]), first + size + chunk - 1) if delta else first + size
+        bound = (
+            min(int(data.window_stops[number]), first + size + chunk - 1) if delta else first + size
+        )
         row = data.catalog.episodes.row_of(episode)
         read = {}
         for name in keys:
@@ -181,7 +204,8 @@ def with_ranges(
     names: Mapping[str, Sequence[str]],
     where: str,
 ) -> dict[str, Statistics]:
-    """Return given statistics with the range of the rows where they have equal quantiles and no range.
+    """Return given statistics with the range of the rows where they have equal quantiles and no
+    range.
 
     Args:
         recorded: the statistics, by key.
@@ -196,7 +220,9 @@ def with_ranges(
     completed = dict(recorded)
     for key, statistics in recorded.items():
         with np.errstate(invalid="ignore"):
-            equal = (statistics.q99 <= statistics.q01) & ~np.isfinite(statistics.min + statistics.max)
+            equal = (statistics.q99 <= statistics.q01) & ~np.isfinite(
+                statistics.min + statistics.max
+            )
         equal &= np.array([mode == "quantile" for mode in modes[key]])
         if not equal.any():
             continue
@@ -209,8 +235,9 @@ def with_ranges(
             dim = int(wrong[0])
             ends = np.quantile(rows[:, dim], [0.01, 0.99])
             problem = (
-                f"{name_dimensions(key, [dim], names[key])} has q01 = q99 = {rest[dim]:.6g}, and 98 % of its values "
-                f"are between {ends[0]:.4g} and {ends[1]:.4g}: these are not the statistics of this data"
+                f"{name_dimensions(key, [dim], names[key])} has q01 = q99 = {rest[dim]:.6g}, and "
+                f"98 % of its values are between {ends[0]:.4g} and {ends[1]:.4g}: these are not "
+                "the statistics of this data"
             )
             raise DatasetError(problem, where=where, fix=of_file(where).fix)
         completed[key] = replace(
@@ -227,13 +254,15 @@ def settle(
     origins: Mapping[int, Origin],
     modes: Sequence[Mapping[str, Sequence[DimensionMode]]] = (),
 ) -> dict[str, Any]:
-    """Confront a normalization with the rows of some sources, and return it with the spreads to train with.
+    """Confront a normalization with the rows of some sources, and return it with the spreads to
+    train with.
 
     Args:
         normalization: the normalization, its heads in the sequence of those of the run.
         samples: rows of the sources.
         origins: number of a source -> origin of the figures of its head.
-        modes: by source, normalization of each dimension that the settings name; `identity` is not confronted.
+        modes: by source, normalization of each dimension that the settings name; `identity` is not
+            confronted.
 
     Raises:
         DatasetError: the figures are not those of the rows, and the loss would be absurd.
@@ -251,8 +280,12 @@ def settle(
     return settled
 
 
-def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[int], origin: Origin) -> dict[str, Any]:
-    """Return a normalization that divides by the range of the rows where the spread of a head is tiny beside it."""
+def _mend(
+    normalization: Record, samples: Samples, head: int, numbers: Sequence[int], origin: Origin
+) -> dict[str, Any]:
+    """Return a normalization that divides by the range of the rows where the spread of a head is
+    tiny beside it.
+    """
     mended = dict(normalization)
     lines = list[str]()
     for key in (ACTION, STATE):
@@ -261,7 +294,9 @@ def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[
             continue
         rows = np.concatenate(parts)
         width = rows.shape[1]
-        offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
+        offset, spread = (
+            _of_head(normalization, key, name, head)[:width] for name in ("offset", "spread")
+        )
         low = rows.min(0)
         high = rows.max(0)
         half = (high - low) / 2
@@ -272,7 +307,8 @@ def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[
         inside = (offset >= low - half) & (offset <= high + half)
         tiny = ~rests & (spread < TINY * half) & (far >= max(LEAST_SHARE, 3 / len(rows))) & inside
         agrees = far <= RARE
-        if origin.of_weights:  # one dimension may have rested there; if most differ, it is a matter of units
+        # one dimension may have rested there; if most differ, it is a matter of units
+        if origin.of_weights:
             agrees |= tiny.sum() <= (~rests).sum() / 2
         ranged = tiny & agrees
         constant = rests & (spread <= noise) & (distance.max(0) > FAR * spread)
@@ -286,12 +322,24 @@ def _mend(normalization: Record, samples: Samples, head: int, numbers: Sequence[
             mended[key] = {**mended[key], name: _with_head(mended, key, name, head, values)}
         names = samples.data.training[numbers[0]].catalog.features[key].dimension_names
         if ranged.any():
-            lines.append(f"divides by the range of the rows: {name_dimensions(key, np.flatnonzero(ranged), names)}")
+            lines.append(
+                "divides by the range of the rows: "
+                f"{name_dimensions(key, np.flatnonzero(ranged), names)}"
+            )
         if constant.any():
-            lines.append(f"takes the constant of the rows: {name_dimensions(key, np.flatnonzero(constant), names)}")
+            lines.append(
+                "takes the constant of the rows: "
+                f"{name_dimensions(key, np.flatnonzero(constant), names)}"
+            )
     if lines:
-        reason = "their spread is tiny beside it" if any("range" in line for line in lines) else "they rest"
-        logger.warning("normalization by %s: training %s (%s)", origin.name, "; ".join(lines), reason)
+        reason = (
+            "their spread is tiny beside it"
+            if any("range" in line for line in lines)
+            else "they rest"
+        )
+        logger.warning(
+            "normalization by %s: training %s (%s)", origin.name, "; ".join(lines), reason
+        )
     return mended
 
 
@@ -299,7 +347,9 @@ def _of_head(normalization: Record, key: str, name: str, head: int) -> np.ndarra
     return np.atleast_2d(np.asarray(normalization[key][name], np.float64))[head]
 
 
-def _with_head(normalization: Record, key: str, name: str, head: int, values: np.ndarray) -> list[Any]:
+def _with_head(
+    normalization: Record, key: str, name: str, head: int, values: np.ndarray
+) -> list[Any]:
     """Return the table of a key with the first values of one head replaced, float32."""
     table = np.asarray(normalization[key][name], np.float32)
     np.atleast_2d(table)[head, : len(values)] = values.astype(np.float32)
@@ -314,7 +364,9 @@ def _confront(
     origin: Origin,
     modes: Mapping[str, Sequence[DimensionMode]],
 ) -> None:
-    """Name the dimensions of a source whose normalized values are far from sound ones, or refuse them."""
+    """Name the dimensions of a source whose normalized values are far from sound ones, or refuse
+    them.
+    """
     data = samples.data
     head = int(data.head_of_source[number])
     far_dims = list[str]()
@@ -325,10 +377,16 @@ def _confront(
         if rows is None or key not in normalization:
             continue
         width = rows.shape[1]
-        offset, spread = (_of_head(normalization, key, name, head)[:width] for name in ("offset", "spread"))
+        offset, spread = (
+            _of_head(normalization, key, name, head)[:width] for name in ("offset", "spread")
+        )
         names = data.training[number].catalog.features[key].dimension_names
         fit = confront(rows, offset, spread)
-        chosen = np.array([mode != "identity" for mode in modes[key]]) if key in modes else np.ones(width, bool)
+        chosen = (
+            np.array([mode != "identity" for mode in modes[key]])
+            if key in modes
+            else np.ones(width, bool)
+        )
         bad = chosen & fit.far
         far_dims += [fit.describe(key, dim, names) for dim in np.flatnonzero(bad).tolist()]
         square = float((fit.magnitude[:, bad] ** 2).mean(0).sum() / width) if bad.any() else 0.0
@@ -341,8 +399,9 @@ def _confront(
     if absurd and origin.refuses:
         square, key = max(absurd)
         problem = (
-            f"{where}normalized by {origin.name}, values are not of the size that these figures describe: beyond "
-            f"{FAR:g} are {named}; the mean square of {key!r} is {square:.3g}, in place of about 1"
+            f"{where}normalized by {origin.name}, values are not of the size that these figures "
+            f"describe: beyond {FAR:g} are {named}; the mean square of {key!r} is {square:.3g}, in "
+            "place of about 1"
         )
         raise DatasetError(problem, fix=origin.fix)
     if far_dims:
@@ -356,8 +415,8 @@ def _confront(
         )
     if narrow_dims and origin.refuses:
         logger.warning(
-            "normalization by %s: %sthe values of %s stay within %g after normalization: the figures are those of a "
-            "wider motion, or of other units",
+            "normalization by %s: %sthe values of %s stay within %g after normalization: the "
+            "figures are those of a wider motion, or of other units",
             origin.name,
             where,
             _shortened(narrow_dims),

@@ -1,8 +1,10 @@
-"""The contract of a run, measured on its training frames, and the contract of a dataset (`contract/facts.py`).
+"""The contract of a run, measured on its training frames, and the contract of a dataset
+(`contract/facts.py`).
 
-Ranges come from the statistics that normalize. The appearance of a camera comes from `IMAGES` images that are spread
-evenly over the training frames of its sources: about a second per camera. A dataset may state facts that no file of
-LeRobot holds (units, zeros of actions, gripper, orientation) in meta/contract.json.
+Ranges come from the statistics that normalize. The appearance of a camera comes from `IMAGES`
+images that are spread evenly over the training frames of its sources: about a second per camera. A
+dataset may state facts that no file of LeRobot holds (units, zeros of actions, gripper,
+orientation) in meta/contract.json.
 """
 
 import logging
@@ -26,7 +28,15 @@ from understudy_base.credentials import redact
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.progress import Progress
 from understudy_client.contract.camera_print import CameraPrint, shrink
-from understudy_client.contract.facts import FIGURES, FILE, CameraFacts, Contract, RobotFacts, VectorFacts, read_stated
+from understudy_client.contract.facts import (
+    FIGURES,
+    FILE,
+    CameraFacts,
+    Contract,
+    RobotFacts,
+    VectorFacts,
+    read_stated,
+)
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.meta_files import read_json
@@ -62,8 +72,8 @@ def make_contract(
         statistics: by norm head and key, those of the actions as recorded; None computes them.
 
     Raises:
-        DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An image that cannot be
-            read only leaves its camera's appearance unknown, with a warning.
+        DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An
+            image that cannot be read only leaves its camera's appearance unknown, with a warning.
     """
     statistics = head_statistics(config, data, cache) if statistics is None else statistics
     robots = {}
@@ -73,15 +83,22 @@ def make_contract(
         for number, head in enumerate(data.heads):
             robots[head] = _robot(config, data, number, statistics.get(head, {}), images, bar)
     provenance = {
-        "datasets": {name: redact(part.catalog.root) for name, part in zip(data.names, data.training, strict=True)},
+        "datasets": {
+            name: redact(part.catalog.root)
+            for name, part in zip(data.names, data.training, strict=True)
+        },
         "fingerprint": dataset_fingerprint(data),
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
     }
     return Contract(robots, provenance).to_json()
 
 
-def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the robots under the heads of the normalization, which may be that of another policy."""
+def named_heads(
+    metadata: Mapping[str, Any], heads: Sequence[str], normalization: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the facts about the robots under the heads of the normalization, which may be that of
+    another policy.
+    """
     theirs = normalization.get("heads", [""])
     names = dict(zip(heads, theirs if len(theirs) == len(heads) else heads, strict=True))
     contract = metadata["contract"]
@@ -91,7 +108,9 @@ def named_heads(metadata: Mapping[str, Any], heads: Sequence[str], normalization
 
 
 def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) -> dict[str, Any]:
-    """Return the facts about the robots of a run with the run, step and validation of a policy in their contract."""
+    """Return the facts about the robots of a run with the run, step and validation of a policy in
+    their contract.
+    """
     facts = dict(metadata or {})
     if contract := facts.get("contract"):
         provenance = {**contract["provenance"], "run": run.resolve().name, "step": step}
@@ -104,16 +123,27 @@ def with_provenance(metadata: Mapping[str, Any] | None, run: Path, step: int) ->
 def _validation_figures(run: Path, step: int) -> dict[str, float]:
     """Losses of the validation of a step, by name; {} if there was none."""
     record = next(
-        (r for r in metrics_file.iterate(run / metrics_file.NAME) if (r["kind"], r["step"]) == ("val", step)), {}
+        (
+            r
+            for r in metrics_file.iterate(run / metrics_file.NAME)
+            if (r["kind"], r["step"]) == ("val", step)
+        ),
+        {},
     )
     names = {"loss": "loss, mean of all samples", "macro": "loss, mean of the tasks"}
-    return {text: record[name] for name, text in names.items() if isinstance(record.get(name), int | float)}
+    return {
+        text: record[name]
+        for name, text in names.items()
+        if isinstance(record.get(name), int | float)
+    }
 
 
 def head_statistics(
     config: TrainConfig, data: RunData, cache: Path | None, workers: Workers | None = None
 ) -> dict[str, dict[str, Statistics]]:
-    """Return the statistics of each head; one with external statistics has none, since its rows need not be read."""
+    """Return the statistics of each head; one with external statistics has none, since its rows
+    need not be read.
+    """
     members = head_members(data, with_delta=False)
     external = {member.head for member, path in zip(members, data.stats, strict=True) if path}
     computed = [member for member in members if member.head not in external]
@@ -129,13 +159,19 @@ def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
     """Sources of a head that have each camera."""
     members = _members(data, number)
     sources = {
-        camera: [n for n in members if camera not in data.training[n].missing_cameras] for camera in data.cameras
+        camera: [n for n in members if camera not in data.training[n].missing_cameras]
+        for camera in data.cameras
     }
     return {camera: numbers for camera, numbers in sources.items() if numbers}
 
 
 def _robot(
-    config: TrainConfig, data: RunData, number: int, statistics: Mapping[str, Statistics], images: int, bar: Progress
+    config: TrainConfig,
+    data: RunData,
+    number: int,
+    statistics: Mapping[str, Statistics],
+    images: int,
+    bar: Progress,
 ) -> RobotFacts:
     members = _members(data, number)
     first = data.training[members[0]]
@@ -168,7 +204,9 @@ def _robot(
         chunk=config.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
-        state=_vector(first, STATE, source.state, statistics.get(STATE), modes) if STATE in first.keys else None,
+        state=_vector(first, STATE, source.state, statistics.get(STATE), modes)
+        if STATE in first.keys
+        else None,
         action=_vector(first, ACTION, source.action, statistics.get(ACTION), modes),
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
@@ -178,12 +216,14 @@ def _robot(
         tokenizer=digests(config.policy).get(text, ""),
     )
     stated = [_stated(data.training[n].catalog) for n in members]
-    texts = {str(robot and robot.to_json()) for robot in stated}  # sources that differ state nothing of their head
+    # sources that differ state nothing of their head
+    texts = {str(robot and robot.to_json()) for robot in stated}
     return facts.completed(stated[0]) if stated[0] is not None and len(texts) == 1 else facts
 
 
 def dataset_contract(root: str | Catalog, images: int = 0) -> Contract:
-    """Make the contract of a dataset from its metadata, its recorded statistics and the statements in its meta/.
+    """Make the contract of a dataset from its metadata, its recorded statistics and the statements
+    in its meta/.
 
     Args:
         root: folder or URL of the dataset.
@@ -231,7 +271,9 @@ def dataset_contract(root: str | Catalog, images: int = 0) -> Contract:
 
 
 def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
-    """Return the facts with the groups of GR00T's meta/modality.json as roles of dimensions and cameras."""
+    """Return the facts with the groups of GR00T's meta/modality.json as roles of dimensions and
+    cameras.
+    """
     path = "meta/modality.json"
     if not catalog.files.exists(path):
         return facts
@@ -244,34 +286,50 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
             for group, entry in groups.get(name, {}).items():
                 roles[entry["start"] : entry["end"]] = group
             vectors[name] = vector and replace(vector, roles=tuple(roles.tolist()))
-        roles_of = {entry["original_key"]: group for group, entry in groups.get("video", {}).items()}
+        roles_of = {
+            entry["original_key"]: group for group, entry in groups.get("video", {}).items()
+        }
     except (KeyError, TypeError, AttributeError) as error:
         where = catalog.files.where(path)
         fix = "write start and end of each group, and original_key of each camera"
-        raise DatasetError(f"it is not as GR00T reads it: {error!r}", where=where, fix=fix) from error
-    cameras = {key: replace(camera, role=roles_of.get(key, "")) for key, camera in facts.cameras.items()}
+        raise DatasetError(
+            f"it is not as GR00T reads it: {error!r}", where=where, fix=fix
+        ) from error
+    cameras = {
+        key: replace(camera, role=roles_of.get(key, "")) for key, camera in facts.cameras.items()
+    }
     return replace(facts, **vectors, cameras=cameras)
 
 
 def _stated(catalog: Catalog) -> RobotFacts | None:
-    """Return the statements of a dataset about its robot; None without meta/contract.json. Raises DatasetError."""
+    """Return the statements of a dataset about its robot; None without meta/contract.json. Raises
+    DatasetError.
+    """
     files = catalog.files
     path = f"meta/{FILE}"
     return read_stated(read_json(files, path), files.where(path)) if files.exists(path) else None
 
 
 def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:
-    return CameraFacts(key, catalog.features[key].size or (0, 0), look, color="RGB", layout="HWC", dtype="uint8")
+    return CameraFacts(
+        key, catalog.features[key].size or (0, 0), look, color="RGB", layout="HWC", dtype="uint8"
+    )
 
 
-def _vector(part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None, modes: Modes) -> VectorFacts:
+def _vector(
+    part: EpisodeDataset, key: str, recorded: str, statistics: Statistics | None, modes: Modes
+) -> VectorFacts:
     names = tuple(part.catalog.features[key].dimension_names)
     mode = describe_modes(modes[key], names)
-    figures = {name: getattr(statistics, name) for name in FIGURES} if statistics is not None else {}
+    figures = (
+        {name: getattr(statistics, name) for name in FIGURES} if statistics is not None else {}
+    )
     return VectorFacts.from_figures(recorded or key, figures, len(names), mode=mode, names=names)
 
 
-def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress) -> CameraPrint | None:
+def _look(
+    camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progress
+) -> CameraPrint | None:
     """Measure the appearance of a camera; None with a warning where an image cannot be read."""
     grids: list[np.ndarray] = []
     numbers: list[int] = []  # of the episode of each image, over all sources
@@ -279,12 +337,18 @@ def _look(camera: str, parts: Sequence[EpisodeDataset], count: int, bar: Progres
     try:
         for part in parts:
             images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
-            rows = np.unique(np.linspace(0, len(part) - 1, min(share, count - len(grids))).round().astype(np.int64))
+            rows = np.unique(
+                np.linspace(0, len(part) - 1, min(share, count - len(grids)))
+                .round()
+                .astype(np.int64)
+            )
             episodes, frames = part.locate(rows)
             ranks = np.unique(episodes, return_inverse=True)[1].reshape(-1)
             numbers += (ranks + 1 + max(numbers, default=-1)).tolist()
             for begin in range(0, len(rows), _BATCH):
-                batch = images.batch(episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH])[camera]
+                batch = images.batch(
+                    episodes[begin : begin + _BATCH], frames[begin : begin + _BATCH]
+                )[camera]
                 grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
                 bar.update(len(batch))
     except SourceError:

@@ -1,7 +1,8 @@
-"""Data of a run: its sources split by episode, the order over their training parts, and their fingerprint.
+"""Data of a run: its sources split by episode, the order over their training parts, and their
+fingerprint.
 
-`train`, `resume`, `validate` and the report open it in the same way; one dataset is a mixture of one. The errors of all
-sources are reported at once.
+`train`, `resume`, `validate` and the report open it in the same way; one dataset is a mixture of
+one. The errors of all sources are reported at once.
 """
 
 import hashlib
@@ -63,14 +64,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RunData:
-    """The opened data of a run. Tuples have one entry per source, in the sequence of the settings."""
+    """The opened data of a run. Tuples have one entry per source, in the sequence of the
+    settings.
+    """
 
     names: tuple[str, ...]
     """Unique names of the sources."""
     training: tuple[EpisodeDataset, ...]
     apart: tuple[EpisodeDataset | None, ...]
-    """Episodes that the split takes from training, None without any. Those of updates are not validated on, either, so
-    that figures of a run compare."""
+    """Episodes that the split takes from training, None without any. Those of updates are not
+    validated on, either, so that figures of a run compare.
+    """
     heads: tuple[str, ...]
     """Names of the norm heads, sorted."""
     head_of_source: np.ndarray
@@ -82,7 +86,9 @@ class RunData:
     image_sizes: dict[str, tuple[int, int] | None]
     """Recorded (height, width) of each camera; None: not known, or not the same in all sources."""
     size: tuple[int, int] | None
-    """(height, width) to which the loader resizes images if those of the sources differ in size, else None."""
+    """(height, width) to which the loader resizes images if those of the sources differ in size,
+    else None.
+    """
     delta: tuple[tuple[int, ...], ...]
     """Action dimensions that are learned as differences from the state."""
     stats: tuple[str, ...]
@@ -94,15 +100,19 @@ class RunData:
     prompt_metadata: tuple[str, ...] = ()
     """Names of the metadata in prompts, in their sequence there."""
     of: tuple[int, ...] = ()
-    """Number of the source that each source is an update of: episodes that were appended to it. Its own if of none.
-    Updates come last."""
+    """Number of the source that each source is an update of: episodes that were appended to it. Its
+    own if of none. Updates come last.
+    """
     spans: tuple[tuple[int, int], ...] = ()
     """First and last episode id of each source's part of its dataset."""
 
     @cached_property
     def validation(self) -> tuple[EpisodeDataset | None, ...]:
         """None for a source without validation episodes, and for an update."""
-        return tuple(part if owner == number else None for number, (owner, part) in enumerate(zip(self.of, self.apart)))
+        return tuple(
+            part if owner == number else None
+            for number, (owner, part) in enumerate(zip(self.of, self.apart))
+        )
 
     @cached_property
     def sources(self) -> int:
@@ -110,13 +120,24 @@ class RunData:
         return sum(owner == number for number, owner in enumerate(self.of))
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the entry of each source in order.json, or in the updates of a checkpoint (`RecordedSources`)."""
-        facts = zip(self.names, self.head_of_source.tolist(), self.training, self.skipped, self.spans, self.of)
+        """Return the entry of each source in order.json, or in the updates of a checkpoint
+        (`RecordedSources`).
+        """
+        facts = zip(
+            self.names,
+            self.head_of_source.tolist(),
+            self.training,
+            self.skipped,
+            self.spans,
+            self.of,
+        )
         return [
             {
                 "name": name,
                 "head": self.heads[head],
-                "cameras": [camera for camera in self.cameras if camera not in part.missing_cameras],
+                "cameras": [
+                    camera for camera in self.cameras if camera not in part.missing_cameras
+                ],
                 "skipped": list(skipped),
                 "first": first,
                 "last": last,
@@ -128,9 +149,14 @@ class RunData:
         ]
 
     def order(self, config: TrainConfig) -> Order:
-        """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for it)."""
+        """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for
+        it).
+        """
         return Order.from_datasets(
-            self.training, batch_size=config.batch_size, seed=config.seed, **self.order_options(config)
+            self.training,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            **self.order_options(config),
         )
 
     def order_options(self, config: TrainConfig) -> dict[str, Any]:
@@ -142,7 +168,8 @@ class RunData:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """Facts about the robots for an exported policy: per norm head names of dimensions, cameras, fps.
+        """Facts about the robots for an exported policy: per norm head names of dimensions,
+        cameras, fps.
 
         Of a head with several sources it has those of the first one.
         """
@@ -153,15 +180,22 @@ class RunData:
             features = part.catalog.features
             heads[head] = {
                 "sources": [
-                    name for name, head_number in zip(self.names, self.head_of_source) if head_number == number
+                    name
+                    for name, head_number in zip(self.names, self.head_of_source)
+                    if head_number == number
                 ],
                 "fps": part.catalog.fps,
                 "action_names": features[ACTION].dimension_names,
                 "state_names": features[STATE].dimension_names if STATE in part.keys else [],
-                "cameras": [camera for camera in self.cameras if camera not in part.missing_cameras],
+                "cameras": [
+                    camera for camera in self.cameras if camera not in part.missing_cameras
+                ],
             }
             if self.prompt_metadata:
-                heads[head][PROMPT_METADATA] = {"format": FORMAT, "names": list(self.prompt_metadata)}
+                heads[head][PROMPT_METADATA] = {
+                    "format": FORMAT,
+                    "names": list(self.prompt_metadata),
+                }
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
@@ -196,16 +230,21 @@ def _width(dataset: EpisodeDataset, key: str) -> int:
     return dataset.catalog.features[key].value_shape[0] if key in dataset.keys else 0
 
 
-def open_data(config: TrainConfig, recorded: RecordedSources | None = None, check_files: bool = True) -> RunData:
-    """Open the sources of `config`: windows of `data.chunk_size` actions, whole episodes for validation.
+def open_data(
+    config: TrainConfig, recorded: RecordedSources | None = None, check_files: bool = True
+) -> RunData:
+    """Open the sources of `config`: windows of `data.chunk_size` actions, whole episodes for
+    validation.
 
     Args:
         config: the settings.
-        recorded: entries of the sources when a run is resumed: the same episodes are used, and skipped, again.
+        recorded: entries of the sources when a run is resumed: the same episodes are used, and
+            skipped, again.
         check_files: whether to look for missing files. One process of a run does it for all.
 
     Raises:
-        DatasetError: sources cannot be read, or lack something that a policy needs; lists all of them.
+        DatasetError: sources cannot be read, or lack something that a policy needs; lists all of
+            them.
     """
     data = config.data
     names = config.data.names()
@@ -217,15 +256,20 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     names = (*names, *(entry["name"] for entry in added))
     configs = tuple(configs[number] for number in of)
     opened = _open_sources(data, names, configs, entries, wrong)
-    leave_out = dict(zip(names, data.sources)) if recorded is None else {}  # a run keeps the sources that it has
+    # a run keeps the sources that it has
+    leave_out = dict(zip(names, data.sources)) if recorded is None else {}
     if not (sources := [source for source in opened if source is not None]):
         raise join_errors(wrong, len(names), leave_out)
     try:
         cameras = _cameras(data.cameras, sources)
         recorded_images = recorded_sizes(sources, cameras)
-        image_sizes = {camera: next(iter(s)) if len(s) == 1 else None for camera, s in recorded_images.items()}
+        image_sizes = {
+            camera: next(iter(s)) if len(s) == 1 else None for camera, s in recorded_images.items()
+        }
         policy = config.policy.fitted(image_sizes)
-        size, sizes = common_image_size(sources, recorded_images, policy.network_size, policy.resize())
+        size, sizes = common_image_size(
+            sources, recorded_images, policy.network_size, policy.resize()
+        )
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
         raise (join_errors(wrong, len(names), leave_out) if wrong else error) from None
 
@@ -239,7 +283,17 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
         assert source is not None
         shares_dataset = uses[places[number]] > 1
         entry = entries[number]
-        return split_source(names[number], source, config, cameras, sizes, entry, check_files, shares_dataset, responds)
+        return split_source(
+            names[number],
+            source,
+            config,
+            cameras,
+            sizes,
+            entry,
+            check_files,
+            shares_dataset,
+            responds,
+        )
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
     _check_states(names, opened, wrong)
@@ -250,7 +304,9 @@ def open_data(config: TrainConfig, recorded: RecordedSources | None = None, chec
     apart = tuple(part.validation for part in splits)
     check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
-    heads = tuple(sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)])))
+    heads = tuple(
+        sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)]))
+    )
     numbers = {head: number for number, head in enumerate(heads)}
     return RunData(
         names=names,
@@ -291,7 +347,9 @@ def _open_sources(
     entries: Sequence[Record | None],
     wrong: dict[str, DatasetError],
 ) -> list[Source | None]:
-    """Open each source, and each dataset once; an error goes into `wrong`. entries: see `RecordedSources`."""
+    """Open each source, and each dataset once; an error goes into `wrong`. entries: see
+    `RecordedSources`.
+    """
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
     started = dict[tuple[str, ...], Opening]()  # several sources may be parts of one dataset
     catalogs = dict[tuple[str, ...], Catalog]()
@@ -323,13 +381,19 @@ def _open_sources(
     return for_each_source(names, open_one, wrong)
 
 
-def _check_states(names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]) -> None:
+def _check_states(
+    names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]
+) -> None:
     """Add an error for each source without a state where others have one."""
-    has_state = {name: STATE in source.keys for name, source in zip(names, opened) if source is not None}
+    has_state = {
+        name: STATE in source.keys for name, source in zip(names, opened) if source is not None
+    }
     for name, present in has_state.items():
         if not present and any(has_state.values()):
             fix = "set `state` to its key, or to an empty key in all sources"
-            wrong.setdefault(name, DatasetError(f"it has no {STATE!r}, which other sources have", fix=fix))
+            wrong.setdefault(
+                name, DatasetError(f"it has no {STATE!r}, which other sources have", fix=fix)
+            )
 
 
 def _check_together(
@@ -338,11 +402,17 @@ def _check_together(
     training: Sequence[EpisodeDataset],
     leave_out: Mapping[str, SourceConfig],
 ) -> None:
-    """Raise DatasetError for metadata that no source has, and for sources that cannot share a batch."""
+    """Raise DatasetError for metadata that no source has, and for sources that cannot share a
+    batch.
+    """
     check_prompt_metadata(data.prompt_metadata, training)
     if all(part.returns is not None and not part.returns.known for part in training):
         fix = "give success of some episodes that were not cut: understudy edit --metadata FILE"
-        raise DatasetError("no return is known: all episodes lack an outcome", where=training[0].catalog.root, fix=fix)
+        raise DatasetError(
+            "no return is known: all episodes lack an outcome",
+            where=training[0].catalog.root,
+            fix=fix,
+        )
     try:
         Mixture.from_datasets(training)
     except UnlikeSourcesError as error:
@@ -355,8 +425,8 @@ def _check_together(
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
     """Return the standard keys of the policy's cameras: the chosen ones, or all.
 
-    Those of a single dataset keep its sequence. Those of several are sorted, so the sequence of the sources has no
-    effect.
+    Those of a single dataset keep its sequence. Those of several are sorted, so the sequence of the
+    sources has no effect.
     """
     cameras = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
     if len(sources) > 1:
@@ -366,11 +436,21 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     for camera in chosen:
         if camera not in cameras:
             where = sources[0].catalog.root if len(sources) == 1 else "the sources"
-            skipped = [s.catalog.skipped_features[camera] for s in sources if camera in s.catalog.skipped_features]
+            skipped = [
+                s.catalog.skipped_features[camera]
+                for s in sources
+                if camera in s.catalog.skipped_features
+            ]
             why = f", which {skipped[0]}" if skipped else suggest_key(camera, cameras)
-            if any(camera in s.catalog.features and s.catalog.features[camera].is_depth for s in sources):
+            if any(
+                camera in s.catalog.features and s.catalog.features[camera].is_depth
+                for s in sources
+            ):
                 why = ", but a depth camera, and a policy takes RGB"
-            fix = f"its cameras: {', '.join(cameras) or 'none'}; `cameras` of a source gives one another name"
+            fix = (
+                f"its cameras: {', '.join(cameras) or 'none'}; `cameras` of a source gives one "
+                "another name"
+            )
             raise DatasetError(f"there is no camera {camera!r}{why}", where=where, fix=fix)
     return chosen or cameras
 
@@ -378,7 +458,9 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
 def for_each_source(
     labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]
 ) -> list[_T | None]:
-    """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into the result."""
+    """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into
+    the result.
+    """
     outcomes: list[_T | None] = []
     for number, label in enumerate(labels):
         outcomes.append(None)
@@ -393,9 +475,13 @@ def for_each_source(
 
 
 def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
-    """Return the training part of each source with its norm head, and with the dimensions that are differences."""
+    """Return the training part of each source with its norm head, and with the dimensions that are
+    differences.
+    """
     return [
-        Member(part, data.heads[data.head_of_source[number]], data.delta[number] if with_delta else ())
+        Member(
+            part, data.heads[data.head_of_source[number]], data.delta[number] if with_delta else ()
+        )
         for number, part in enumerate(data.training)
     ]
 
@@ -405,28 +491,43 @@ VALIDATION_EPISODES = "held-out episodes"
 
 
 def dataset_fingerprint(data: RunData) -> dict[str, Any]:
-    """Return the properties that identify the datasets of a run, by name, for messages about changes.
+    """Return the properties that identify the datasets of a run, by name, for messages about
+    changes.
 
-    No data or video file is read; `file_digests` looks at those. With several sources, and for updates, each name
-    starts with the name of its source.
+    No data or video file is read; `file_digests` looks at those. With several sources, and for
+    updates, each name starts with the name of its source.
     """
     properties: dict[str, Any] = {}
     for number, name in enumerate(data.names):
         of_source = _fingerprint(data.training[number], data.validation[number], data.spans[number])
         if data.sources > 1 or number:
-            head = {"norm head": data.heads[data.head_of_source[number]]} if data.sources > 1 else {}
+            head = (
+                {"norm head": data.heads[data.head_of_source[number]]} if data.sources > 1 else {}
+            )
             of_source = {f"{name}: {key}": value for key, value in (of_source | head).items()}
         properties |= of_source
     return properties
 
 
-def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None, span: tuple[int, int]) -> dict[str, Any]:
+def _fingerprint(
+    training: EpisodeDataset, validation: EpisodeDataset | None, span: tuple[int, int]
+) -> dict[str, Any]:
     catalog = training.catalog
-    features = {key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()}
+    features = {
+        key: [feature.dtype, list(feature.shape)] for key, feature in catalog.features.items()
+    }
     ids, lengths = episodes_within(catalog, span)
     of_lengths = training.share(partial(_digest_lengths, ids, lengths), ids, lengths)
-    held_out = validation.share(partial(_digest, validation.segments), validation.segments) if validation else _digest()
-    weighted = {name: part.frame_weights for name, part in (("training", training), ("validation", validation)) if part}
+    held_out = (
+        validation.share(partial(_digest, validation.segments), validation.segments)
+        if validation
+        else _digest()
+    )
+    weighted = {
+        name: part.frame_weights
+        for name, part in (("training", training), ("validation", validation))
+        if part
+    }
     return {
         "format": catalog.version,
         "fps": catalog.fps,
@@ -447,7 +548,9 @@ def _fingerprint(training: EpisodeDataset, validation: EpisodeDataset | None, sp
 
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
-    """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results are in `cache`."""
+    """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results
+    are in `cache`.
+    """
     requests: list[FileRequest] = []
     for number, training in enumerate(data.training):
         parts = [part for part in (training, data.validation[number]) if part is not None]
@@ -484,7 +587,8 @@ def first_batch(
     order: Record | None = None,
     data: RunData | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the report.
+    """Load the batch of step 0, augmented as for the policy, and the names of its cameras; for the
+    report.
 
     Args:
         config: the settings.
@@ -503,9 +607,15 @@ def first_batch(
 
 def read_first_batch(data: RunData, order: Order) -> Batch:
     """Load the batch of step 0 in this process alone, also in a group of several."""
-    options: dict[str, Any] = {"num_threads": 1, "image_size": data.size, "rank": 0, "world_size": 1}
+    options: dict[str, Any] = {
+        "num_threads": 1,
+        "image_size": data.size,
+        "rank": 0,
+        "world_size": 1,
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rank 0 of 1 in a group, and of the cost of the order here
+        # of rank 0 of 1 in a group, and of the cost of the order here
+        warnings.simplefilter("ignore")
         with Loader(data.training, order=order, **options) as loader:
             return next(loader)
 
@@ -570,7 +680,8 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
             image_size=data.size,
             decoded_cache=config.loader.decoded_cache,
             **data.order_options(config),
-            **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},  # the same order on any machine
+            # the same order on any machine
+            **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -606,8 +717,13 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
     if lost := [name for name in names if name not in present]:
         there = sorted({name for part in training for name in prompt_names(part.catalog)})
         where = training[0].catalog.root if len(training) == 1 else "the sources"
-        fix = f"metadata of their episodes, and features: {', '.join(there) or 'none; `edit --metadata` adds some'}"
-        raise DatasetError(f"data.prompt_metadata names {lost[0]!r}, which no episode has", where=where, fix=fix)
+        fix = (
+            "metadata of their episodes, and features: "
+            f"{', '.join(there) or 'none; `edit --metadata` adds some'}"
+        )
+        raise DatasetError(
+            f"data.prompt_metadata names {lost[0]!r}, which no episode has", where=where, fix=fix
+        )
 
 
 def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
@@ -617,12 +733,21 @@ def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
 
 
 def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
-    """Return the distinct instructions of training; `separator`: the setting `augment.task_separator`."""
-    return {task for part in training for text in part.catalog.tasks for task in split_task(text, separator)}
+    """Return the distinct instructions of training; `separator`: the setting
+    `augment.task_separator`.
+    """
+    return {
+        task
+        for part in training
+        for text in part.catalog.tasks
+        for task in split_task(text, separator)
+    }
 
 
 def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
-    """Return the longest instructions with the longest metadata, all of it; by characters, the longest first."""
+    """Return the longest instructions with the longest metadata, all of it; by characters, the
+    longest first.
+    """
     tasks = nlargest(_MOST, instructions(training, separator), len)
     fields = nlargest(_MOST, {text for part in training for text in part.prompts.texts}, len)
     pairs = [(task, text) for task in tasks for text in fields[: max(1, _MOST // len(tasks))]]

@@ -1,4 +1,6 @@
-"""The normalization of a run: computed from its training episodes, or given and confronted with their rows."""
+"""The normalization of a run: computed from its training episodes, or given and confronted with
+their rows.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +50,8 @@ def compute_normalization(
     samples: Samples | None = None,
     absolute: HeadStatistics | None = None,
 ) -> dict[str, Any]:
-    """Compute offset and spread of the policy's inputs and outputs, per head, from the training episodes alone.
+    """Compute offset and spread of the policy's inputs and outputs, per head, from the training
+    episodes alone.
 
     Args:
         data: the data of the run.
@@ -60,8 +63,8 @@ def compute_normalization(
         absolute: see `compute_statistics`.
 
     Raises:
-        DatasetError: a value, validation episodes included, is not finite (names episode and dimension), or sources of
-            one head differ in width.
+        DatasetError: a value, validation episodes included, is not finite (names episode and
+            dimension), or sources of one head differ in width.
     """
     wrong: dict[str, DatasetError] = {}
     samples = samples or Samples(data, 0, sum(map(bool, data.stats)))
@@ -72,7 +75,9 @@ def compute_normalization(
         if not path:
             return None
         of_keys = modes[number] if modes else {}
-        of_source = {key: of_keys.get(key) or (mode,) * width for key, width in vector_widths(part).items()}
+        of_source = {
+            key: of_keys.get(key) or (mode,) * width for key, width in vector_widths(part).items()
+        }
         recorded = read_stats_file(path, of_source, part, data.delta[number])
         names = {key: part.catalog.features[key].dimension_names for key in recorded}
         return with_ranges(recorded, partial(samples.of, number), of_source, names, path)
@@ -82,7 +87,9 @@ def compute_normalization(
         raise join_errors(wrong, len(data.names))
     members = [
         replace(member, recorded=statistics, modes=modes[number] if modes else None)
-        for number, (member, statistics) in enumerate(zip(head_members(data), recorded, strict=True))
+        for number, (member, statistics) in enumerate(
+            zip(head_members(data), recorded, strict=True)
+        )
     ]
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     validation = [other for other in data.validation if other is not None]
@@ -99,7 +106,9 @@ _MOST_NAMED = 20
 
 
 def _name_all(data: RunData, error: DatasetError) -> DatasetError:
-    """Return an error with all episodes whose rows contradict the metadata; `error` where there are less than two."""
+    """Return an error with all episodes whose rows contradict the metadata; `error` where there are
+    less than two.
+    """
     lines: list[str] = []
     flags: list[str] = []
     for number, (name, part) in enumerate(zip(data.names, data.training)):
@@ -107,17 +116,26 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
         chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
         rows = part.catalog.episodes.rows_of(chosen)
         found = broken_episodes(part.catalog, (), (), rows)
-        ids = sorted({int(part.catalog.episodes.ids[row]) for bad in found for row in bad.rows.tolist()})
+        ids = sorted(
+            {int(part.catalog.episodes.ids[row]) for bad in found for row in bad.rows.tolist()}
+        )
         lines += [bad.line for bad in found]
         if ids:
             flags.append(f"{name}: " * (len(data.names) > 1) + " ".join(map(str, ids)))
     if len(lines) < 2:
         return error
     more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-    problem = f"{len(lines)} episodes or files contradict the metadata: {'; '.join(lines[:_MOST_NAMED])}{more}"
+    problem = (
+        f"{len(lines)} episodes or files contradict the metadata: "
+        f"{'; '.join(lines[:_MOST_NAMED])}{more}"
+    )
     fix = f"{error.fix}: " if "--data.pairing" in error.fix else ""
-    fix += f"leave them out: --data.exclude-episodes {'; '.join(flags)}, or --data.on-bad-episode skip"
-    return DatasetError(problem, where=data.training[0].catalog.root if len(data.names) == 1 else None, fix=fix)
+    fix += (
+        f"leave them out: --data.exclude-episodes {'; '.join(flags)}, or --data.on-bad-episode skip"
+    )
+    return DatasetError(
+        problem, where=data.training[0].catalog.root if len(data.names) == 1 else None, fix=fix
+    )
 
 
 def choose_normalization(
@@ -127,15 +145,18 @@ def choose_normalization(
     workers: Workers | None = None,
     absolute: HeadStatistics | None = None,
 ) -> Record:
-    """Return the normalization of a new run: that of the weights it starts from, or of its training episodes.
+    """Return the normalization of a new run: that of the weights it starts from, or of its training
+    episodes.
 
-    The statistics of the data are computed in either case, because they find values that no run can use. Figures that
-    are not those of all rows are confronted with some of them (`given_figures.py`). `absolute`: see
-    `compute_statistics`.
+    The statistics of the data are computed in either case, because they find values that no run can
+    use. Figures that are not those of all rows are confronted with some of them
+    (`given_figures.py`). `absolute`: see `compute_statistics`.
 
     Raises:
-        ConfigError: the weights have none, or one of another robot, or settings that contradict those of the run.
-        DatasetError: see `compute_normalization`; or figures from outside are not those of this data.
+        ConfigError: the weights have none, or one of another robot, or settings that contradict
+            those of the run.
+        DatasetError: see `compute_normalization`; or figures from outside are not those of this
+            data.
     """
     if config.policy.START_CHECK and not config.init_from:
         check_start(data.policy_config(config))
@@ -165,12 +186,15 @@ def confront_policy(config: TrainConfig, data: RunData, normalization: Record) -
     modes = dimension_modes(config.data, data, config.policy.NORMALIZE)
     if isinstance(config.data.normalize, Mapping):
         check_identity(normalization, data, modes, f"init_from {config.init_from}")
-    origins = limited(dict.fromkeys(range(len(data.names)), of_policy(config.init_from)), config.seed)
+    origins = limited(
+        dict.fromkeys(range(len(data.names)), of_policy(config.init_from)), config.seed
+    )
     return settle(normalization, Samples(data, config.seed, len(origins)), origins, modes)
 
 
 def confront_update(config: TrainConfig, data: RunData, normalization: Record, first: int) -> None:
-    """Confront the figures of a run with the rows of the sources from number `first` on, which an update adds.
+    """Confront the figures of a run with the rows of the sources from number `first` on, which an
+    update adds.
 
     Raises:
         DatasetError: they are not those of the new rows.
@@ -185,7 +209,9 @@ def _origins(data: RunData, weights: str) -> dict[int, Origin]:
     if weights:
         return dict.fromkeys(range(len(data.names)), of_weights(weights))
     origins = dict.fromkeys(shared_heads(data), OF_HEAD)
-    given = {int(data.head_of_source[number]): path for number, path in enumerate(data.stats) if path}
+    given = {
+        int(data.head_of_source[number]): path for number, path in enumerate(data.stats) if path
+    }
     for number, head in enumerate(data.head_of_source.tolist()):
         if head in given:
             origins[number] = of_file(data.stats[number] or given[head])

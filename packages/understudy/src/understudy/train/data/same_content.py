@@ -1,7 +1,8 @@
 """Sources of a mixture with the same recordings under two names, and with other frame rates.
 
-Both are legal, and both are seldom meant. Copies are recognised by the digests of files that the start of a run takes
-anyway (`fingerprint.py`): no file is read for it, and the time grows with the number of sources alone.
+Both are legal, and both are seldom meant. Copies are recognised by the digests of files that the
+start of a run takes anyway (`fingerprint.py`): no file is read for it, and the time grows with the
+number of sources alone.
 """
 
 import os
@@ -30,11 +31,17 @@ def describe_copies(data: RunData, files: Mapping[str, list[str] | None]) -> lis
     groups: dict[tuple[str, ...], list[int]] = {}
     for number in range(data.sources if data.sources > 1 else 0):
         name = data.names[number]
-        videos = tuple(_digests(files.get(f"{name}: {SOME} {VIDEOS} of {c}"))[:1] for c in data.cameras)
+        videos = tuple(
+            _digests(files.get(f"{name}: {SOME} {VIDEOS} of {c}"))[:1] for c in data.cameras
+        )
         seen = tuple(digest for digests in videos for digest in digests)
         for digest in _digests(files.get(f"{name}: {SOME} {ROWS}")):
             groups.setdefault((digest, *seen), []).append(number)
-    lines = [line for members in dict.fromkeys(map(tuple, groups.values())) if (line := _describe(data, members))]
+    lines = [
+        line
+        for members in dict.fromkeys(map(tuple, groups.values()))
+        if (line := _describe(data, members))
+    ]
     more = [f"… and {len(lines) - MOST_NAMED} more groups of sources with the same files"]
     return lines[:MOST_NAMED] + more * (len(lines) > MOST_NAMED)
 
@@ -51,8 +58,12 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
         by_address.setdefault(root if "://" in root else os.path.abspath(root), []).append(number)
     if len(by_address) == 1:
         return ""
-    trained = [_episodes(data.training[number] for number in numbers) for numbers in by_address.values()]
-    held = [_episodes(data.validation[number] for number in numbers) for numbers in by_address.values()]
+    trained = [
+        _episodes(data.training[number] for number in numbers) for numbers in by_address.values()
+    ]
+    held = [
+        _episodes(data.validation[number] for number in numbers) for numbers in by_address.values()
+    ]
     ids, counts = np.unique(np.concatenate(trained), return_counts=True)
     twice = int((counts > 1).sum())
     leaked = len(common(ids, np.unique(np.concatenate(held))))
@@ -61,17 +72,28 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
     facts = [f"{twice:,} episodes are trained on more than once"] * (twice > 0)
     facts += [f"{leaked:,} validation episodes of one are trained on in another"] * (leaked > 0)
     names = [data.names[number] for number in members]
-    shown = ", ".join(names[:MOST_NAMED]) + f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
-    return f"the same files under several addresses: {shown}: {', and '.join(facts)}; leave copies out of data.sources"
+    shown = ", ".join(names[:MOST_NAMED]) + f" and {len(names) - MOST_NAMED} more" * (
+        len(names) > MOST_NAMED
+    )
+    return (
+        f"the same files under several addresses: {shown}: {', and '.join(facts)}; leave copies "
+        "out of data.sources"
+    )
 
 
 def _episodes(parts: Iterable[EpisodeDataset | None]) -> np.ndarray:
     """Distinct ids of the episodes of some parts, int64, ascending."""
-    return np.unique(np.concatenate([np.empty(0, np.int64), *(part.episodes for part in parts if part is not None)]))
+    return np.unique(
+        np.concatenate(
+            [np.empty(0, np.int64), *(part.episodes for part in parts if part is not None)]
+        )
+    )
 
 
 def describe_rates(data: RunData, actions: int) -> list[str]:
-    """Return a line where the frame rates of the sources differ; a chunk has a number of `actions`."""
+    """Return a line where the frame rates of the sources differ; a chunk has a number of
+    `actions`.
+    """
     rates: dict[float, list[str]] = {}
     for name, part in zip(data.names[: data.sources], data.training):
         rates.setdefault(part.catalog.fps, []).append(name)
@@ -80,5 +102,7 @@ def describe_rates(data: RunData, actions: int) -> list[str]:
     parts: list[Any] = []
     for fps, names in sorted(rates.items()):
         more = f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
-        parts.append(f"{fps:g} fps, {actions / fps:.3g} s a chunk, in {', '.join(names[:MOST_NAMED])}{more}")
+        parts.append(
+            f"{fps:g} fps, {actions / fps:.3g} s a chunk, in {', '.join(names[:MOST_NAMED])}{more}"
+        )
     return [f"frame rates differ: {'; '.join(parts)}"]

@@ -1,4 +1,6 @@
-"""The windows of a run's samples: the chunk of actions, and what the policy, its history or a mode reads besides."""
+"""The windows of a run's samples: the chunk of actions, and what the policy, its history or a mode
+reads besides.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -13,7 +15,9 @@ FARTHEST = 2**16
 """Largest offset of a window in frames, as the longest chunk."""
 
 
-def sample_windows(config: TrainConfig, fps: float, cameras: Sequence[str], has_state: bool) -> dict[str, list[float]]:
+def sample_windows(
+    config: TrainConfig, fps: float, cameras: Sequence[str], has_state: bool
+) -> dict[str, list[float]]:
     """Return the times of the steps of a sample, in seconds from its frame, by key.
 
     Args:
@@ -23,7 +27,8 @@ def sample_windows(config: TrainConfig, fps: float, cameras: Sequence[str], has_
         has_state: whether the source has a state.
 
     Raises:
-        ConfigError: `PolicySettings.windows` names no key of the run, or offsets that are not from 0 on.
+        ConfigError: `PolicySettings.windows` names no key of the run, or offsets that are not from
+            0 on.
     """
     chunk = config.data.actions_per_chunk
     ahead = _own_windows(config, cameras, has_state)
@@ -40,28 +45,42 @@ def sample_windows(config: TrainConfig, fps: float, cameras: Sequence[str], has_
     return windows
 
 
-def _own_windows(config: TrainConfig, cameras: Sequence[str], has_state: bool) -> dict[str, list[int]]:
+def _own_windows(
+    config: TrainConfig, cameras: Sequence[str], has_state: bool
+) -> dict[str, list[int]]:
     """Return the offsets of `PolicySettings.windows` in frames, checked, by key."""
     chunk = config.data.actions_per_chunk
     named: Any = config.policy.windows(chunk, tuple(cameras))
     where = f"windows of policy.type {config.policy.type}"
     if not isinstance(named, Mapping):
-        raise ConfigError(f"{where}: {named!r}: return offsets by key, as in {{STATE: range(chunk + 1)}}")
+        raise ConfigError(
+            f"{where}: {named!r}: return offsets by key, as in {{STATE: range(chunk + 1)}}"
+        )
     keys = [*([STATE] if has_state else []), *cameras]
     ours: dict[str, list[int]] = {}
     for key, offsets in named.items():
         if key not in keys:
-            known = {ACTION: "its window is the chunk, data.chunk_size", STATE: "there is no state, see data.state"}
+            known = {
+                ACTION: "its window is the chunk, data.chunk_size",
+                STATE: "there is no state, see data.state",
+            }
             why = known.get(key, "there is no such key")
-            raise ConfigError(f"{where}: {key!r}: {why}; this run has {', '.join(keys) or 'neither state nor camera'}")
+            raise ConfigError(
+                f"{where}: {key!r}: {why}; this run has "
+                f"{', '.join(keys) or 'neither state nor camera'}"
+            )
         ours[key] = _offsets(f"{where}: {key!r}", offsets)
         if other := _other_window(config, key, chunk, ours[key]):
-            raise ConfigError(f"{where}: {key!r}: {other} gives this key another window: leave out one of both")
+            raise ConfigError(
+                f"{where}: {key!r}: {other} gives this key another window: leave out one of both"
+            )
     return ours
 
 
 def _offsets(where: str, offsets: Any) -> list[int]:
-    """Return offsets as numbers. Raises ConfigError where they are not whole, ascending and from the present on."""
+    """Return offsets as numbers. Raises ConfigError where they are not whole, ascending and from
+    the present on.
+    """
     rule = "give whole numbers of frames from the present on, ascending, as in range(chunk + 1)"
     if isinstance(offsets, (str, bytes)) or not isinstance(offsets, Iterable):
         raise ConfigError(f"{where}: {offsets!r}: {rule}")

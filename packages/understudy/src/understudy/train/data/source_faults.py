@@ -1,4 +1,6 @@
-"""Errors of the sources of a run, joined into one that lists all of them, and the settings that leave them out."""
+"""Errors of the sources of a run, joined into one that lists all of them, and the settings that
+leave them out.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,9 @@ def join_errors(
     Args:
         wrong: the error of each wrong source, by name.
         count: number of sources.
-        sources: settings of all sources by name, of a run that may leave some out: the message then ends with a
-            `data.sources` to paste, without the wrong sources or without their bad episodes.
+        sources: settings of all sources by name, of a run that may leave some out: the message then
+            ends with a `data.sources` to paste, without the wrong sources or without their bad
+            episodes.
     """
     if count == 1:
         return next(iter(wrong.values()))
@@ -33,7 +36,9 @@ def join_errors(
     if len(lines) == 1:
         return DatasetError(lines[0])
     head = f"{len(lines)} of {count} sources cannot be used"
-    return DatasetError("\n".join([head, *(f"  {line}" for line in [*lines, *_without(wrong, sources or {})])]))
+    return DatasetError(
+        "\n".join([head, *(f"  {line}" for line in [*lines, *_without(wrong, sources or {})])])
+    )
 
 
 def _without(wrong: Mapping[str, DatasetError], sources: Mapping[str, SourceConfig]) -> list[str]:
@@ -53,9 +58,16 @@ def _without(wrong: Mapping[str, DatasetError], sources: Mapping[str, SourceConf
         numbers = [str(number) for number, name in enumerate(sources) if name in wrong]
         return [f"numbers of these sources in data.sources, counted from 0: {' '.join(numbers)}"]
     left = len(sources) - len(kept)
-    words = [f"without {left} of them"] * (left > 0) + [f"without the bad episodes of {changed}"] * (changed > 0)
+    words = [f"without {left} of them"] * (left > 0) + [
+        f"without the bad episodes of {changed}"
+    ] * (changed > 0)
     entries = [f"  - {json.dumps(_given(source), ensure_ascii=False)}" for source in kept]
-    return [f"to train {' and '.join(words)}, in the settings file:", "data:", "  sources:", *entries]
+    return [
+        f"to train {' and '.join(words)}, in the settings file:",
+        "data:",
+        "  sources:",
+        *entries,
+    ]
 
 
 def _given(source: SourceConfig) -> dict[str, object]:
@@ -64,8 +76,11 @@ def _given(source: SourceConfig) -> dict[str, object]:
     return {name: value for name, value in plain(source).items() if value != defaults[name]}
 
 
-def check_heads(names: Sequence[str], sources: Sequence[Source | None], wrong: dict[str, DatasetError]) -> None:
-    """Add an error for each source whose width differs from that of an earlier source of its norm head.
+def check_heads(
+    names: Sequence[str], sources: Sequence[Source | None], wrong: dict[str, DatasetError]
+) -> None:
+    """Add an error for each source whose width differs from that of an earlier source of its norm
+    head.
 
     One such source alone is left to `normalize_heads`, which says the same.
     """
@@ -81,7 +96,10 @@ def check_heads(names: Sequence[str], sources: Sequence[Source | None], wrong: d
             if widths[0] != widths[1]:
                 have = f"{of!r} has {widths[0] or 'no'} and {name!r} has {widths[1] or 'no'}"
                 problem = f"head {head!r}: {have} dimensions of {key!r}"
-                fix = "give them different robot types or control modes, or map their keys (names) to the same thing"
+                fix = (
+                    "give them different robot types or control modes, or map their keys (names) "
+                    "to the same thing"
+                )
                 odd.setdefault(name, DatasetError(problem, where=source.catalog.root, fix=fix))
     if len(odd) > 1 or wrong:
         wrong |= odd

@@ -1,4 +1,6 @@
-"""One source of a run: its dataset under standard keys, checked for a policy, and split into two parts."""
+"""One source of a run: its dataset under standard keys, checked for a policy, and split into two
+parts.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +25,13 @@ from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.datasets.format.views import View
 from understudy_data.datasets.read.returns import ReturnTarget
 from understudy_data.datasets.read.texts import prompt_names
-from understudy_data.datasets.selection.select import SegmentTable, Selection, common, difference, split_episodes
+from understudy_data.datasets.selection.select import (
+    SegmentTable,
+    Selection,
+    common,
+    difference,
+    split_episodes,
+)
 from understudy_data.datasets.selection.where import matching_rows
 from understudy_data.datasets.stats.norm_heads import head_name
 from understudy_data.datasets.time_windows import frame_offsets, reach
@@ -40,7 +48,12 @@ class BadEpisodesError(DatasetError):
     """
 
     def __init__(
-        self, what: str, *, where: object = None, fix: str = "", settings: Mapping[str, Sequence[int]]
+        self,
+        what: str,
+        *,
+        where: object = None,
+        fix: str = "",
+        settings: Mapping[str, Sequence[int]],
     ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.settings: dict[str, Any] = {name: tuple(ids) for name, ids in settings.items()}
@@ -71,19 +84,25 @@ class Source:
 
     def head(self, name: str) -> str:
         """Return the norm head of this source, whose name is `name`."""
-        return head_name(self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name)
+        return head_name(
+            self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name
+        )
 
 
 RecordedSources = Sequence[Record]
 """Entry of each source in order.json when a run is resumed, then those of its updates.
 
-An entry has its episode ids from `first` to `last`, and the number of its `tasks`, so that appended ones are no part of
-it. An update of a source has the number of that source as `of`, and its bad episodes are unknown until it is opened.
+An entry has its episode ids from `first` to `last`, and the number of its `tasks`, so that appended
+ones are no part of it. An update of a source has the number of that source as `of`, and its bad
+episodes are unknown until it is opened.
 """
 
 
 def open_source(
-    config: SourceConfig, catalog: Catalog, cameras: Sequence[str] = (), recorded: Record | None = None
+    config: SourceConfig,
+    catalog: Catalog,
+    cameras: Sequence[str] = (),
+    recorded: Record | None = None,
 ) -> Source:
     """Open a source; only its metadata is read.
 
@@ -94,18 +113,24 @@ def open_source(
         recorded: its entry in order.json when a run is resumed.
 
     Raises:
-        DatasetError: keys, episodes, dimensions or videos are missing, or an action or state is not a vector.
+        DatasetError: keys, episodes, dimensions or videos are missing, or an action or state is not
+            a vector.
     """
     _raise_all(_lost_cameras(config, catalog, cameras, recorded), catalog)
     if (view := catalog.view) is not None:
         config = spell_out(config, view)
         _raise_all(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
         catalog = replace(catalog, view=None)
-    names = {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
+    names = (
+        {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
+    )
     catalog = replace(catalog, tasks=catalog.tasks[: (recorded or {}).get("tasks")])
-    # Keys that keep their names are listed, too: another standard key may be mapped to the same one.
+    # Keys that keep their names are listed, too: another standard key may be mapped to the same
+    # one.
     stored = catalog.features
-    catalog = rename_keys(catalog, {key: name for key, name in names.items() if key != name or name in stored})
+    catalog = rename_keys(
+        catalog, {key: name for key, name in names.items() if key != name or name in stored}
+    )
     hidden = set(catalog.camera_keys) - set(config.cameras) if config.cameras else set()
     hidden |= {STATE} if not config.state else set()
     features = {
@@ -116,11 +141,15 @@ def open_source(
     catalog = replace(catalog, features=features)
     _raise_all(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
-    return Source(config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view)
+    return Source(
+        config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view
+    )
 
 
 def spell_out(config: SourceConfig, view: View | None) -> SourceConfig:
-    """Return settings together with those of a view. Raises DatasetError where they contradict each other."""
+    """Return settings together with those of a view. Raises DatasetError where they contradict each
+    other.
+    """
     return config if view is None else SourceConfig(**view.combine(vars(config)))
 
 
@@ -141,8 +170,12 @@ def with_view(catalog: Catalog, view: str, recorded: Mapping[str, Any] | None) -
     catalog = catalog.with_view(view)
     now = catalog.view.record if catalog.view else ""
     if started is not None and started != now:
-        problem = f"the run was started with the view {started or 'none'}, and this is {now or 'none'}"
-        raise DatasetError(problem, where=catalog.root, fix="name that one after `#`, or restore its file")
+        problem = (
+            f"the run was started with the view {started or 'none'}, and this is {now or 'none'}"
+        )
+        raise DatasetError(
+            problem, where=catalog.root, fix="name that one after `#`, or restore its file"
+        )
     return catalog
 
 
@@ -166,18 +199,35 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
     for key in (ACTION, STATE) if STATE in features else (ACTION,):
         feature = features.get(key)
         if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
-            kind = "there is no such feature" if feature is None else f"it is {feature.dtype} of shape {feature.shape}"
+            kind = (
+                "there is no such feature"
+                if feature is None
+                else f"it is {feature.dtype} of shape {feature.shape}"
+            )
             flag = "--data.action" if key == ACTION else "--data.state"
-            fix = f"name it with {flag} KEY, or several joined by +; `understudy check` lists the features"
+            fix = (
+                f"name it with {flag} KEY, or several joined by +; `understudy check` lists the "
+                "features"
+            )
             yield f"a policy needs {key!r} as a vector: {kind}", fix
     for camera, name in config.cameras.items():
         if camera not in catalog.camera_keys:
-            yield f"{camera!r} is mapped to {name!r}, which is not a camera", ", ".join(catalog.camera_keys) or "none"
+            yield (
+                f"{camera!r} is mapped to {name!r}, which is not a camera",
+                ", ".join(catalog.camera_keys) or "none",
+            )
     ids = catalog.episodes.ids
-    uses = {"use": config.episodes, "exclude": config.exclude_episodes, "validate on": config.val_episodes}
+    uses = {
+        "use": config.episodes,
+        "exclude": config.exclude_episodes,
+        "validate on": config.val_episodes,
+    }
     for purpose, chosen in uses.items():
         if chosen and len(unknown := difference(np.array(chosen, np.int64), ids)):
-            yield f"there is no episode {unknown[0]} to {purpose}", f"there are {describe_ids(ids)}, see `check`"
+            yield (
+                f"there is no episode {unknown[0]} to {purpose}",
+                f"there are {describe_ids(ids)}, see `check`",
+            )
     if not config.delta_action_dims:
         return
     last = max(config.delta_action_dims)
@@ -191,7 +241,9 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
         yield problem, "set `state` to its key"
 
 
-def _lost_cameras(config: SourceConfig, catalog: Catalog, cameras: Sequence[str], recorded: Record | None) -> Mistakes:
+def _lost_cameras(
+    config: SourceConfig, catalog: Catalog, cameras: Sequence[str], recorded: Record | None
+) -> Mistakes:
     """Declared cameras without any video file, unless they are left out by name."""
 
     def used(camera: str) -> bool:
@@ -201,7 +253,10 @@ def _lost_cameras(config: SourceConfig, catalog: Catalog, cameras: Sequence[str]
 
     if lost := [camera for camera in catalog.cameras_without_files if used(camera)]:
         others = " ".join(catalog.camera_keys) or NONE
-        fix = f"restore the videos, set video_path to their place, or leave {'it' if len(lost) == 1 else 'them'} "
+        fix = (
+            "restore the videos, set video_path to their place, or leave "
+            f"{'it' if len(lost) == 1 else 'them'} "
+        )
         problems = (f"{camera} {catalog.skipped_features[camera]}" for camera in lost)
         yield "; ".join(problems), f"{fix}out by name: --data.cameras {others}"
 
@@ -209,7 +264,10 @@ def _lost_cameras(config: SourceConfig, catalog: Catalog, cameras: Sequence[str]
 def _lost_episodes(held: Mapping[str, Any], ids: np.ndarray) -> Mistakes:
     """No episode of a run that is resumed."""
     if held and not len(ids):
-        problem = f"none of the episodes {held['first']} to {held['last']} of the run is there, or selected"
+        problem = (
+            f"none of the episodes {held['first']} to {held['last']} of the run is there, or "
+            "selected"
+        )
         yield problem, "restore them, or start a new run"
 
 
@@ -252,12 +310,13 @@ def split_source(
         sizes: (height, width) of those that some source lacks.
         recorded: see `open_source`.
         check_files: whether to look for missing files.
-        shares_dataset: whether another source is of the same dataset; its split then depends on ids alone, so that
-            both hold out the same episodes.
+        shares_dataset: whether another source is of the same dataset; its split then depends on ids
+            alone, so that both hold out the same episodes.
         responds: whether any source has a `response`.
 
     Raises:
-        DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files are missing.
+        DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files
+            are missing.
         ConfigError: the policy asks for windows that the run cannot have.
     """
     settings = source.config
@@ -267,12 +326,16 @@ def split_source(
     options: dict[str, Any] = {
         "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in source.keys),
         "keys": [*source.keys, *own_cameras],
-        "missing_cameras": {camera: sizes[camera] for camera in cameras if camera not in own_cameras},
+        "missing_cameras": {
+            camera: sizes[camera] for camera in cameras if camera not in own_cameras
+        },
         "name": name,
         "response": settings.response if responds else None,
     }
     selection = _select(settings)
-    windows = frame_offsets(options["delta_timestamps"], float(catalog.fps), (*source.keys, *cameras, *INDEX_KEYS))
+    windows = frame_offsets(
+        options["delta_timestamps"], float(catalog.fps), (*source.keys, *cameras, *INDEX_KEYS)
+    )
     usable = selection.apply(catalog, reach(list(windows.values())))
     held = recorded or {}
     ids = SegmentTable(usable.segments, usable.stop, catalog.files).episodes
@@ -281,12 +344,18 @@ def split_source(
     ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
     _raise_all(_lost_episodes(held, ids), catalog)
     before = None if appended and "skipped" not in held else recorded
-    skipped, notes = skip_incomplete(settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files)
+    skipped, notes = skip_incomplete(
+        settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files
+    )
     tasks = None if appended or shares_dataset else _tasks_of(catalog, ids)
-    trained, validated = _split_episodes(config, source, ids, np.array(skipped, np.int64), appended, tasks)
+    trained, validated = _split_episodes(
+        config, source, ids, np.array(skipped, np.int64), appended, tasks
+    )
     if config.data.prompt_metadata:  # of each source the metadata that it has
         present = prompt_names(catalog)
-        options["prompt_metadata"] = [field for field in config.data.prompt_metadata if field in present]
+        options["prompt_metadata"] = [
+            field for field in config.data.prompt_metadata if field in present
+        ]
     if target := config.policy.return_target:
         options["returns"] = ReturnTarget(**target)
     selection = replace(
@@ -299,24 +368,40 @@ def split_source(
     training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
     validation = None
     if len(validated):
-        validation = EpisodeDataset(catalog, select=replace(selection, episodes=validated), **options)
+        validation = EpisodeDataset(
+            catalog, select=replace(selection, episodes=validated), **options
+        )
     training.view = source.view
-    return SourceSplit(training, validation, (*usable.notes, *notes, *_more_notes(training, len(ids))), skipped, span)
+    return SourceSplit(
+        training,
+        validation,
+        (*usable.notes, *notes, *_more_notes(training, len(ids))),
+        skipped,
+        span,
+    )
 
 
 def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:
-    """Return notes on the view, which selects a number of episodes, on depth, and on episodes that train no return."""
+    """Return notes on the view, which selects a number of episodes, on depth, and on episodes that
+    train no return.
+    """
     catalog = training.catalog
     view = training.view
     notes = [catalog.root + view.describe(selected, len(catalog.episodes))] if view else []
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
-    notes += [f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth]
+    notes += [
+        f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth
+    ]
     unknown = training.returns.unknown if training.returns is not None else 0
-    return notes + [f"{unknown:,} of {training.num_episodes:,} training episodes have no known outcome"] * (unknown > 0)
+    return notes + [
+        f"{unknown:,} of {training.num_episodes:,} training episodes have no known outcome"
+    ] * (unknown > 0)
 
 
 def _select(settings: SourceConfig) -> Selection:
-    """Return the selection of a source, before its episodes are split; frame weights come after that."""
+    """Return the selection of a source, before its episodes are split; frame weights come after
+    that.
+    """
     return Selection(
         episodes=settings.episodes or None,
         exclude_episodes=settings.exclude_episodes,
@@ -329,14 +414,18 @@ def _select(settings: SourceConfig) -> Selection:
 
 
 def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
-    """Cameras without RGB, a state that dynamics need, and validation episodes outside of the condition `where`."""
+    """Cameras without RGB, a state that dynamics need, and validation episodes outside of the
+    condition `where`.
+    """
     settings = source.config
     features = source.catalog.features
     for camera in cameras:
         feature = features[camera]
         if feature.is_depth or feature.channels not in (3, None):
             kind = "is depth" if feature.is_depth else f"has {feature.channels} channels"
-            colors = [key for key in _color_cameras(source.catalog) if features[key].channels in (3, None)]
+            colors = [
+                key for key in _color_cameras(source.catalog) if features[key].channels in (3, None)
+            ]
             fix = f"list the cameras to use: --data.cameras {' '.join(colors) or NONE}"
             yield f"{camera!r} {kind}, a policy takes RGB", fix
     if config.learns_dynamics() and STATE not in source.keys:
@@ -345,7 +434,10 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
     if settings.where and settings.val_episodes:
         ids = source.catalog.episodes.ids[matching_rows(source.catalog, settings.where)]
         if len(lost := difference(np.array(settings.val_episodes, np.int64), ids)):
-            problem = f"where is {settings.where!r}, which does not hold for episode {lost[0]} of val_episodes"
+            problem = (
+                f"where is {settings.where!r}, which does not hold for episode {lost[0]} of "
+                "val_episodes"
+            )
             yield problem, "take it out of val_episodes"
 
 
@@ -369,22 +461,30 @@ def _split_episodes(
         trained = difference(ids, validated)
         if len(trained) == 0 and not appended:
             fix = "leave some to train on"
-            raise DatasetError("val_episodes contains all episodes that are used", where=where, fix=fix)
+            raise DatasetError(
+                "val_episodes contains all episodes that are used", where=where, fix=fix
+            )
         return trained, validated
     fraction = config.data.share_of(settings)
     try:
         make = partial(split_episodes, ids, fraction, appended=appended, tasks=tasks)
         return share(make, ids, fraction, appended, tasks, cache=source.catalog.files.cache)
     except DatasetError as error:
-        fix = "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
+        fix = (
+            "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
+        )
         raise DatasetError(error.what, where=where, fix=fix) from error
 
 
 def _tasks_of(catalog: Catalog, ids: np.ndarray) -> np.ndarray:
-    """Tasks of episodes, int64 (m, 2), rows [id, task]; one text is one task, and an empty one is none."""
+    """Tasks of episodes, int64 (m, 2), rows [id, task]; one text is one task, and an empty one is
+    none.
+    """
     table = catalog.episodes
     first = dict[str, int]()
-    alike = np.array([first.setdefault(text, index) for index, text in enumerate(catalog.tasks)], np.int64)
+    alike = np.array(
+        [first.setdefault(text, index) for index, text in enumerate(catalog.tasks)], np.int64
+    )
     chosen = np.zeros(len(table), bool)
     chosen[table.rows_of(ids)] = True
     counts = np.diff(table.task_offsets)
@@ -393,7 +493,9 @@ def _tasks_of(catalog: Catalog, ids: np.ndarray) -> np.ndarray:
     return pairs[pairs[:, 1] != first.get("", -1)]
 
 
-def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Catalog, first: int) -> np.ndarray:
+def appended_episodes(
+    config: TrainConfig, settings: SourceConfig, catalog: Catalog, first: int
+) -> np.ndarray:
     """Return the selected episodes of a source to train on, from an id on."""
     if catalog.episodes.ids[-1] < first:
         return catalog.episodes.ids[:0]
@@ -404,14 +506,20 @@ def appended_episodes(config: TrainConfig, settings: SourceConfig, catalog: Cata
 
 
 def place_of(catalog: Catalog) -> str:
-    """Return the address of a dataset, equal for sources of one dataset; of a local one without links."""
+    """Return the address of a dataset, equal for sources of one dataset; of a local one without
+    links.
+    """
     return catalog.root if "://" in catalog.root else os.path.realpath(catalog.root)
 
 
 def check_disjoint(
-    names: Sequence[str], training: Sequence[EpisodeDataset], validation: Sequence[EpisodeDataset | None]
+    names: Sequence[str],
+    training: Sequence[EpisodeDataset],
+    validation: Sequence[EpisodeDataset | None],
 ) -> None:
-    """Raise DatasetError if one source trains on a validation episode of another source of the same dataset."""
+    """Raise DatasetError if one source trains on a validation episode of another source of the same
+    dataset.
+    """
     sharing: dict[str, list[int]] = {}
     for number, part in enumerate(training):
         sharing.setdefault(place_of(part.catalog), []).append(number)
@@ -422,18 +530,35 @@ def check_disjoint(
     for numbers in sharing.values():  # of one dataset
         if len(numbers) == 1:  # its parts are disjoint
             continue
-        trained, validated = (np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation))
+        trained, validated = (
+            np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation)
+        )
         if len(both := common(trained, validated)):
-            i, j = (next(n for n in numbers if both[0] in episodes(of[n])) for of in (validation, training))
-            overlap = f"episode {both[0]} is a validation episode of source {names[i]} and trained on in {names[j]}"
-            fix = f"{len(both)} such episodes: set the same val_episodes in both, or other episodes in each"
+            i, j = (
+                next(n for n in numbers if both[0] in episodes(of[n]))
+                for of in (validation, training)
+            )
+            overlap = (
+                f"episode {both[0]} is a validation episode of source {names[i]} and trained "
+                f"on in {names[j]}"
+            )
+            fix = (
+                f"{len(both)} such episodes: set the same val_episodes in both, or other "
+                "episodes in each"
+            )
             raise DatasetError(overlap, where=training[i].catalog.root, fix=fix)
 
 
-def recorded_sizes(sources: Sequence[Source], cameras: Sequence[str]) -> dict[str, set[tuple[int, int] | None]]:
-    """Return the (height, width) of each camera in the sources that have it; None where a dataset has no size."""
+def recorded_sizes(
+    sources: Sequence[Source], cameras: Sequence[str]
+) -> dict[str, set[tuple[int, int] | None]]:
+    """Return the (height, width) of each camera in the sources that have it; None where a dataset
+    has no size.
+    """
     return {
-        camera: {source.catalog.features[camera].size for source in sources if camera in source.cameras}
+        camera: {
+            source.catalog.features[camera].size for source in sources if camera in source.cameras
+        }
         for camera in cameras
     }
 
@@ -444,11 +569,12 @@ def common_image_size(
     seen: tuple[int, int],
     resize: Resize | None = None,
 ) -> tuple[tuple[int, int] | None, dict[str, tuple[int, int]]]:
-    """Return the size to which the loader resizes images, None if it does not, and the size of each camera after that.
+    """Return the size to which the loader resizes images, None if it does not, and the size of each
+    camera after that.
 
-    Sources whose images of one camera differ in size cannot share a batch without resizing. They are resized to the
-    network's size (`seen`) in the policy's way, so that no image is resized twice, and a source of a mixture has the
-    images that it has alone.
+    Sources whose images of one camera differ in size cannot share a batch without resizing. They
+    are resized to the network's size (`seen`) in the policy's way, so that no image is resized
+    twice, and a source of a mixture has the images that it has alone.
 
     Args:
         sources: the sources.
@@ -459,23 +585,37 @@ def common_image_size(
     Raises:
         DatasetError: images that are not video would need resizing, which the loader does not do.
     """
-    if len(sources) > 1 and any(len(camera_sizes) > 1 or None in camera_sizes for camera_sizes in sizes.values()):
+    if len(sources) > 1 and any(
+        len(camera_sizes) > 1 or None in camera_sizes for camera_sizes in sizes.values()
+    ):
         fix = "leave the camera out with data.cameras, or record it as video"
         fix = fix if resize else "set policy.image_size to its size, or " + fix
         stored: dict[str, str] = {}
         for source in sources:
             features = source.catalog.features
             for camera in source.cameras:
-                if camera in sizes and not features[camera].is_video and features[camera].size != seen:
+                if (
+                    camera in sizes
+                    and not features[camera].is_video
+                    and features[camera].size != seen
+                ):
                     stored.setdefault(source.catalog.root, camera)
         if stored:
-            problem = f"{next(iter(stored.values()))!r} is stored in the rows, where images are not resized, and "
+            problem = (
+                f"{next(iter(stored.values()))!r} is stored in the rows, where images are "
+                "not resized, and "
+            )
             problem += "images of other sources have another size"
             others = [f"{root} ({camera})" for root, camera in stored.items()][1:]
             problem += f"; the same holds for {', '.join(others)}" * bool(others)
             raise DatasetError(problem, where=next(iter(stored)), fix=fix)
         return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(sizes, seen)
-    return None, {camera: size for camera, camera_sizes in sizes.items() for size in camera_sizes if size is not None}
+    return None, {
+        camera: size
+        for camera, camera_sizes in sizes.items()
+        for size in camera_sizes
+        if size is not None
+    }
 
 
 _MAX_LISTED = 2000
@@ -496,8 +636,8 @@ def skip_incomplete(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the ids of the bad episodes that a run skips, ascending, and notes about them.
 
-    An episode is incomplete without one of its files, and broken where a file cannot be used. Broken ones are searched
-    only if bad episodes are skipped, since this opens every file.
+    An episode is incomplete without one of its files, and broken where a file cannot be used.
+    Broken ones are searched only if bad episodes are skipped, since this opens every file.
 
     Args:
         source: settings of the source.
@@ -506,7 +646,8 @@ def skip_incomplete(
         cameras: their cameras that the policy has.
         keys: columns that the run reads.
         data: settings of the run's data.
-        recorded: entry of the source in order.json when a run is resumed: the same episodes are skipped.
+        recorded: entry of the source in order.json when a run is resumed: the same episodes are
+            skipped.
         check_files: whether to look for files at all; otherwise `recorded` counts.
 
     Raises:
@@ -524,28 +665,42 @@ def skip_incomplete(
     selected = catalog.episodes.rows_of(ids)
     gaps = [gap for gap in gaps or [] if np.isin(selected, gap.rows).any()]
     if skips:  # a resumed run looks only whether the skipped ones are still broken
-        looked_at = selected if recorded is None else catalog.episodes.rows_of(np.array(before, np.int64))
+        looked_at = (
+            selected if recorded is None else catalog.episodes.rows_of(np.array(before, np.int64))
+        )
         videos = [camera for camera in cameras if camera in catalog.episodes.videos]
         gaps += broken_episodes(catalog, videos, keys, looked_at)
-    lacking = np.unique(np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64))
+    lacking = np.unique(
+        np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64)
+    )
     bad = [int(i) for i in catalog.episodes.ids[common(selected, lacking)]]
     if recorded is not None:
         if new := sorted(set(bad) - set(before)):
-            problem = f"{_are(new)} incomplete and was complete when the run started: {_list(new)} ({_why(gaps)})"
+            problem = (
+                f"{_are(new)} incomplete and was complete when the run started: {_list(new)} "
+                f"({_why(gaps)})"
+            )
             raise DatasetError(problem, where=catalog.root, fix="restore the files")
         back = sorted(set(before) - set(bad))
-        return before, (f"skipped since the run started, although complete now: {_list(back)}",) if back else ()
+        return before, (
+            f"skipped since the run started, although complete now: {_list(back)}",
+        ) if back else ()
     doubt = doubt_of_reader(catalog)
     notes = (doubt,) if doubt else ()
     if not bad:
         return (), notes
-    problem = f"{_are(bad)} {'incomplete or broken' if skips else 'incomplete'} of {len(ids)} ({_why(gaps)})"
+    problem = (
+        f"{_are(bad)} {'incomplete or broken' if skips else 'incomplete'} of {len(ids)} "
+        f"({_why(gaps)})"
+    )
     if len(bad) == len(ids):
         raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
         return tuple(bad), (f"{problem}: skipped {_list(bad)}", *notes)
     lists = _lists_without(source, bad)
-    error = DatasetError(f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources)))
+    error = DatasetError(
+        f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources))
+    )
     raise BadEpisodesError.of(error, lists) if data.sources else error
 
 
@@ -583,6 +738,8 @@ def _fix(lists: Mapping[str, Sequence[int]], in_file: bool) -> str:
     elif in_file:
         ready = ", ".join(f"{name}: {ids}" for name, ids in lists.items())
     else:
-        ready = " ".join(f"--data.{name.replace('_', '-')} {_list(ids)}" for name, ids in lists.items())
+        ready = " ".join(
+            f"--data.{name.replace('_', '-')} {_list(ids)}" for name, ids in lists.items()
+        )
     skip = "on_bad_episode: skip" if in_file else "--data.on-bad-episode skip"
     return f"restore the files, or leave these episodes out: {ready}; or {skip}"

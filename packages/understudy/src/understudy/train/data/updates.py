@@ -1,15 +1,17 @@
-"""Updates of a run's data: episodes that were appended to its datasets, trained on from a checkpoint on.
+"""Updates of a run's data: episodes that were appended to its datasets, trained on from a
+checkpoint on.
 
 The checkpoints after an update have it in `updates` of their state:
 
     step, position  of the checkpoint that was resumed
-    sources         entries of new sources (`RecordedSources`), each a range of episode ids of an earlier one
+    sources         entries of new sources (`RecordedSources`), each a range of episode ids of an
+                    earlier one
     order           their specs, which continue the sources of the order
     dataset, files  fingerprints, as in order.json
     frames          digest of their file of frames, frames-DIGEST.parquet (`frames_file.py`)
 
-A checkpoint before an update does not know it. So a run that is killed before the next checkpoint, or is resumed from
-an earlier one, has the earlier data.
+A checkpoint before an update does not know it. So a run that is killed before the next checkpoint,
+or is resumed from an earlier one, has the earlier data.
 """
 
 import hashlib
@@ -23,7 +25,12 @@ import numpy as np
 from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import EPISODE, VALIDATION, frames_content, read_frames
-from understudy.train.data.run_data import RunData, dataset_fingerprint, episodes_within, file_digests
+from understudy.train.data.run_data import (
+    RunData,
+    dataset_fingerprint,
+    episodes_within,
+    file_digests,
+)
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base.atomic import write_bytes
 from understudy_base.plural import plural
@@ -35,7 +42,10 @@ from understudy_data.storage.remote_options import RemoteOptions
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
     """Return the entries of the sources of a run: those of order.json, then those of updates."""
-    return [*record.get("sources", ()), *(source for update in updates for source in update["sources"])]
+    return [
+        *record.get("sources", ()),
+        *(source for update in updates for source in update["sources"]),
+    ]
 
 
 def current_spec(record: Record, state: Record) -> dict[str, Any]:
@@ -62,14 +72,17 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
             name = f"{data.names[number]}@{step}"
             last = int(catalog.episodes.ids[-1])
             record = view.record if view else ""
-            entries.append({"name": name, "of": number, "first": first, "last": last, "view": record})
+            entries.append(
+                {"name": name, "of": number, "first": first, "last": last, "view": record}
+            )
     return entries
 
 
 def write_update(
     run: RunDir, record: Record, data: RunData, order: Order, saved: Record, config: TrainConfig
 ) -> list[Record]:
-    """Return the updates of the checkpoint with the state `saved`, and that of `data` and `order`, if there is one.
+    """Return the updates of the checkpoint with the state `saved`, and that of `data` and `order`,
+    if there is one.
 
     The frames of a new update are written.
     """
@@ -78,10 +91,21 @@ def write_update(
         return updates
     content = frames_content(data, first)
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
-    update: dict[str, Any] = {"step": saved["step"], "position": saved["position"], "sources": data.entries()[first:]}
+    update: dict[str, Any] = {
+        "step": saved["step"],
+        "position": saved["position"],
+        "sources": data.entries()[first:],
+    }
     update["order"] = [asdict(source) for source in order.spec.sources[first:]]
-    for name, facts in (("dataset", dataset_fingerprint(data)), ("files", file_digests(data, cache))):
-        update[name] = {k: v for k, v in facts.items() if k.startswith(tuple(f"{of}: " for of in data.names[first:]))}
+    for name, facts in (
+        ("dataset", dataset_fingerprint(data)),
+        ("files", file_digests(data, cache)),
+    ):
+        update[name] = {
+            k: v
+            for k, v in facts.items()
+            if k.startswith(tuple(f"{of}: " for of in data.names[first:]))
+        }
     update["frames"] = hashlib.sha256(content).hexdigest()
     write_bytes(update_frames(run, update), content)
     return [*updates, update]
@@ -90,20 +114,28 @@ def write_update(
 def read_all_frames(
     run: RunDir, record: Record, updates: Sequence[Record]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read the frames of a run and of updates: columns, also `update` (0 of the start), and the latest digests.
+    """Read the frames of a run and of updates: columns, also `update` (0 of the start), and the
+    latest digests.
 
     Raises:
         ConfigError: a file is missing, or was changed.
     """
-    files = [(run.frames, record.get("frames", "")), *((update_frames(run, of), of["frames"]) for of in updates)]
+    files = [
+        (run.frames, record.get("frames", "")),
+        *((update_frames(run, of), of["frames"]) for of in updates),
+    ]
     tables, digests = zip(*(read_frames(*file) for file in files))
     frames = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     frames["update"] = np.repeat(np.arange(len(tables)), [len(table["rows"]) for table in tables])
     return frames, digests[-1]
 
 
-def changed_episodes(run: RunDir, record: Record, updates: Sequence[Record], data: RunData) -> list[str]:
-    """Name the episodes of a run that its datasets do not have, have otherwise, or no longer select."""
+def changed_episodes(
+    run: RunDir, record: Record, updates: Sequence[Record], data: RunData
+) -> list[str]:
+    """Name the episodes of a run that its datasets do not have, have otherwise, or no longer
+    select.
+    """
     frames = read_all_frames(run, record, updates)[0]
     lines = []
     for number in np.unique(frames["source"]).tolist():
@@ -116,15 +148,22 @@ def changed_episodes(run: RunDir, record: Record, updates: Sequence[Record], dat
                 episodes_within(data.training[number].catalog, data.spans[number]),
             )
         )
-        used = {*frames["episode"][of_source & (frames["part"] <= VALIDATION)].tolist()} & now.keys()
+        used = {
+            *frames["episode"][of_source & (frames["part"] <= VALIDATION)].tolist()
+        } & now.keys()
         changes = {
             "removed": before.keys() - now.keys(),
             "inserted": now.keys() - before.keys(),
-            "of another length": {episode for episode in before.keys() & now.keys() if before[episode] != now[episode]},
-            "no longer selected": used.difference(*(part.episodes.tolist() for part in parts if part)),
+            "of another length": {
+                episode for episode in before.keys() & now.keys() if before[episode] != now[episode]
+            },
+            "no longer selected": used.difference(
+                *(part.episodes.tolist() for part in parts if part)
+            ),
         }
         lines += [
-            f"  {data.names[number]}: {plural(len(ids), 'episode')} {change}: {describe_ids(np.array(sorted(ids)))}"
+            f"  {data.names[number]}: {plural(len(ids), 'episode')} {change}: "
+            f"{describe_ids(np.array(sorted(ids)))}"
             for change, ids in changes.items()
             if ids
         ]

@@ -1,7 +1,7 @@
 """Versions of the datasets that a run read, for records and messages.
 
-order.json has those of its start, and each checkpoint those of every start up to it. They are no part of a sample's
-identity: a run goes on with another version whose episodes are equal.
+order.json has those of its start, and each checkpoint those of every start up to it. They are no
+part of a sample's identity: a run goes on with another version whose episodes are equal.
 """
 
 import shlex
@@ -15,9 +15,11 @@ from understudy_base.records import Record
 from understudy_data.storage.dataset_version import publication_is_gone
 
 Versions = Sequence[Mapping[str, str]]
-"""Of each source `source`, its name, and `version` and `address` of its dataset (`Files.version_read`).
+"""Of each source `source`, its name, and `version` and `address` of its dataset
+(`Files.version_read`).
 
-Sources are compared by their sequence: that of a run never changes, and a name may follow the address.
+Sources are compared by their sequence: that of a run never changes, and a name may follow the
+address.
 """
 
 
@@ -26,19 +28,25 @@ def versions_read(data: RunData) -> list[dict[str, str]]:
     versions = []
     for name, part in zip(data.names[: data.sources], data.training[: data.sources], strict=True):
         files = part.catalog.files
-        versions.append({"source": name, "version": files.version_read, "address": files.version_address})
+        versions.append(
+            {"source": name, "version": files.version_read, "address": files.version_address}
+        )
     return versions
 
 
 def latest_versions(record: Record, saved: Record | None) -> Versions:
-    """Return the versions of the latest start before a checkpoint; with no `saved` state those of order.json."""
+    """Return the versions of the latest start before a checkpoint; with no `saved` state those of
+    order.json.
+    """
     starts: Sequence[Record] = (saved or {}).get("starts", ())
     latest: Versions = starts[-1].get("versions", ()) if starts else ()
     return latest or record.get("versions", ())
 
 
 def list_versions(record: Record, starts: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return step, source, version and address where a start of a run read another version than the one before."""
+    """Return step, source, version and address where a start of a run read another version than the
+    one before.
+    """
     rows = list[dict[str, Any]]()
     latest = dict[int, str]()
     for start in ({"step": 0, "versions": record.get("versions", ())}, *starts):
@@ -50,7 +58,8 @@ def list_versions(record: Record, starts: Sequence[Record]) -> list[dict[str, An
 
 
 def describe_versions(before: Versions, now: Versions | None, config: TrainConfig) -> list[str]:
-    """Return a line for each source of which another version was read before, or for all if none differs.
+    """Return a line for each source of which another version was read before, or for all if none
+    differs.
 
     Args:
         before: the recorded versions.

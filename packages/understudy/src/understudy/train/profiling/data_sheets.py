@@ -14,8 +14,10 @@ TERAFLOPS = {
     "A10": {"bfloat16": 125.0, "tf32": 62.5, "float32": 31.2},
     "RTX 4090": {"bfloat16": 165.2, "tf32": 82.6, "float32": 82.6},
 }
-"""Dense (no sparsity) teraflops per second from NVIDIA's data sheets, by arithmetic: "bfloat16", "tf32" (float32
-products on tensor cores), "float32". The first name that a device's name contains is its own."""
+"""Dense (no sparsity) teraflops per second from NVIDIA's data sheets, by arithmetic: "bfloat16",
+"tf32" (float32 products on tensor cores), "float32". The first name that a device's name contains
+is its own.
+"""
 
 
 def peak_flops(device: str, arithmetic: str) -> float | None:

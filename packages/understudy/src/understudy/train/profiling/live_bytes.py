@@ -1,4 +1,6 @@
-"""Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones without values."""
+"""Bytes of live tensors over time, counted at each operation: of real tensors, and of fake ones
+without values.
+"""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -32,23 +34,24 @@ class _PhaseBytes:
 
 
 class LiveBytes(_PhaseBytes, TorchDispatchMode):
-    """Context that counts the storages made in it, from their first operation until their last tensor is gone.
+    """Context that counts the storages made in it, from their first operation until their last
+    tensor is gone.
 
     Memory that a kernel takes and frees inside an operation is not counted.
 
     Attributes:
         now: bytes of live storages.
         peak: largest `now` since the last `reset`.
-        flops: floating-point operations since the last `reset`, as torch's `FlopCounterMode` counts them: a
-            multiply-add is two.
+        flops: floating-point operations since the last `reset`, as torch's `FlopCounterMode` counts
+            them: a multiply-add is two.
     """
 
     def __init__(self, sums_copies: bool = False) -> None:
         """Start at 0.
 
         Args:
-            sums_copies: whether to count a copy of the input during each reduce-scatter. Gloo sums a copy; in a group
-                of absent ranks, which sums nothing, there is none.
+            sums_copies: whether to count a copy of the input during each reduce-scatter. Gloo sums
+                a copy; in a group of absent ranks, which sums nothing, there is none.
         """
         TorchDispatchMode.__init__(self)
         self.now = self.peak = 0
@@ -78,12 +81,14 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its results."""
         if func is _DEVICE_OF and isinstance(args[0], FakeTensor):
-            # Autograd asks for the device of each gradient: three of five operations, which make no tensor.
+            # Autograd asks for the device of each gradient: three of five operations, which make no
+            # tensor.
             return args[0].fake_device
         out = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=out)
-        for storage in list(self._gathered.values()):  # FSDP2 frees a gathered weight by resizing its storage
+        # FSDP2 frees a gathered weight by resizing its storage
+        for storage in list(self._gathered.values()):
             self._measure(storage)
             if not storage.nbytes():  # the next operation of FSDP2 that fills it finds it again
                 self._gathered.pop(storage._cdata, None)
@@ -94,13 +99,17 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
                 self._gathered[storage._cdata] = storage
                 self._measure(storage)
         if self._sums_copies and func.namespace == "c10d" and "reduce_scatter" in func.__name__:
-            copies = sum(tensor.nbytes for tensor in tree_iter(args[1]) if isinstance(tensor, Tensor))
+            copies = sum(
+                tensor.nbytes for tensor in tree_iter(args[1]) if isinstance(tensor, Tensor)
+            )
             self.peak = max(self.peak, self.now + copies)
         return out
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave out torch's guard against compilation: it takes longer than the counting, and nothing is compiled."""
+        """Leave out torch's guard against compilation: it takes longer than the counting, and
+        nothing is compiled.
+        """
         return False
 
     def _measure(self, storage: torch.UntypedStorage) -> None:
@@ -115,9 +124,11 @@ class LiveBytes(_PhaseBytes, TorchDispatchMode):
 
 
 class CudaBytes(_PhaseBytes):
-    """Timer of a step that reads torch's allocator of the current GPU, with the attributes of `LiveBytes`.
+    """Timer of a step that reads torch's allocator of the current GPU, with the attributes of
+    `LiveBytes`.
 
-    The allocator counts the work of all threads, libraries such as cuBLAS included, at the call of each kernel.
+    The allocator counts the work of all threads, libraries such as cuBLAS included, at the call of
+    each kernel.
     """
 
     def __init__(self) -> None:
@@ -136,15 +147,23 @@ class CudaBytes(_PhaseBytes):
 
 
 def without_values(value: Any) -> Any:
-    """Return a tensor of the same shape, dtype and no values, made in the current mode on the CPU; others unchanged."""
-    return torch.empty(value.shape, dtype=value.dtype, device="cpu") if isinstance(value, Tensor) else value
+    """Return a tensor of the same shape, dtype and no values, made in the current mode on the CPU;
+    others unchanged.
+    """
+    return (
+        torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        if isinstance(value, Tensor)
+        else value
+    )
 
 
 def forget_values(module: nn.Module) -> None:
     """Replace parameters and buffers by tensors `without_values`, in place."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            fresh = nn.Parameter(without_values(parameter.data), requires_grad=parameter.requires_grad)
+            fresh = nn.Parameter(
+                without_values(parameter.data), requires_grad=parameter.requires_grad
+            )
             part.register_parameter(name, fresh)
         for name, buffer in part.named_buffers(recurse=False):
             part._buffers[name] = without_values(buffer)

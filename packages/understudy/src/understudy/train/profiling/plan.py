@@ -1,11 +1,13 @@
-"""Memory and arithmetic of a training step from shapes alone: nothing is allocated, no GPU and no other rank is needed.
+"""Memory and arithmetic of a training step from shapes alone: nothing is allocated, no GPU and no
+other rank is needed.
 
-The step of `train/state.py` itself runs on fake tensors (shapes, dtypes and lifetimes without values), on a mesh of one
-real process and as many absent ones as planned. So the plan has the sharding, the precision, the activation
-checkpointing and the low-rank adapters of the run, for any policy.
+The step of `train/state.py` itself runs on fake tensors (shapes, dtypes and lifetimes without
+values), on a mesh of one real process and as many absent ones as planned. So the plan has the
+sharding, the precision, the activation checkpointing and the low-rank adapters of the run, for any
+policy.
 
-Not counted: the CUDA context and its libraries (0.5 to 1 GB), fragmentation, and memory inside kernels. `RESERVED` of a
-card is left to them.
+Not counted: the CUDA context and its libraries (0.5 to 1 GB), fragmentation, and memory inside
+kernels. `RESERVED` of a card is left to them.
 """
 
 import functools
@@ -20,7 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -57,7 +63,9 @@ RESERVED = 0.06
 MOST = 4096
 """Samples of a forward pass up to which a plan looks for the largest micro-batch."""
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors of an operation that fake tensors cannot do; torch gives them no base class below RuntimeError."""
+"""Errors of an operation that fake tensors cannot do; torch gives them no base class below
+RuntimeError.
+"""
 _STEPS_OF_CARD = 4
 """Steps on shapes that the search for the largest micro-batch of a card usually takes."""
 MODES: tuple[CheckpointMode, ...] = ("none", "selective", "full")
@@ -70,8 +78,9 @@ class Card:
     limit: int
     """Bytes of the card that a run may use."""
     largest_micro_batch: int
-    """Largest micro-batch whose peak fits into `limit`, sought up to `MOST` or the planned one; 0: not even one sample
-    does."""
+    """Largest micro-batch whose peak fits into `limit`, sought up to `MOST` or the planned one; 0:
+    not even one sample does.
+    """
 
 
 @dataclass(frozen=True)
@@ -79,9 +88,13 @@ class Plan:
     """Result of `plan`. Bytes count one rank."""
 
     memory: dict[str, int]
-    """`parameters`, `gradients`, `optimizer state`, `average`, `activations` and `peak`, as of a `Profile`."""
+    """`parameters`, `gradients`, `optimizer state`, `average`, `activations` and `peak`, as of a
+    `Profile`.
+    """
     activations: dict[str, int]
-    """Activations that forward leaves for backward, by checkpointing mode, at the planned micro-batch."""
+    """Activations that forward leaves for backward, by checkpointing mode, at the planned
+    micro-batch.
+    """
     peaks: dict[str, int]
     """Peaks by checkpointing mode, at the planned micro-batch."""
     inputs: int
@@ -93,8 +106,9 @@ class Plan:
     cards: tuple[Card, ...]
     """The run on each card, in the given order."""
     checkpoint: int
-    """Bytes of a checkpoint on disk: trained weights, moments and average in float32. The ranks together copy as many
-    into the memory of their hosts while it is saved."""
+    """Bytes of a checkpoint on disk: trained weights, moments and average in float32. The ranks
+    together copy as many into the memory of their hosts while it is saved.
+    """
     best: int
     """Bytes of the weights of the best validation, without moments; 0 where the run keeps none."""
     parameters: int
@@ -104,12 +118,15 @@ class Plan:
     bytes_per_parameter: float
     """Of weights, gradients and optimizer state, per trained weight on this rank."""
     flops_per_sample: int
-    """Model FLOPs: operations of forward and backward of a sample, without those that checkpointing repeats."""
+    """Model FLOPs: operations of forward and backward of a sample, without those that checkpointing
+    repeats.
+    """
     tokens_per_sample: int | None
     """Tokens of a sample that the network processes; None where it has none."""
     longest_prompt: tuple[int, int, str] | None
-    """Length of the data's longest prompt, metadata included, the length of the policy, and the setting of that one;
-    None where the policy has no tokenizer."""
+    """Length of the data's longest prompt, metadata included, the length of the policy, and the
+    setting of that one; None where the policy has no tokenizer.
+    """
     arithmetic: str
     """Arithmetic of the products: "float32" or "bfloat16"."""
     conditions: dict[str, Any]
@@ -143,7 +160,9 @@ class Shapes:
     """Bytes of the batch and its random numbers."""
 
 
-def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: Sequence[int] = ()) -> Plan:
+def plan(
+    config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: Sequence[int] = ()
+) -> Plan:
     """Plan a run.
 
     Args:
@@ -153,7 +172,8 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         cards: bytes of memory of each card to consider.
 
     Raises:
-        ConfigError: settings that the policy or the mesh cannot serve, or losses that read values of tensors.
+        ConfigError: settings that the policy or the mesh cannot serve, or losses that read values
+            of tensors.
         DatasetError: the dataset cannot be used.
     """
     config = with_local_files(config).resolved()
@@ -186,7 +206,10 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
                 by_mode[mode] = at(size, mode).memory
         limits = [floor(card * (1 - RESERVED)) for card in cards]
         most = max(MOST, size)
-        largest = [largest_batch(lambda n: at(n, planned).memory["peak"], limit, most, size) for limit in limits]
+        largest = [
+            largest_batch(lambda n: at(n, planned).memory["peak"], limit, most, size)
+            for limit in limits
+        ]
         progress.update(total - progress.n)
     state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     weights = shapes.trained * torch.float32.itemsize
@@ -206,7 +229,9 @@ def plan(config: TrainConfig, world_size: int = 1, device: str = "cuda", cards: 
         bytes_per_parameter=state / max(1, shapes.trained_here),
         flops_per_sample=single.flops,
         tokens_per_sample=single.tokens,
-        longest_prompt=network.prompt_room(longest_prompts(data.training, config.augment.task_separator)),
+        longest_prompt=network.prompt_room(
+            longest_prompts(data.training, config.augment.task_separator)
+        ),
         arithmetic=network.config.compute,
         conditions=_conditions(config, data, world_size, device),
     )
@@ -219,8 +244,8 @@ def _values_needed(kind: str) -> Iterator[None]:
         yield
     except NEEDS_VALUES as error:
         raise ConfigError(
-            f"policy.type: {kind}: its losses read values of tensors, and a plan has shapes alone: measure the memory "
-            "with `understudy profile`"
+            f"policy.type: {kind}: its losses read values of tensors, and a plan has shapes alone: "
+            "measure the memory with `understudy profile`"
         ) from error
 
 
@@ -237,13 +262,17 @@ def _conditions(config: TrainConfig, data: RunData, world_size: int, device: str
     }
 
 
-def largest_batch(peak_of: Callable[[int], int], limit: int, most: int, first_guess: int = 2) -> int:
-    """Return the largest number of samples n <= `most` with `peak_of(n)` <= `limit`; 0 where one sample exceeds it.
+def largest_batch(
+    peak_of: Callable[[int], int], limit: int, most: int, first_guess: int = 2
+) -> int:
+    """Return the largest number of samples n <= `most` with `peak_of(n)` <= `limit`; 0 where one
+    sample exceeds it.
 
     `first_guess` is a number whose peak costs nothing.
 
-    Memory is usually a line over the samples: three evaluations follow the line through two points. The others double
-    the number of samples, and then halve the interval, so there are at most 2 log2(most) + 4.
+    Memory is usually a line over the samples: three evaluations follow the line through two points.
+    The others double the number of samples, and then halve the interval, so there are at most 2
+    log2(most) + 4.
     """
     low = 1
     low_peak = peak_of(1)
@@ -292,7 +321,9 @@ def trace_step(
         size: samples of a forward pass; where the run has several of them in a step, two are run.
     """
     cut = config.accumulates()
-    num_parts = -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
+    num_parts = (
+        -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
+    )
     count = min(2, num_parts) * size
     traced = replace(
         config,
@@ -301,13 +332,17 @@ def trace_step(
         max_num_tokens=None,
         max_samples=None,
     )
-    distinct = len(instructions(data.training, config.augment.task_separator)) + (config.augment.text_dropout > 0)
+    distinct = len(instructions(data.training, config.augment.task_separator)) + (
+        config.augment.text_dropout > 0
+    )
     if fields := len(config.data.prompt_metadata):  # each of its subsets, where fields are dropped
         distinct *= len(prompt_fields(data.training)) * 2**fields + 1
 
     def inputs(state: TrainState) -> dict[str, Any]:
         repeated = {
-            key: value.expand(count, *value.shape[1:]) if isinstance(value, Tensor) else list(value) * count
+            key: value.expand(count, *value.shape[1:])
+            if isinstance(value, Tensor)
+            else list(value) * count
             for key, value in sample.items()
         }
         repeated[TASK] = [str(number % size % max(1, distinct)) for number in range(count)]
@@ -333,12 +368,14 @@ def trace_batch(
         config: settings of the run.
         data: its sources.
         normalization: normalization of the policy.
-        batch: a rank's share of a batch (`TrainState.device_inputs`); `position` and values at the host are read.
+        batch: a rank's share of a batch (`TrainState.device_inputs`); `position` and values at the
+            host are read.
         world_size: processes of the run.
         device: see `plan`.
 
     Raises:
-        NEEDS_VALUES: the step reads values of its tensors, say by `.item()`, `.nonzero()` or a mask as an index.
+        NEEDS_VALUES: the step reads values of its tensors, say by `.item()`, `.nonzero()` or a mask
+            as an index.
     """
     traced = replace(config, batch_size=len(batch[ACTION]) * world_size)
     return _trace(traced, data, normalization, lambda state: dict(batch), world_size, device).memory
@@ -360,21 +397,25 @@ def _trace(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     live = LiveBytes(sums_copies=device == "cpu")
     with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # by deepcopy
+        # by deepcopy
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         with fake, live:
             forget_values(policy)
             state = assemble(config, policy, mesh, heads)
-            live.watch(resident_tensors(state))  # the moments of shards are made inside operations of DTensor
+            # the moments of shards are made inside operations of DTensor
+            live.watch(resident_tensors(state))
         state.checked = True
         prepared = inputs(state)
         drawn = make_draws(state.policy.random_spec("train"), config.seed, prepared["position"])
         with fake, live:
             before = live.now
             batch, draws = (
-                {key: without_values(value) for key, value in tensors.items()} for tensors in (prepared, drawn)
+                {key: without_values(value) for key, value in tensors.items()}
+                for tensors in (prepared, drawn)
             )
             input_bytes = live.now - before
-            if device == "cuda":  # its kernels take no memory for the update of the weights, unlike those of a CPU
+            # its kernels take no memory for the update of the weights, unlike those of a CPU
+            if device == "cuda":
                 state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
             # The second step has the buffers that the first one leaves.
             for _ in range(1 if world_size == 1 else 2):
@@ -382,7 +423,8 @@ def _trace(
                 state.device_step(batch, draws, live)
             trained = [p for p in state.policy.parameters() if p.requires_grad]
             return Shapes(
-                memory=resident_memory(state) | {"activations": live.activations, "peak": live.peak},
+                memory=resident_memory(state)
+                | {"activations": live.activations, "peak": live.peak},
                 parameters=sum(p.numel() for p in state.policy.parameters()),
                 trained=sum(p.numel() for p in trained),
                 trained_here=sum(local(p).numel() for p in trained),
@@ -394,7 +436,9 @@ def _trace(
 
 @contextmanager
 def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
-    """The mesh of one of `world_size` processes, of which the others are absent and every exchange does nothing."""
+    """The mesh of one of `world_size` processes, of which the others are absent and every exchange
+    does nothing.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     cpu = torch.device("cpu")
@@ -402,11 +446,17 @@ def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
     alone = world_size == 1
     if not alone:
         if dist.is_initialized():
-            raise ConfigError("plan: this process belongs to a run of several already; plan in another process")
+            raise ConfigError(
+                "plan: this process belongs to a run of several already; plan in another process"
+            )
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
-        devices: Any = _Alone() if alone else init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
-        yield Mesh(0, world_size, 0, world_size, cpu, devices, False, planned_device=torch.device(device))
+        devices: Any = (
+            _Alone() if alone else init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
+        )
+        yield Mesh(
+            0, world_size, 0, world_size, cpu, devices, False, planned_device=torch.device(device)
+        )
     finally:
         if not alone:
             dist.destroy_process_group()
@@ -419,7 +469,9 @@ class _Alone:
 
 
 def count_flops(step: Callable[[], object], policy: nn.Module) -> int:
-    """Run `step()`, uncompiled, and return its floating-point operations on this rank; a multiply-add counts as two."""
+    """Run `step()`, uncompiled, and return its floating-point operations on this rank; a
+    multiply-add counts as two.
+    """
     with (
         without_checkpointing(policy),
         torch.compiler.set_stance("force_eager"),
@@ -430,7 +482,8 @@ def count_flops(step: Callable[[], object], policy: nn.Module) -> int:
 
 
 def resident_memory(state: TrainState) -> dict[str, int]:
-    """Return the bytes on this rank just after a step: parameters, gradients, optimizer state, average.
+    """Return the bytes on this rank just after a step: parameters, gradients, optimizer state,
+    average.
 
     Frozen parameters that the average shares with the policy count as parameters alone.
     """
@@ -441,11 +494,15 @@ def resident_memory(state: TrainState) -> dict[str, int]:
 
     parameters = list(state.policy.parameters())
     held = {_storage(parameter) for parameter in parameters}
-    average = [] if state.average is None else [*state.average.parameters(), *state.average.buffers()]
+    average = (
+        [] if state.average is None else [*state.average.parameters(), *state.average.buffers()]
+    )
     return {
         "parameters": size([*parameters, *state.policy.buffers()]),
         "gradients": size([parameter.grad for parameter in parameters]),
-        "optimizer state": size([value for state in state.optimizer.state.values() for value in state.values()]),
+        "optimizer state": size(
+            [value for state in state.optimizer.state.values() for value in state.values()]
+        ),
         "average": size([tensor for tensor in average if _storage(tensor) not in held]),
     }
 
@@ -453,8 +510,12 @@ def resident_memory(state: TrainState) -> dict[str, int]:
 def resident_tensors(state: TrainState) -> list[Tensor]:
     """Return the tensors of `resident_memory` on this rank."""
     modules = [state.policy] if state.average is None else [state.policy, state.average]
-    tensors: list[Tensor] = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    tensors += [parameter.grad for parameter in state.policy.parameters() if parameter.grad is not None]
+    tensors: list[Tensor] = [
+        tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
+    ]
+    tensors += [
+        parameter.grad for parameter in state.policy.parameters() if parameter.grad is not None
+    ]
     tensors += [value for values in state.optimizer.state.values() for value in values.values()]
     return [local(tensor) for tensor in tensors]
 
@@ -465,10 +526,12 @@ def _storage(tensor: Tensor) -> int:
 
 
 def with_known_base(config: TrainConfig, data: RunData, normalization: Record) -> TrainConfig:
-    """Add the parameters that the file of the first weights lacks to `lora.also_train`, and find its dtype.
+    """Add the parameters that the file of the first weights lacks to `lora.also_train`, and find
+    its dtype.
 
-    The setting `lora.base: stored` is replaced by the dtype of most weights. Only names, shapes and dtypes of the file
-    are read, as the policy reads them. Without a file, or where it cannot be read, which is logged, it is float32.
+    The setting `lora.base: stored` is replaced by the dtype of most weights. Only names, shapes and
+    dtypes of the file are read, as the policy reads them. Without a file, or where it cannot be
+    read, which is logged, it is float32.
 
     Args:
         config: settings of the run.
@@ -485,17 +548,26 @@ def with_known_base(config: TrainConfig, data: RunData, normalization: Record) -
         for size, dtype in stored.values():
             sizes[dtype] = sizes.get(dtype, 0) + size
         fresh = tuple(name for name, (_, dtype) in stored.items() if dtype is None)
-    except (OSError, ValueError, RuntimeError, MissingExtraError) as error:  # RuntimeError: no policy without memory
+    # RuntimeError: no policy without memory
+    except (OSError, ValueError, RuntimeError, MissingExtraError) as error:
         taken = ", and their dtype is taken as float32" if lora.base == "stored" else ""
-        logger.warning("lora: the first weights cannot be read: layers they lack are not counted%s: %s", taken, error)
+        logger.warning(
+            "lora: the first weights cannot be read: layers they lack are not counted%s: %s",
+            taken,
+            error,
+        )
     base = lora.base
     if base == "stored":
         base = "bfloat16" if sizes.get(torch.bfloat16, 0) > sum(sizes.values()) / 2 else "float32"
     return replace(config, lora=replace(lora, base=base, also_train=(*lora.also_train, *fresh)))
 
 
-def _stored(config: TrainConfig, data: RunData, normalization: Record) -> dict[str, tuple[int, torch.dtype | None]]:
-    """Number of weights and dtype of each tensor by name, None for one that the file lacks; empty without a file."""
+def _stored(
+    config: TrainConfig, data: RunData, normalization: Record
+) -> dict[str, tuple[int, torch.dtype | None]]:
+    """Number of weights and dtype of each tensor by name, None for one that the file lacks; empty
+    without a file.
+    """
     if config.init_from:
         files = WeightFiles(config.init_from, floats_only=False)
         return {key: (prod(shape), files.dtypes[key]) for key, shape in files.shapes.items()}

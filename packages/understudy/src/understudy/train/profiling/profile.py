@@ -2,10 +2,14 @@
 
 Measurements of the same training, without warm-up:
 
-    plain     steps as in training, with the clock read before the first and after the last: the reference for speed
-    timed     the device is synchronised at both ends of every phase: the reference for phases, without overlap
-    traced    one step of several ranks under torch's profiler: collectives inside forward and backward
-    memory    one step whose tensors are counted (`live_bytes.py`), and the plan for its inputs (`plan.py`)
+    plain     steps as in training, with the clock read before the first and after the last: the
+              reference for speed
+    timed     the device is synchronised at both ends of every phase: the reference for phases,
+              without overlap
+    traced    one step of several ranks under torch's profiler: collectives inside forward and
+              backward
+    memory    one step whose tensors are counted (`live_bytes.py`), and the plan for its inputs
+              (`plan.py`)
 
 Nothing is written to a run directory: the weights that these steps train are dropped.
 """
@@ -57,8 +61,10 @@ PHASES: Final = (
     "optimizer",
     "logging",
 )
-"""The phases of a step, in their sequence. Communication has the collectives of the step itself; those of sharded
-modules inside forward and backward are measured separately, since they overlap with work."""
+"""The phases of a step, in their sequence. Communication has the collectives of the step itself;
+those of sharded modules inside forward and backward are measured separately, since they overlap
+with work.
+"""
 OTHER = "everything else"
 
 
@@ -79,7 +85,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Profile:
-    """Result of `profile`. Seconds are per optimizer step, bytes per rank (of the rank with the most)."""
+    """Result of `profile`. Seconds are per optimizer step, bytes per rank (of the rank with the
+    most).
+    """
 
     samples_per_s: float
     """Samples of a global batch divided by `step_s`."""
@@ -96,13 +104,16 @@ class Profile:
     collectives_s: float
     """Seconds of all collectives, with or without overlap, on the rank where they take longest."""
     memory: dict[str, int]
-    """`parameters`, `gradients`, `optimizer state`, `average`, `activations` (left by forward for backward), and
-    `peak`, the largest total during a step."""
+    """`parameters`, `gradients`, `optimizer state`, `average`, `activations` (left by forward for
+    backward), and `peak`, the largest total during a step.
+    """
     predicted: dict[str, int] | None
-    """The same as `understudy plan` predicts it for the inputs of that step; None inside a process group of others, and
-    where the step reads values of its tensors (`.item()`, `.nonzero()`)."""
+    """The same as `understudy plan` predicts it for the inputs of that step; None inside a process
+    group of others, and where the step reads values of its tensors (`.item()`, `.nonzero()`).
+    """
     flops: int
-    """Model FLOPs of a step, all ranks together: without the operations that checkpointing repeats."""
+    """Model FLOPs of a step, all ranks together: without the operations that checkpointing repeats.
+    """
     flops_per_s: float
     """Of one device, in plain steps."""
     mfu: float | None
@@ -160,7 +171,8 @@ def step_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
-    """Train `warmup` unmeasured steps, then `steps` plain and `steps` timed ones; call it on every rank.
+    """Train `warmup` unmeasured steps, then `steps` plain and `steps` timed ones; call it on every
+    rank.
 
     Returns:
         The profile on rank 0, None on the others.
@@ -191,17 +203,29 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     if mesh.rank:
         return None
     del state
-    measured = combine(ranks, config.batch_size, peak_flops(conditions["device"], conditions["arithmetic"]), conditions)
+    measured = combine(
+        ranks,
+        config.batch_size,
+        peak_flops(conditions["device"], conditions["arithmetic"]),
+        conditions,
+    )
     measured = replace(measured, settings=step_settings(config))
     if not mesh.ours:
-        logger.warning("profile: no predicted memory: the process group is not of understudy; run `understudy profile`")
+        logger.warning(
+            "profile: no predicted memory: the process group is not of understudy; run `understudy "
+            "profile`"
+        )
         return measured
     largest = max(ranks, key=lambda rank: rank.memory["peak"])
     try:
-        predicted = trace_batch(config, data, scales, largest.inputs, mesh.world_size, mesh.device.type)
+        predicted = trace_batch(
+            config, data, scales, largest.inputs, mesh.world_size, mesh.device.type
+        )
     except NEEDS_VALUES as error:
         logger.warning(
-            "profile: no predicted memory: the step reads values of tensors, and shapes have none (%s)", error
+            "profile: no predicted memory: the step reads values of tensors, and shapes have none "
+            "(%s)",
+            error,
         )
         return measured
     return replace(measured, predicted=predicted)
@@ -224,14 +248,18 @@ class RankProfile(NamedTuple):
     """Of the plain steps."""
 
 
-def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int, steps: int) -> RankProfile:
+def _measure(
+    state: TrainState, runner: StepRunner, loader: Loader, warmup: int, steps: int
+) -> RankProfile:
     mesh = state.mesh
     config = state.config
     cuda = mesh.device.type == "cuda"
     wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
 
     def run(count: int, timer: Timer = NULL, cuts: list[PartCounts] | None = None) -> float:
-        """Run steps as the training loop does between validations and checkpoints; returns seconds per step."""
+        """Run steps as the training loop does between validations and checkpoints; returns seconds
+        per step.
+        """
         wait()
         mesh.any(False)  # all start together
         start = time.perf_counter()
@@ -259,11 +287,17 @@ def _measure(state: TrainState, runner: StepRunner, loader: Loader, warmup: int,
     memory, inputs = _measure_memory(state, next(loader))
     flops = count_flops(lambda: run(1), state.policy)
     counts = add_counts(cuts)
-    return RankProfile(plain, waiting, timed, phases, collectives, seconds, memory, flops, inputs, counts)
+    return RankProfile(
+        plain, waiting, timed, phases, collectives, seconds, memory, flops, inputs, counts
+    )
 
 
-def _measure_memory(state: TrainState, batch: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
-    """Measure the memory of a step on this batch, uncompiled on a CPU; return it and the shapes of the batch."""
+def _measure_memory(
+    state: TrainState, batch: dict[str, Any]
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Measure the memory of a step on this batch, uncompiled on a CPU; return it and the shapes of
+    the batch.
+    """
     inputs, draws = state.device_inputs(batch)
     if state.mesh.device.type == "cuda":
         read = CudaBytes()
@@ -272,9 +306,12 @@ def _measure_memory(state: TrainState, batch: dict[str, Any]) -> tuple[dict[str,
     else:
         live = LiveBytes()
         with live, torch.compiler.set_stance("force_eager"):
-            live.watch(value for value in (*inputs.values(), *draws.values()) if isinstance(value, Tensor))
+            live.watch(
+                value for value in (*inputs.values(), *draws.values()) if isinstance(value, Tensor)
+            )
             live.watch(resident_tensors(state))
-            for _ in range(1 if state.mesh.world_size == 1 else 2):  # the first one shows the buffers of FSDP2
+            # the first one shows the buffers of FSDP2
+            for _ in range(1 if state.mesh.world_size == 1 else 2):
                 live.reset()
                 state.device_step(inputs, draws, live)
         peaks = {"activations": live.activations, "peak": live.peak}
@@ -286,19 +323,30 @@ def _measure_memory(state: TrainState, batch: dict[str, Any]) -> tuple[dict[str,
 
 
 def _trace(step: Callable[[], object]) -> tuple[int, float]:
-    """Trace one step under torch's profiler; returns the number of its collectives and their seconds."""
+    """Trace one step under torch's profiler; returns the number of its collectives and their
+    seconds.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     with profile(activities=activities) as traced:
         step()
     # Kernels on a GPU, threads of gloo on a CPU; their launches have other names.
     events = traced.profiler.kineto_results.events()
-    talks = [event.duration_ns() for event in events if event.name().startswith(("gloo:", "ncclDevKernel"))]
+    talks = [
+        event.duration_ns()
+        for event in events
+        if event.name().startswith(("gloo:", "ncclDevKernel"))
+    ]
     return len(talks), sum(talks) / 1e9
 
 
-def combine(ranks: Sequence[RankProfile], batch: int, fastest: float | None, conditions: dict[str, Any]) -> Profile:
+def combine(
+    ranks: Sequence[RankProfile], batch: int, fastest: float | None, conditions: dict[str, Any]
+) -> Profile:
     """Combine the measurements of all ranks: a step takes as long as on its slowest rank.
 
     fastest: peak operations per second of a device, if known.
@@ -338,7 +386,9 @@ def _conditions(state: TrainState) -> dict[str, Any]:
         arithmetic = "tf32"
     replicas, shards = state.mesh.shape
     return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else platform.processor() or platform.machine(),
         "ranks": state.mesh.world_size,
         "replicas": replicas,
         "shards": shards,
@@ -359,10 +409,12 @@ def _conditions(state: TrainState) -> dict[str, Any]:
 
 
 class PhaseTimer:
-    """Wall seconds per phase, excluding phases inside it, so that all phases together do not exceed the step.
+    """Wall seconds per phase, excluding phases inside it, so that all phases together do not exceed
+    the step.
 
-    Both ends of a phase wait for the device. Otherwise its work would be counted in the phase that happens to wait
-    next. This removes every overlap between host and device: a step under this timer is slower than one without.
+    Both ends of a phase wait for the device. Otherwise its work would be counted in the phase that
+    happens to wait next. This removes every overlap between host and device: a step under this
+    timer is slower than one without.
 
     Args:
         wait: waits until the device is idle (`torch.cuda.synchronize`); on a CPU it does nothing.
@@ -373,7 +425,9 @@ class PhaseTimer:
     """
 
     def __init__(
-        self, wait: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter
+        self,
+        wait: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._wait = wait
         self._clock = clock
@@ -397,7 +451,9 @@ class PhaseTimer:
             self._inside[-1] += seconds
 
     def taken(self) -> dict[str, float]:
-        """Return the seconds per phase since the last call, without phases that did not occur, and reset them."""
+        """Return the seconds per phase since the last call, without phases that did not occur, and
+        reset them.
+        """
         seconds = self._seconds
         self._seconds = {}
         return seconds

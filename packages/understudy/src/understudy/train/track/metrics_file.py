@@ -1,22 +1,28 @@
-"""metrics.jsonl: the reference for all figures of a run. Append-only, exact, without gaps or duplicates after any kill.
+"""metrics.jsonl: the reference for all figures of a run. Append-only, exact, without gaps or
+duplicates after any kill.
 
 Each line is one JSON object with `kind` and `step` (the number of optimizer steps before it):
 
-    train   loss, lr, grad_norm, skipped, terms: {term: {loss, elements}}, episodes (distinct ones in the batch of all
-            ranks) and its design_effect, one line per optimizer step; floats read back bit-equal. In a mixture also
-            sources: {name: {terms}}, with several task modes modes: {mode: {terms}}. With texts also cut: {prompt:
-            ...}, the number of samples of which the policy could not keep everything
-    speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this process), host_bytes and
-            on a GPU gpu_bytes (largest memory of the process of rank 0), once per log.
-            Where the policy has tokens or a step several parts also samples_per_part; with tokens also tokens_per_s
-            (valid ones) and valid_share (of the tokens that the network computed)
-    val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se, samples, …}}, groups,
-            time, open_loop (explained in `train/validation/`), held_out (validation frames, of which `samples` were
-            evaluated), unreadable (skipped frames, if any). With several task modes also modes: {mode: loss, terms,
-            tasks, …}, and imagined: errors of imagined states and images (`train/validation/imagined.py`)
-    rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at which it was logged
+    train   loss, lr, grad_norm, skipped, terms: {term: {loss, elements}}, episodes (distinct ones
+            in the batch of all ranks) and its design_effect, one line per optimizer step; floats
+            read back bit-equal. In a mixture also sources: {name: {terms}}, with several task modes
+            modes: {mode: {terms}}. With texts also cut: {prompt: ...}, the number of samples of
+            which the policy could not keep everything
+    speed   samples_per_s, wait (share of the time spent waiting for data), seconds (in this
+            process), host_bytes and on a GPU gpu_bytes (largest memory of the process of rank 0),
+            once per log. Where the policy has tokens or a step several parts also samples_per_part;
+            with tokens also tokens_per_s (valid ones) and valid_share (of the tokens that the
+            network computed)
+    val     once per validation: loss, macro, weighted, heads, sources, tasks: {name: {loss, se,
+            samples, …}}, groups, time, open_loop (explained in `train/validation/`), held_out
+            (validation frames, of which `samples` were evaluated), unreadable (skipped frames, if
+            any). With several task modes also modes: {mode: loss, terms, tasks, …}, and imagined:
+            errors of imagined states and images (`train/validation/imagined.py`)
+    rollout world, success, tasks: {task: ...} of the weights of `step`; `at` is the step at
+            which it was logged
 
-A line belongs to one step, never to "since the last log": a run killed between two logs writes the same lines again.
+A line belongs to one step, never to "since the last log": a run killed between two logs writes the
+same lines again.
 """
 
 import json
@@ -47,9 +53,13 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append each record as a line; a number that is not finite becomes null (JSON has no NaN)."""
+        """Append each record as a line; a number that is not finite becomes null (JSON has no
+        NaN).
+        """
         with path_in_errors(self._path):
-            self._file.write("".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records))
+            self._file.write(
+                "".join(json.dumps(finite(record), ensure_ascii=False) + "\n" for record in records)
+            )
             self._file.flush()
 
     def sync(self) -> None:
@@ -82,19 +92,27 @@ def iterate(path: Path) -> Iterator[dict[str, Any]]:
                 return  # torn
             try:
                 record = json.loads(line)
-                whole = type(record["step"]) is int and type(record.get("at", 0)) is int and type(record["kind"]) is str
+                whole = (
+                    type(record["step"]) is int
+                    and type(record.get("at", 0)) is int
+                    and type(record["kind"]) is str
+                )
                 if not whole:
                     raise ValueError("its step or kind is malformed")
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 line = line.removesuffix(b"\n")
-                raise ConfigError(f"{path}: line {number} is not a record: {line[:80]!r}; remove that line") from error
+                raise ConfigError(
+                    f"{path}: line {number} is not a record: {line[:80]!r}; remove that line"
+                ) from error
             yield record
 
 
 def truncate(path: Path, step: int) -> None:
-    """Remove the records after optimizer step `step`, and a torn last line, since the run resumes there.
+    """Remove the records after optimizer step `step`, and a torn last line, since the run resumes
+    there.
 
-    A file that a copy of the run shares (`cp -al`, `cp -rs`) becomes the run's own, before records are appended.
+    A file that a copy of the run shares (`cp -al`, `cp -rs`) becomes the run's own, before records
+    are appended.
     """
     records = read(path)
     valid = [record for record in records if record["step"] <= step]
@@ -139,7 +157,11 @@ class Verdict:
     @property
     def falling(self) -> bool:
         """Whether the latest of several validations is the lowest, by `FALL` or more."""
-        return self.lowest_step == self.step and self.before is not None and self.validation <= (1 - FALL) * self.before
+        return (
+            self.lowest_step == self.step
+            and self.before is not None
+            and self.validation <= (1 - FALL) * self.before
+        )
 
     def __str__(self) -> str:
         loss = f"{self.term} loss" if self.term else "loss"
@@ -154,14 +176,21 @@ class Verdict:
     def trend(self) -> str:
         """Describe the lowest validation in one line."""
         if self.falling:
-            return f"the last of {self.validations:,} validations is the lowest: it is still falling"
+            return (
+                f"the last of {self.validations:,} validations is the lowest: it is still falling"
+            )
         if self.lowest_step == self.step:
-            return f"the last of {self.validations:,} validations is the lowest, by less than {FALL:.0%}"
+            return (
+                f"the last of {self.validations:,} validations is the lowest, by less than "
+                f"{FALL:.0%}"
+            )
         return f"lowest at step {self.lowest_step:,}: {self.lowest:.4g}"
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Read the verdict on a run from its metrics.jsonl, of which few steps are held; see `compare_losses`."""
+    """Read the verdict on a run from its metrics.jsonl, of which few steps are held; see
+    `compare_losses`.
+    """
     recent = deque[dict[str, Any]](maxlen=STEPS)
     train = list[dict[str, Any]]()
     val = list[dict[str, Any]]()
@@ -177,7 +206,8 @@ def read_verdict(path: Path) -> Verdict | None:
 def compare_losses(train: Records, val: Records) -> Verdict | None:
     """Compare the losses of a run; None without a validation, or where a loss is not finite.
 
-    Where the training has task modes or other terms than the validation, the first common term is compared.
+    Where the training has task modes or other terms than the validation, the first common term is
+    compared.
 
     Args:
         train: training records, oldest first.
@@ -188,8 +218,12 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
         return None
     terms = list(val[-1].get("terms", ()))
     term = ""
-    if "modes" in before[-1] or {name for record in before for name in record.get("terms", ())} != set(terms):
-        common = (name for name in terms if any(name in record.get("terms", ()) for record in before))
+    if "modes" in before[-1] or {
+        name for record in before for name in record.get("terms", ())
+    } != set(terms):
+        common = (
+            name for name in terms if any(name in record.get("terms", ()) for record in before)
+        )
         term = next(common, "")
     losses = [(record["step"], loss_of(record, term)) for record in val]
     finite = [(loss, step) for step, loss in losses if loss is not None]
@@ -199,7 +233,9 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
     lowest, lowest_step = min(finite)
     last, step = finite[-1]
     previous = finite[-2][0] if len(finite) > 1 else None
-    return Verdict(term, training, len(before), last, step, previous, lowest, lowest_step, len(finite))
+    return Verdict(
+        term, training, len(before), last, step, previous, lowest, lowest_step, len(finite)
+    )
 
 
 def loss_of(record: Record, term: str) -> float | None:
@@ -209,8 +245,13 @@ def loss_of(record: Record, term: str) -> float | None:
 
 
 def mean_loss(train: Records, term: str) -> float | None:
-    """Return the mean loss of records; of a term each element weighs the same. None without a finite loss."""
-    elements = [record["terms"][term]["elements"] if term in record.get("terms", {}) else 1 for record in train]
+    """Return the mean loss of records; of a term each element weighs the same. None without a
+    finite loss.
+    """
+    elements = [
+        record["terms"][term]["elements"] if term in record.get("terms", {}) else 1
+        for record in train
+    ]
     pairs = [(loss_of(record, term), count) for record, count in zip(train, elements)]
     finite = np.array([(loss, count) for loss, count in pairs if loss is not None]).reshape(-1, 2)
     return float(np.average(finite[:, 0], weights=finite[:, 1])) if len(finite) else None

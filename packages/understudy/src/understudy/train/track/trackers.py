@@ -1,17 +1,21 @@
-"""Log of a run's metrics: metrics.jsonl always, and on request TensorBoard, Weights & Biases, Trackio.
+"""Log of a run's metrics: metrics.jsonl always, and on request TensorBoard, Weights & Biases,
+Trackio.
 
-metrics.jsonl is the reference, trackers mirror it. A resumed run returns to its checkpoint: metrics.jsonl is truncated
-there, and each tracker is brought to the same step before anything new is written:
+metrics.jsonl is the reference, trackers mirror it. A resumed run returns to its checkpoint:
+metrics.jsonl is truncated there, and each tracker is brought to the same step before anything new
+is written:
 
-    tensorboard   rewritten from metrics.jsonl below RUN/tensorboard (with the times of the old events)
-    wandb         online: continues the run of the same id after the last step on the server. Offline: a new offline
-                  folder with everything so far replaces the old ones, so that one folder is the whole run
+    tensorboard   rewritten from metrics.jsonl below RUN/tensorboard (with the times of the old
+                  events)
+    wandb         online: continues the run of the same id after the last step on the server.
+                  Offline: a new offline folder with everything so far replaces the old ones, so
+                  that one folder is the whole run
     trackio       continues the run of the same name after the last step in its storage
 
-No step is missing or duplicated in any of them, however the process ended. A step that wandb or Trackio had received
-before the run computed it again keeps its first value, since they cannot be truncated. (On the same number of processes
-both are equal bit for bit.) A tracker that fails during training is logged once and dropped; the next resume brings it
-up to date.
+No step is missing or duplicated in any of them, however the process ended. A step that wandb or
+Trackio had received before the run computed it again keeps its first value, since they cannot be
+truncated. (On the same number of processes both are equal bit for bit.) A tracker that fails during
+training is logged once and dropped; the next resume brings it up to date.
 """
 
 import json
@@ -41,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 def run_id(root: Path) -> str:
-    """Return the run's id in the services, made once and stored in RUN/trackers.json, so the folder may be renamed."""
+    """Return the run's id in the services, made once and stored in RUN/trackers.json, so the folder
+    may be renamed.
+    """
     path = root / "trackers.json"
     if not path.exists():
         write_text(path, json.dumps({"id": secrets.token_hex(8), "name": root.name}) + "\n")
@@ -70,7 +76,9 @@ class TensorBoard:
 
     def write(self, step: int, values: Values) -> None:
         """Add one row."""
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()])
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
+        )
         wall_time = self._times.get(step, time.time())
         self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
 
@@ -91,7 +99,9 @@ def _times(files: list[Path]) -> dict[int, float]:
     """Step -> wall time of the events in these files, without a torn end."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    return {event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()}
+    return {
+        event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()
+    }
 
 
 class ServiceRun:
@@ -117,7 +127,9 @@ class ServiceRun:
 
 
 def open_wandb(root: Path, config: TrainConfig) -> ServiceRun:
-    """Open a run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for `wandb sync`."""
+    """Open a run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for
+    `wandb sync`.
+    """
     import wandb
 
     old = list((root / "wandb").glob(f"offline-run-*-{run_id(root)}"))
@@ -135,7 +147,9 @@ def open_wandb(root: Path, config: TrainConfig) -> ServiceRun:
 
 
 def open_trackio(root: Path, config: TrainConfig) -> ServiceRun:
-    """Open a run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
+    """Open a run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL
+    point.
+    """
     import trackio
 
     run = trackio.init(
@@ -151,7 +165,9 @@ def open_trackio(root: Path, config: TrainConfig) -> ServiceRun:
 
 
 Tracker = TensorBoard | ServiceRun
-"""Destination of metrics. Steps come in ascending order, each once; `last_step` is the highest in its storage."""
+"""Destination of metrics. Steps come in ascending order, each once; `last_step` is the highest in
+its storage.
+"""
 TRACKERS: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": open_wandb,
@@ -175,7 +191,8 @@ class MetricsLog:
     def __init__(self, root: Path, config: TrainConfig, step: int, writes: bool = True) -> None:
         self._file: metrics_file.MetricsFile | None = None
         self._trackers: dict[str, Tracker] = {}
-        self._row: tuple[int, Values] = (0, {})  # of the latest step, which may still get more figures
+        # of the latest step, which may still get more figures
+        self._row: tuple[int, Values] = (0, {})
         self.lowest: tuple[float, int] | None = None
         """Lowest validation loss so far and its step."""
         if not writes:
@@ -188,8 +205,8 @@ class MetricsLog:
             gap = "is missing or empty" if step else ""
         if gap:
             logger.warning(
-                "%s: %s, and the run resumes at step %s: earlier figures are lost for tables, curves and trackers, "
-                "training is not affected",
+                "%s: %s, and the run resumes at step %s: earlier figures are lost for tables, "
+                "curves and trackers, training is not affected",
                 path,
                 gap,
                 step,
@@ -217,7 +234,8 @@ class MetricsLog:
     def log(self, step: int, record: Record) -> None:
         """Log one record (`kind` and figures, see `metrics_file.py`) of `step`, in ascending order.
 
-        A record about an earlier step has that step itself; the trackers get it with the figures of `step`.
+        A record about an earlier step has that step itself; the trackers get it with the figures of
+        `step`.
         """
         if self._file is not None:
             self._file.write([{"kind": record["kind"], "step": step, **record}])
@@ -232,7 +250,9 @@ class MetricsLog:
             self.log(record["step"], record)
 
     def discard_row(self) -> None:
-        """Withhold the latest step from the trackers: its figures are completed after the run is resumed."""
+        """Withhold the latest step from the trackers: its figures are completed after the run is
+        resumed.
+        """
         self._row = (self._row[0], {})
 
     def sync(self) -> None:
@@ -252,7 +272,11 @@ class MetricsLog:
 
     def _note_validation(self, step: int, record: Record) -> None:
         loss = record["loss"]
-        if loss is not None and math.isfinite(loss) and (self.lowest is None or loss < self.lowest[0]):
+        if (
+            loss is not None
+            and math.isfinite(loss)
+            and (self.lowest is None or loss < self.lowest[0])
+        ):
             self.lowest = (loss, step)
 
     def _collect(self, step: int, record: Record) -> None:
@@ -266,7 +290,9 @@ class MetricsLog:
         step, values = self._row
         self._row = (step, {})
         if values:
-            self._for_each_tracker(lambda tracker: tracker.write(step, values) if step > tracker.last_step else None)
+            self._for_each_tracker(
+                lambda tracker: tracker.write(step, values) if step > tracker.last_step else None
+            )
 
     def _for_each_tracker(self, do: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -275,7 +301,8 @@ class MetricsLog:
             except Exception as error:  # a failing tracker must not stop the training
                 del self._trackers[name]
                 logger.warning(
-                    "%s: %s: %s; it gets no more figures until this run is resumed (metrics.jsonl has all of them)",
+                    "%s: %s: %s; it gets no more figures until this run is resumed (metrics.jsonl "
+                    "has all of them)",
                     name,
                     type(error).__name__,
                     error,
@@ -283,7 +310,8 @@ class MetricsLog:
 
 
 def flatten(record: Record) -> Values:
-    """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick up/loss": ...}.
+    """Flatten the finite numbers of a record for trackers: {"train/loss": ..., "val/tasks/pick
+    up/loss": ...}.
 
     Of lists the groups and the intervals of flow time are flattened, by their names and limits.
     """
@@ -296,7 +324,10 @@ def flatten(record: Record) -> Values:
         elif isinstance(item, list):
             for entry in item:
                 if isinstance(entry, Mapping):
-                    walk(f"{prefix}/{_label(entry)}", {k: v for k, v in entry.items() if k not in ("from", "to")})
+                    walk(
+                        f"{prefix}/{_label(entry)}",
+                        {k: v for k, v in entry.items() if k not in ("from", "to")},
+                    )
         elif isinstance(item, int | float) and math.isfinite(item):
             values[prefix] = float(item)
 
@@ -307,7 +338,8 @@ def flatten(record: Record) -> Values:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Check that the trackers of a new run are installed, and that wandb has a login, before any data is read.
+    """Check that the trackers of a new run are installed, and that wandb has a login, before any
+    data is read.
 
     Raises:
         ConfigError: a tracker is not installed (names the package) or cannot start.
@@ -315,12 +347,18 @@ def check_trackers(names: Iterable[str]) -> None:
     for name in names:
         with _tracker_errors(name):
             package = import_module(name)
-            if name == "wandb" and package.setup().settings.mode not in ("offline", "dryrun", "disabled"):
+            if name == "wandb" and package.setup().settings.mode not in (
+                "offline",
+                "dryrun",
+                "disabled",
+            ):
                 package.login()
 
 
 def _label(entry: Record) -> str:
-    """Name an entry of a list: its head, source and task, or its terms and its interval of flow time."""
+    """Name an entry of a list: its head, source and task, or its terms and its interval of flow
+    time.
+    """
     if "from" in entry:
         terms = ["+".join(entry["terms"])] if "terms" in entry else []
         return "/".join([*terms, f"{entry['from']:.4g}-{entry['to']:.4g}"])
@@ -337,4 +375,6 @@ def _tracker_errors(name: str) -> Iterator[None]:
             f"log.trackers: {name} is not installed ({error}): pip install 'understudy[{name}]'"
         ) from error
     except Exception as error:
-        raise ConfigError(f"log.trackers: {name} cannot start: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"log.trackers: {name} cannot start: {type(error).__name__}: {error}"
+        ) from error

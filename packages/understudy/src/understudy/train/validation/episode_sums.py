@@ -1,7 +1,7 @@
 """Loss sums of each validation episode, in a file of the run: `validation/step-00001000.npz`.
 
-metrics.jsonl has means and standard errors. A paired difference of two runs needs the sums of each episode, and the
-ranking of episodes does, too.
+metrics.jsonl has means and standard errors. A paired difference of two runs needs the sums of each
+episode, and the ranking of episodes does, too.
 """
 
 import hashlib
@@ -47,7 +47,9 @@ class EpisodeSums:
     weights: dict[str, float]
     """Weight of each term in the loss."""
     digest: str
-    """Digest of sources, episodes, frames and weights of all samples: equal where two validations have the same."""
+    """Digest of sources, episodes, frames and weights of all samples: equal where two validations
+    have the same.
+    """
 
     @classmethod
     def from_samples(
@@ -64,7 +66,9 @@ class EpisodeSums:
             return np.bincount(index, weights=values, minlength=episodes.shape[1])
 
         sample_digest = hashlib.sha256(json.dumps(held.names).encode())
-        sample_digest.update(np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes())
+        sample_digest.update(
+            np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes()
+        )
         sample_digest.update(b"" if held.weight is None else held.weight.astype("<f8").tobytes())
         return cls(
             names=held.names,
@@ -78,7 +82,9 @@ class EpisodeSums:
         )
 
     def losses(self) -> np.ndarray:
-        """Loss of each episode, float64 (E,): weighted sum of the terms' means; NaN without an element."""
+        """Loss of each episode, float64 (E,): weighted sum of the terms' means; NaN without an
+        element.
+        """
         total = np.zeros(len(self.episode))
         has_elements = np.zeros(len(self.episode), bool)
         for term, weight in self.weights.items():
@@ -88,13 +94,17 @@ class EpisodeSums:
         return np.where(has_elements, total, np.nan)
 
     def is_of(self, loss: float | None, source: str | None = None) -> bool:
-        """Return whether these sums have the logged `loss` (None: not finite), that of all samples or of a source."""
+        """Return whether these sums have the logged `loss` (None: not finite), that of all samples
+        or of a source.
+        """
         mean = self.loss(source)
         return not math.isfinite(mean) if loss is None else math.isclose(mean, loss, rel_tol=1e-9)
 
     def loss(self, source: str | None = None) -> float:
         """Return the loss of all samples, or of those of a source; NaN without an element."""
-        rows = np.array([source is None or self.names[number] == source for number in self.source], bool)
+        rows = np.array(
+            [source is None or self.names[number] == source for number in self.source], bool
+        )
         losses = []
         for term, weight in self.weights.items():
             if total := math.fsum(self.counts[term][rows]):
@@ -115,7 +125,9 @@ class EpisodeSums:
         return order[has_elements[order]][:count]
 
     def write(self, path: Path) -> None:
-        """Write a file, and its folder. A failure is only logged: the checkpoint of this step is still to be saved."""
+        """Write a file, and its folder. A failure is only logged: the checkpoint of this step is
+        still to be saved.
+        """
         about = {"names": self.names, "weights": self.weights, "digest": self.digest}
         arrays = {"source": self.source, "episode": self.episode, "samples": self.samples}
         for number, term in enumerate(self.weights):
@@ -149,7 +161,8 @@ class EpisodeSums:
 def read_validated(run: "RunDir", val: Sequence[Record]) -> tuple[int, EpisodeSums] | None:
     """Return the step and the sums of the latest validation that kept them; None without one.
 
-    A file of another validation of the same step, before the run was resumed with other settings, does not count.
+    A file of another validation of the same step, before the run was resumed with other settings,
+    does not count.
 
     Args:
         run: the run.
@@ -166,7 +179,8 @@ def pack(about: Record, arrays: Mapping[str, np.ndarray]) -> bytes:
     """Pack JSON and arrays into the bytes of a compressed .npz file."""
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(about, ensure_ascii=False).encode(), np.uint8)
-    np.savez_compressed(buffer, about=text, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+    # no array is named allow_pickle
+    np.savez_compressed(buffer, about=text, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 

@@ -1,8 +1,10 @@
-"""Imagined futures of validation frames and the recorded ones: errors over the horizon, and strips of images.
+"""Imagined futures of validation frames and the recorded ones: errors over the horizon, and strips
+of images.
 
-A policy that imagines (`Policy.imagines`) gets the recorded observation and the recorded actions of some validation
-frames, and predicts the states and images that follow (forward dynamics). The reference is a copy of the present:
-nothing changes. All ranks compute the same frames in the same parts, so the figures do not depend on the ranks.
+A policy that imagines (`Policy.imagines`) gets the recorded observation and the recorded actions of
+some validation frames, and predicts the states and images that follow (forward dynamics). The
+reference is a copy of the present: nothing changes. All ranks compute the same frames in the same
+parts, so the figures do not depend on the ranks.
 """
 
 import io
@@ -45,21 +47,26 @@ class Futures:
     """Figures of imagined futures, and strips of images."""
 
     figures: dict[str, Any]
-    """`frames`: their number. `states`: {"model", "copy": mean squared error after each action of the chunk}, in units
-    of the normalization's spread, over the dimensions that move; None where no state was recorded. `images`, where the
-    policy has them: {"ahead": frames ahead, "psnr", "psnr_moved": {"model", "copy": dB for each}}, `psnr_moved` over
-    the pixels that change."""
+    """`frames`: their number. `states`: {"model", "copy": mean squared error after each action of
+    the chunk}, in units of the normalization's spread, over the dimensions that move; None where no
+    state was recorded. `images`, where the policy has them: {"ahead": frames ahead, "psnr",
+    "psnr_moved": {"model", "copy": dB for each}}, `psnr_moved` over the pixels that change.
+    """
     strips: list[np.ndarray]
-    """Rows of images, uint8 [1 + 2 K, H, cameras * W, 3]: the present, then recorded and imagined in turn."""
+    """Rows of images, uint8 [1 + 2 K, H, cameras * W, 3]: the present, then recorded and imagined
+    in turn.
+    """
     captions: list[str]
     """Description of each row."""
     ahead: tuple[int, ...]
     """Frames ahead of the K images."""
 
     def write(self, path: Path) -> None:
-        """Write the strips as one PNG, with the texts of rows and columns as JSON in a text chunk; none: no file.
+        """Write the strips as one PNG, with the texts of rows and columns as JSON in a text chunk;
+        none: no file.
 
-        A failure is only logged: the checkpoint of this step is still to be saved, and needs no images.
+        A failure is only logged: the checkpoint of this step is still to be saved, and needs no
+        images.
         """
         from PIL import Image
         from PIL.PngImagePlugin import PngInfo
@@ -67,7 +74,14 @@ class Futures:
         if not self.strips:
             return
         rows = [np.concatenate(list(strip), axis=1) for strip in self.strips]
-        columns = ["now", *(f"{kind}, {ahead} ahead" for ahead in self.ahead for kind in ("recorded", "imagined"))]
+        columns = [
+            "now",
+            *(
+                f"{kind}, {ahead} ahead"
+                for ahead in self.ahead
+                for kind in ("recorded", "imagined")
+            ),
+        ]
         info = PngInfo()
         buffer = io.BytesIO()
         info.add_itxt(TEXT, json.dumps({"rows": self.captions, "columns": columns}))
@@ -80,7 +94,8 @@ class Futures:
 
 @torch.no_grad()
 def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) -> Futures:
-    """Imagine the future of up to `FRAMES` validation frames, evenly spread; all ranks call this together.
+    """Imagine the future of up to `FRAMES` validation frames, evenly spread; all ranks call this
+    together.
 
     Args:
         policy: its weights do not change; `policy.imagines`.
@@ -101,23 +116,29 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
                 batch = policy.preprocess(frames.read(part))
             unreadable = batch.pop(UNREADABLE)
             inputs = batch_to_device(batch, mesh.device)
-            draws = draw_on_device(policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined")
+            draws = draw_on_device(
+                policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined"
+            )
             rows = [row for row in range(len(batch[TASK])) if row not in unreadable]
             compared = _compare(policy, inputs, draws)
             parts.append({name: value.cpu()[rows] for name, value in compared.items()})
             numbers = [part.start + row for row in rows]
             captions += [
-                f"{batch[TASK][row]} · episode {frames.episode[number]}, frame {frames.frame[number]}"
+                f"{batch[TASK][row]} · episode {frames.episode[number]}, frame "
+                f"{frames.frame[number]}"
                 for row, number in zip(rows, numbers)
             ]
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
     ahead = policy.config.images_ahead(policy.config.chunk) if "imagined" in whole else ()
     strips, of_rows = _strips(whole, len(cameras)) if ahead else ([], [])
-    return Futures(_figures(whole, ahead, len(captions)), strips, [captions[row] for row in of_rows], ahead)
+    return Futures(
+        _figures(whole, ahead, len(captions)), strips, [captions[row] for row in of_rows], ahead
+    )
 
 
 def psnr(predicted: Tensor, real: Tensor, mask: Tensor | None = None) -> float | None:
-    """Compute the peak signal-to-noise ratio of images in dB, from the mean squared error over all of them.
+    """Compute the peak signal-to-noise ratio of images in dB, from the mean squared error over all
+    of them.
 
     Args:
         predicted: uint8 [..., 3, H, W].
@@ -141,7 +162,9 @@ def moved(now: Tensor, then: Tensor) -> Tensor:
 
 
 def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Imagine a batch: squared errors of states [B, T, S], images [B, K, cameras, 3, H, W], and marks of both."""
+    """Imagine a batch: squared errors of states [B, T, S], images [B, K, cameras, 3, H, W], and
+    marks of both.
+    """
     imagined = policy.imagine(batch, draws)
     normalizer = policy.normalizer
     head = policy.normalizer.head(batch)
@@ -154,7 +177,8 @@ def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[
     counted = ~absent & moving.expand(len(real), -1, -1)
     errors = {"states": normalizer.states(batch, imagined.states), "copied": real[:, :1]}
     figures = {
-        name: torch.where(counted, values - real[:, 1:], 0.0).double().square() for name, values in errors.items()
+        name: torch.where(counted, values - real[:, 1:], 0.0).double().square()
+        for name, values in errors.items()
     }
     figures["counted"] = counted
     if imagined.images is None:
@@ -178,7 +202,9 @@ def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[
 
 
 def _resized(images: Tensor, size: torch.Size, resize: Callable[[Any, Any], None] | None) -> Tensor:
-    """Resize images uint8 [B, T, 3, H, W] to `size` as the network does: by `resize`, or over areas."""
+    """Resize images uint8 [B, T, 3, H, W] to `size` as the network does: by `resize`, or over
+    areas.
+    """
     if images.shape[-2:] == size:
         return images
     if resize is not None:
@@ -187,7 +213,11 @@ def _resized(images: Tensor, size: torch.Size, resize: Callable[[Any, Any], None
         for frame, resized_frame in zip(frames, out, strict=True):
             resize(frame, resized_frame)
         return torch.from_numpy(out).to(images.device).unflatten(0, images.shape[:2])
-    resized = F.interpolate(images.flatten(0, 1).float(), size=tuple(size), mode="area").round().to(torch.uint8)
+    resized = (
+        F.interpolate(images.flatten(0, 1).float(), size=tuple(size), mode="area")
+        .round()
+        .to(torch.uint8)
+    )
     return resized.unflatten(0, images.shape[:2])
 
 
@@ -218,12 +248,20 @@ def _figures(whole: Mapping[str, Tensor], ahead: tuple[int, ...], count: int) ->
 
 
 def _strips(whole: Mapping[str, Tensor], cameras: int) -> tuple[list[np.ndarray], list[int]]:
-    """Return rows of images of up to `STRIPS` frames whose whole future was recorded, and the numbers of the frames."""
+    """Return rows of images of up to `STRIPS` frames whose whole future was recorded, and the
+    numbers of the frames.
+    """
     complete = whole["shown"].all(dim=(1, 2)).nonzero()[:, 0].tolist()
-    chosen = sorted({complete[round(i)] for i in np.linspace(0, len(complete) - 1, STRIPS)}) if complete else []
+    chosen = (
+        sorted({complete[round(i)] for i in np.linspace(0, len(complete) - 1, STRIPS)})
+        if complete
+        else []
+    )
     rows = []
     for number in chosen:
-        pairs = torch.stack([whole["recorded"][number], whole["imagined"][number]], dim=1).flatten(0, 1)
+        pairs = torch.stack([whole["recorded"][number], whole["imagined"][number]], dim=1).flatten(
+            0, 1
+        )
         images = torch.cat([whole["now"][number], pairs])  # [1 + 2 K, cameras, 3, H, W]
         rows.append(np.ascontiguousarray(images.permute(0, 3, 1, 4, 2).flatten(2, 3).numpy()))
     return rows, chosen

@@ -1,8 +1,10 @@
-"""Open-loop action error: distance between sampled and recorded actions on every N-th validation frame.
+"""Open-loop action error: distance between sampled and recorded actions on every N-th validation
+frame.
 
-The policy gets the recorded observation and predicts a chunk of actions, from noise that belongs to the sample. The
-error is the difference to the recorded chunk per joint in the robot's units, over the remaining steps of the episode.
-It does not measure success: a policy may reach the goal by other actions.
+The policy gets the recorded observation and predicts a chunk of actions, from noise that belongs to
+the sample. The error is the difference to the recorded chunk per joint in the robot's units, over
+the remaining steps of the episode. It does not measure success: a policy may reach the goal by
+other actions.
 """
 
 import math
@@ -48,19 +50,26 @@ class OpenLoop:
         self._chosen = np.flatnonzero(held.place % every == 0)
         rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
         self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
-        """Shapes (numbers, chosen samples) of the figures per sample: sums over the steps of the chunk."""
+        """Shapes (numbers, chosen samples) of the figures per sample: sums over the steps of the
+        chunk.
+        """
 
     def errors(self, policy: Policy, batch: Batch, part: slice) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute the figures of the chosen samples of a chunk, by name of `shapes`: (indices int64 [n], [numbers, n]).
+        """Compute the figures of the chosen samples of a chunk, by name of `shapes`: (indices int64
+        [n], [numbers, n]).
 
         There is at least one forward pass, so that all ranks run equally many.
         """
         first, last = np.searchsorted(self._chosen, [part.start, part.stop])
         chosen = self._chosen[first:last] - part.start
         some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
-        inputs = from_present({key: _rows(value, some) for key, value in batch.items()}, policy.config)
+        inputs = from_present(
+            {key: _rows(value, some) for key, value in batch.items()}, policy.config
+        )
         recorded = inputs[ACTION]
-        proposed = predict_actions(policy, inputs, self._held.identity(part)[some], self._seed, self._mode)
+        proposed = predict_actions(
+            policy, inputs, self._held.identity(part)[some], self._seed, self._mode
+        )
         if not len(chosen):
             return {}
         absent = inputs[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
@@ -69,7 +78,9 @@ class OpenLoop:
         difference = torch.where(absent, 0.0, proposed - recorded.float()).double()
         normalizer = policy.normalizer
         head = policy.normalizer.head(inputs)
-        scaled = normalizer.action.normalize(proposed, head) - normalizer.action.normalize(recorded, head)
+        scaled = normalizer.action.normalize(proposed, head) - normalizer.action.normalize(
+            recorded, head
+        )
         scaled = torch.where(absent, 0.0, scaled).double()
         # A dimension that never changed in training has no scale to be measured by.
         moves = of_head(normalizer.action.spread, head)[:, None] != 0  # [n or 1, 1, A]
@@ -85,13 +96,14 @@ class OpenLoop:
         return {name: (columns, values) for name, values in figures.items()}
 
     def result(self, figures: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
-        """Average the figures, float64 arrays of `shapes` by name, over the samples that are `readable`, bool (N,).
+        """Average the figures, float64 arrays of `shapes` by name, over the samples that are
+        `readable`, bool (N,).
 
         Returns:
-            {"every", "normalised": mean squared error in units of the normalization's spread, over all samples, joints
-            and steps (without joints that never move; None where none does), "sources": {name: {"samples",
-            "normalised", "mse": {joint: mean squared error in the robot's units}, "mae": {joint: mean absolute
-            error}}}}.
+            {"every", "normalised": mean squared error in units of the normalization's spread, over
+            all samples, joints and steps (without joints that never move; None where none does),
+            "sources": {name: {"samples", "normalised", "mse": {joint: mean squared error in the
+            robot's units}, "mae": {joint: mean absolute error}}}}.
         """
         counted = readable[self._chosen]
         figures = {name: rows[:, counted] for name, rows in figures.items()}
@@ -102,12 +114,19 @@ class OpenLoop:
             counts = [math.fsum(row) for row in figures["count"][:, of_source]]
             joints = self._held.action_names(number)
 
-            def mean(kind: str, columns: np.ndarray = of_source, over: list[float] = counts) -> list[float]:
-                return [math.fsum(row) / max(1.0, count) for row, count in zip(figures[kind][:, columns], over)]
+            def mean(
+                kind: str, columns: np.ndarray = of_source, over: list[float] = counts
+            ) -> list[float]:
+                return [
+                    math.fsum(row) / max(1.0, count)
+                    for row, count in zip(figures[kind][:, columns], over)
+                ]
 
             sources[name] = {
                 "samples": len(of_source),
-                "normalised": _ratio(figures["normalised"][0, of_source], figures["elements"][0, of_source]),
+                "normalised": _ratio(
+                    figures["normalised"][0, of_source], figures["elements"][0, of_source]
+                ),
                 "mse": dict(zip(joints, mean("squared"))),
                 "mae": dict(zip(joints, mean("absolute"))),
             }
@@ -125,7 +144,9 @@ def predict_actions(policy: Policy, batch: Batch, identity: Tensor, seed: int, m
         seed: seed of the noise.
         mode: task mode that leads to actions.
     """
-    draws = draw_on_device(policy.random_spec("act"), seed, identity, batch[ACTION].device, "open loop")
+    draws = draw_on_device(
+        policy.random_spec("act"), seed, identity, batch[ACTION].device, "open loop"
+    )
     return policy.act(batch, draws, STEPS, mode)
 
 
@@ -178,9 +199,10 @@ class EpisodeActions:
             length: frames of the episode.
 
         Returns:
-            "chunk": actions of a prediction; "starts": frames of the predictions, ascending; "actions": float64
-            [length, A] in the robot's units, NaN without a prediction; "mae": [A], mean absolute error; "names" of
-            the A dimensions; "unreadable": number of frames that could not be read.
+            "chunk": actions of a prediction; "starts": frames of the predictions, ascending;
+            "actions": float64 [length, A] in the robot's units, NaN without a prediction; "mae":
+            [A], mean absolute error; "names" of the A dimensions; "unreadable": number of frames
+            that could not be read.
 
         Raises:
             DatasetError: a frame cannot be read.
@@ -206,7 +228,9 @@ class EpisodeActions:
                 if self._mode != POLICY:
                     batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
                 inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
-                proposed = predict_actions(policy, inputs, part.identity(span), state.config.seed, self._mode)
+                proposed = predict_actions(
+                    policy, inputs, part.identity(span), state.config.seed, self._mode
+                )
                 for row in range(span.stop - span.start):
                     if row in unreadable:
                         continue
@@ -216,9 +240,15 @@ class EpisodeActions:
                     for target, values in ((actions, proposed), (recorded, inputs[ACTION])):
                         steps = values[row, : last - first, : len(names)].double().cpu().numpy()
                         target[first:last] = steps
-                    recorded[first:last][inputs[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()] = np.nan
+                    recorded[first:last][
+                        inputs[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()
+                    ] = np.nan
         predicted = ~np.isnan(actions + recorded).any(1) if len(names) else np.zeros(length, bool)
-        mae = np.abs(actions - recorded)[predicted].mean(0) if predicted.any() else np.full(len(names), np.nan)
+        mae = (
+            np.abs(actions - recorded)[predicted].mean(0)
+            if predicted.any()
+            else np.full(len(names), np.nan)
+        )
         return {
             "chunk": chunk,
             "starts": starts,
@@ -230,7 +260,9 @@ class EpisodeActions:
 
 
 def choose_starts(frames: np.ndarray | Sequence[int], chunk: int) -> np.ndarray:
-    """Return indexes of the first of `frames` (ascending) and of each next one that is `chunk` or more after it."""
+    """Return indexes of the first of `frames` (ascending) and of each next one that is `chunk` or
+    more after it.
+    """
     chosen: list[int] = []
     index = 0
     while index < len(frames):

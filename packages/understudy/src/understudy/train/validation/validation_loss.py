@@ -1,13 +1,16 @@
-"""Validation losses: one pass over validation frames of all sources, the same number for the same weights.
+"""Validation losses: one pass over validation frames of all sources, the same number for the same
+weights.
 
-Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a sample are stratified. So
-two evaluations differ only if the weights do. Chunks are cut from the whole list of samples
-(`load/validation_data.py`), independent of ranks, and the sums of all samples are gathered before they
-are added. So any number of ranks and threads gives the same bits. Numbers that a policy draws for itself are keyed by
-the seed and the first sample of a chunk. No global generator moves, so validation does not affect training.
+Random numbers belong to the *sample* (its source, episode and frame), and the flow times of a
+sample are stratified. So two evaluations differ only if the weights do. Chunks are cut from the
+whole list of samples (`load/validation_data.py`), independent of ranks, and the sums of all samples
+are gathered before they are added. So any number of ranks and threads gives the same bits. Numbers
+that a policy draws for itself are keyed by the seed and the first sample of a chunk. No global
+generator moves, so validation does not affect training.
 
-During a run a stop request interrupts a validation, and unreadable validation frames end it. The checkpoint of the step
-is saved in both cases and marked (`PENDING` in its state); a run that resumes from it makes that validation first.
+During a run a stop request interrupts a validation, and unreadable validation frames end it. The
+checkpoint of the step is saved in both cases and marked (`PENDING` in its state); a run that
+resumes from it makes that validation first.
 """
 
 import logging
@@ -51,7 +54,12 @@ from understudy_base.cores import fair_threads
 from understudy_base.errors import DatasetError, RankError, is_wrong_input
 from understudy_base.progress import Progress, tqdm
 from understudy_base.records import Record
-from understudy_data.load.validation_data import UNREADABLE, ValidationData, prefetch_chunks, share_chunks
+from understudy_data.load.validation_data import (
+    UNREADABLE,
+    ValidationData,
+    prefetch_chunks,
+    share_chunks,
+)
 from understudy_data.order.random import make_key
 from understudy_kit.signals import Stop
 
@@ -62,7 +70,18 @@ MEMORY = 1 << 30
 FEW = 16
 CAP = 0.01
 """Largest number, or share, of unreadable validation frames that may be left out."""
-OF_MODE = ("loss", "equal_frames", "se", "samples", "episodes", "terms", "heads", "sources", "tasks", "open_loop")
+OF_MODE = (
+    "loss",
+    "equal_frames",
+    "se",
+    "samples",
+    "episodes",
+    "terms",
+    "heads",
+    "sources",
+    "tasks",
+    "open_loop",
+)
 """Figures of a validation that are stored for each mode."""
 
 DIMS = "action dimensions"
@@ -97,8 +116,8 @@ def validate(
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
 
     Returns:
-        Result of `evaluate`. With several modes `modes` has the figures `OF_MODE` of each. Where the run trains forward
-        dynamics of a policy that imagines, `imagined` has `Futures.figures`.
+        Result of `evaluate`. With several modes `modes` has the figures `OF_MODE` of each. Where
+        the run trains forward dynamics of a policy that imagines, `imagined` has `Futures.figures`.
     """
     config = state.config
     mesh = state.mesh
@@ -115,7 +134,8 @@ def validate(
             mode=mode,
             open_loop=config.val.open_loop_every,
             threads=fair_threads(mesh.local_world_size) if threads == "auto" else threads,
-            memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,  # the rest is the loader's
+            # the rest is the loader's
+            memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,
             asked=asked,
             **options,
         )
@@ -123,11 +143,14 @@ def validate(
     first, *others = modes = config.val_modes()
     try:
         with attention_kernels(config.attention):
-            result = in_mode(first, per_dim=per_dim, losses_file=run and run.episode_losses(state.step))
+            result = in_mode(
+                first, per_dim=per_dim, losses_file=run and run.episode_losses(state.step)
+            )
             if others:
                 tables = {first: result} | {mode: in_mode(mode) for mode in others}
                 result["modes"] = {
-                    mode: {name: table[name] for name in OF_MODE if name in table} for mode, table in tables.items()
+                    mode: {name: table[name] for name in OF_MODE if name in table}
+                    for mode, table in tables.items()
                 }
             if FORWARD in modes and policy.imagines:
                 with keyed_generators(make_key(config.seed, "imagine"), mesh.device):
@@ -156,7 +179,8 @@ def evaluate(
     asked: Callable[[], bool] = lambda: False,
     losses_file: Path | None = None,
 ) -> dict[str, Any]:
-    """Compute the losses of `policy` on every validation frame; all ranks call this together and get the same result.
+    """Compute the losses of `policy` on every validation frame; all ranks call this together and
+    get the same result.
 
     Args:
         policy: the network; its weights do not change.
@@ -165,42 +189,56 @@ def evaluate(
         mesh: the ranks.
         weights: weights of the loss terms, by name; 0 for the figures of `Policy.metrics`.
         mode: task mode of all samples (`policies/common/settings.py`).
-        open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame of a source; 0, or
-            a mode in which actions are given, disables it.
+        open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame
+            of a source; 0, or a mode in which actions are given, disables it.
         per_dim: also compute the loss of the actions by dimension, per source.
-        threads: number of prefetching threads; like `memory` (bytes for prefetching) without effect on the result.
+        threads: number of prefetching threads; like `memory` (bytes for prefetching) without effect
+            on the result.
         memory: see `threads`.
         asked: returns whether this rank should stop; then all ranks stop after the current chunk.
-        losses_file: file for the sums of each episode, written by rank 0; not with `Policy.scalar_losses`.
+        losses_file: file for the sums of each episode, written by rank 0; not with
+            `Policy.scalar_losses`.
 
     Returns:
-        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling, and `unreadable`, that
-        of left out samples, if any. `open_loop` adds "open_loop" (`OpenLoop.result`), `per_dim` "dims" of each source.
+        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling,
+        and `unreadable`, that of left out samples, if any. `open_loop` adds "open_loop"
+        (`OpenLoop.result`), `per_dim` "dims" of each source.
 
     Raises:
-        ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one cannot read a frame.
+        ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one
+            cannot read a frame.
     """
     sampler = None
     if open_loop and FLOW in TRAINS[mode] and policy.config.ACTS:
         sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
     table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
-    with evaluating(policy), closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks:
+    with (
+        evaluating(policy),
+        closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks,
+    ):
         for chunk in chunks:
             _evaluate_chunk(policy, held, seed, mode, chunk, table, sampler, mesh.device)
     figures, tasks, unreadable = table.gather(mesh)
     readable = _find_readable(unreadable, len(held), first=mesh.rank == 0)
     samples = held.select(readable)
     tasks = [task for task, good in zip(tasks, readable) if good]
-    sums = {term: TermSums.from_rows(figures[term][:, readable], policy.time_edges(term)) for term in weights}
+    sums = {
+        term: TermSums.from_rows(figures[term][:, readable], policy.time_edges(term))
+        for term in weights
+    }
     scalar = policy.scalar_losses
-    result = one_group(sums, weights, samples) if scalar else group_losses(sums, weights, samples, tasks)
+    result = (
+        one_group(sums, weights, samples) if scalar else group_losses(sums, weights, samples, tasks)
+    )
     if losses_file is not None and mesh.rank == 0 and not scalar:
         EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
     result |= {"held_out": held.total} | ({"unreadable": len(unreadable)} if unreadable else {})
     if table.has_dims:
         _add_dims(result["sources"], figures[DIMS][:, :, readable], samples)
     if sampler:
-        result["open_loop"] = sampler.result({n: figures[f"open loop {n}"] for n in sampler.shapes}, readable)
+        result["open_loop"] = sampler.result(
+            {n: figures[f"open loop {n}"] for n in sampler.shapes}, readable
+        )
     return result
 
 
@@ -217,7 +255,9 @@ def _evaluate_chunk(
     if mode != POLICY:
         chunk.batch[MODE] = torch.full((chunk.part.stop - chunk.part.start,), MODES.index(mode))
     inputs = batch_to_device(chunk.batch, device)
-    draws = draw_on_device(policy.random_spec("validation"), seed, held.identity(chunk.part), device)
+    draws = draw_on_device(
+        policy.random_spec("validation"), seed, held.identity(chunk.part), device
+    )
     with keyed_generators(make_key(seed, "validation", chunk.part.start), device):
         losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
         errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
@@ -225,8 +265,12 @@ def _evaluate_chunk(
         table.add(chunk.part, losses, errors, chunk.batch[TASK], chunk.unreadable)
 
 
-def _add_dims(sources: dict[str, dict[str, Any]], dims: np.ndarray, samples: ValidationData) -> None:
-    """Add the loss of each action dimension to the figures of each source; dims: float64 (2, A, N), sums and counts."""
+def _add_dims(
+    sources: dict[str, dict[str, Any]], dims: np.ndarray, samples: ValidationData
+) -> None:
+    """Add the loss of each action dimension to the figures of each source; dims: float64 (2, A, N),
+    sums and counts.
+    """
     losses, counts = dims * (1.0 if samples.weight is None else samples.weight)
     for name, entry in sources.items():
         number = samples.names.index(name)
@@ -235,7 +279,9 @@ def _add_dims(sources: dict[str, dict[str, Any]], dims: np.ndarray, samples: Val
 
 
 class SampleTable:
-    """Figures of each validation sample, float64 on the device: zeros, into which each rank writes its own chunks."""
+    """Figures of each validation sample, float64 on the device: zeros, into which each rank writes
+    its own chunks.
+    """
 
     def __init__(
         self,
@@ -248,12 +294,17 @@ class SampleTable:
     ) -> None:
         self._action_term, self.terms = policy.loss_terms[0], list(weights)
         self.has_dims = per_dim and self._action_term in weights and not policy.scalar_losses
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(weights, (2 + policy.validation_draws, count))
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            weights, (2 + policy.validation_draws, count)
+        )
         if self.has_dims:
             shapes[DIMS] = (2, policy.config.action_dim, count)
         if sampler:
             shapes |= {f"open loop {name}": shape for name, shape in sampler.shapes.items()}
-        self._figures = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        self._figures = {
+            name: torch.zeros(shape, dtype=torch.float64, device=device)
+            for name, shape in shapes.items()
+        }
         self._tasks: dict[int, list[str]] = {}  # first sample of a chunk -> tasks of its samples
         self._unreadable: dict[int, str] = {}  # sample -> error
 
@@ -265,8 +316,11 @@ class SampleTable:
         tasks: Sequence[str],
         unreadable: Mapping[int, str],
     ) -> None:
-        """Write the figures of a chunk: per term sum, count, and the draws of a sample in the order of its strata."""
-        self._tasks[part.start] = [sys.intern(task) for task in tasks]  # each text once, for the way to other ranks
+        """Write the figures of a chunk: per term sum, count, and the draws of a sample in the order
+        of its strata.
+        """
+        # each text once, for the way to other ranks
+        self._tasks[part.start] = [sys.intern(task) for task in tasks]
         self._unreadable |= {part.start + row: error for row, error in unreadable.items()}
         for name, (columns, values) in errors.items():
             self._figures[f"open loop {name}"][:, columns] = values.double()
@@ -286,7 +340,9 @@ class SampleTable:
                 dims[1] = (loss.detail.count * loss.detail.sum.shape[1]).T
 
     def gather(self, mesh: Mesh) -> tuple[dict[str, np.ndarray], list[str], dict[int, str]]:
-        """Return the figures of all ranks, the task of each sample, and the error of each unreadable one."""
+        """Return the figures of all ranks, the task of each sample, and the error of each
+        unreadable one.
+        """
         figures = {name: mesh.sum(tensor).cpu().numpy() for name, tensor in self._figures.items()}
         ranks = mesh.gather((self._tasks, self._unreadable))
         tasks = {start: names for of_rank, _ in ranks for start, names in of_rank.items()}
@@ -303,12 +359,17 @@ class _Chunk(NamedTuple):
 
 
 def _read_chunks(
-    policy: Policy, held: ValidationData, mesh: Mesh, threads: int, memory: int, asked: Callable[[], bool]
+    policy: Policy,
+    held: ValidationData,
+    mesh: Mesh,
+    threads: int,
+    memory: int,
+    asked: Callable[[], bool],
 ) -> Generator[_Chunk, None, None]:
     """Yield this rank's chunks, prepared. All ranks agree before each on errors and stop requests.
 
-    A forward pass may gather weights from all ranks. So a rank without a chunk in the last turn gets one again that is
-    not counted.
+    A forward pass may gather weights from all ranks. So a rank without a chunk in the last turn
+    gets one again that is not counted.
     """
     size = min(BATCH, held.chunk)
     parts = [slice(low, min(low + size, len(held))) for low in range(0, len(held), size)]
@@ -335,7 +396,9 @@ def _read_chunks(
 
 
 def _failure(mesh: Mesh, error: Exception | None) -> Exception:
-    """Make the error that all ranks raise where some cannot read a chunk; `error` is this rank's own."""
+    """Make the error that all ranks raise where some cannot read a chunk; `error` is this rank's
+    own.
+    """
     report = None if error is None else (is_wrong_input(error), str(error) or repr(error))
     wrong_input, message = next(report for report in mesh.gather(report) if report is not None)
     message = f"validation frames cannot be read: {message}"
@@ -364,18 +427,26 @@ def _find_readable(unreadable: Mapping[int, str], count: int, first: bool) -> np
             fix = "repair the dataset, or leave these episodes out"
             raise ValidationFailed(f"{share}, {allowed} are allowed; the first: {error}", fix=fix)
         if first:
-            tqdm.write(f"{share} and are left out of the validation; the first: {error}", file=sys.stderr)
+            tqdm.write(
+                f"{share} and are left out of the validation; the first: {error}", file=sys.stderr
+            )
     return readable
 
 
 def describe_validation(step: int, result: Record, lowest: tuple[float, int] | None) -> str:
-    """Describe a validation in one line: its loss, the terms, the lowest loss so far with its step, and notes."""
+    """Describe a validation in one line: its loss, the terms, the lowest loss so far with its step,
+    and notes.
+    """
     terms = result["terms"] if len(result["terms"]) > 1 else {}
     means = ", ".join(f"{term} {entry['loss']:.4g}" for term, entry in terms.items())
     error = "" if result["se"] is None else f" ± {result['se']:.2g}"
     parts = [f"loss {result['loss']:.4g}{error}" + (f" ({means})" if means else "")]
     if lowest is not None:
-        parts.append("the lowest so far" if lowest[1] == step else f"lowest {lowest[0]:.4g} at step {lowest[1]:,}")
+        parts.append(
+            "the lowest so far"
+            if lowest[1] == step
+            else f"lowest {lowest[0]:.4g} at step {lowest[1]:,}"
+        )
     return "; ".join([*parts, *notes_on_groups(result)])
 
 
@@ -391,12 +462,16 @@ def read_validation_data(
     """
     skip = config.data.on_bad_frame == "substitute"
     separator = config.augment.task_separator
-    held = ValidationData.from_sources(data, bool(config.data.sources), config.val.frames, skip, separator)
+    held = ValidationData.from_sources(
+        data, bool(config.data.sources), config.val.frames, skip, separator
+    )
     return None if held is None else replace(held, chunk=(trained or config).forward_samples())
 
 
 def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
-    """Return the data of the run's validations, if any. Raises ConfigError if they lack the figure of `keep_best`."""
+    """Return the data of the run's validations, if any. Raises ConfigError if they lack the figure
+    of `keep_best`.
+    """
     validation = read_validation_data(config, data) if config.val.every else None
     if validation is not None:
         check_keep_best(config, validation)
@@ -409,14 +484,21 @@ def validate_and_log(
     """Make a validation and log it; all ranks call this together.
 
     Returns:
-        The result and no error; None and the error if frames cannot be read; None twice after a stop request.
+        The result and no error; None and the error if frames cannot be read; None twice after a
+        stop request.
     """
     try:
-        result = validate(state, validation, run=RunDir(Path(state.config.output_dir)), asked=lambda: stop.asked)
+        result = validate(
+            state, validation, run=RunDir(Path(state.config.output_dir)), asked=lambda: stop.asked
+        )
     except (ValidationStopped, ValidationFailed) as error:
         log.discard_row()
         return None, error if isinstance(error, ValidationFailed) else None
     log.log(state.step, {"kind": "val", **result})
     if state.mesh.rank == 0:
-        logger.info("validation at step %s: %s", state.step, describe_validation(state.step, result, log.lowest))
+        logger.info(
+            "validation at step %s: %s",
+            state.step,
+            describe_validation(state.step, result, log.lowest),
+        )
     return result, None
