@@ -95,7 +95,7 @@ class VideoFrames(ProcessLocal):
         self._opening: dict[tuple[str, int], threading.Lock] = {}
         self._pid = os.getpid()
 
-    def _share_open_files(self, other: "VideoFrames") -> None:
+    def share_open_files(self, other: "VideoFrames") -> None:
         """Use the open files of another reader of the same videos: opening one costs as much as
         decoding a clip.
         """

@@ -205,7 +205,7 @@ class DecodedImages(VideoFrames):
 
     def _forget(self) -> None:
         super()._forget()
-        self._share_open_files(self.source)
+        self.share_open_files(self.source)
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
         self._cursors, self._converters = Cursors(IDLE_CURSORS), threading.local()
         self._cursors_lock = threading.Lock()

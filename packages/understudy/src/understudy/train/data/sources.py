@@ -371,6 +371,7 @@ def split_source(
         validation = EpisodeDataset(
             catalog, select=replace(selection, episodes=validated), **options
         )
+        validation.video_frames.share_open_files(training.video_frames)
     training.view = source.view
     return SourceSplit(
         training,
