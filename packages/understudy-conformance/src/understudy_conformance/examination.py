@@ -71,11 +71,8 @@ class Examination:
             )
         except (EOFError, OSError):
             code = process.wait()
-            words = (
-                "the process ended with "
-                f"{signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-            )
-            facts = ": ".join([words, *self._tail()])
+            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            facts = ": ".join([f"the process ended with {cause}", *self._tail()])
             self._kill()
             require_packages(facts)
             return Result(requirement.number, "failed", facts)

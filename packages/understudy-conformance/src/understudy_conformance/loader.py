@@ -80,7 +80,9 @@ def check_epochs(factory: Factory, **arguments: Any) -> str:
     """
     passes, ranks = read_epochs(factory, 2, **arguments)
     total = len(ranks.demo.frames)
-    stream = [place for steps in passes for place in list_samples(steps)]
+    stream: list[Place] = []
+    for steps in passes:
+        stream += list_samples(steps)
     if len(stream) >= 2 * total and all(
         is_epoch(stream[i * total : (i + 1) * total], ranks.demo) for i in range(2)
     ):
@@ -160,10 +162,11 @@ def check_even(factory: Factory) -> str:
     """Count the batches of two ranks."""
     factory.need("rank", "world_size")
     (epoch,), _ = read_epochs(factory, 1, world_size=2)
-    counts = [sum(step[rank] is not None for step in epoch) for rank in range(2)]
-    if counts[0] != counts[1]:
-        raise Violation(f"batches of the ranks: {counts[0]}, {counts[1]}")
-    return f"{counts[0]} batches each"
+    first_count = sum(step[0] is not None for step in epoch)
+    second_count = sum(step[1] is not None for step in epoch)
+    if first_count != second_count:
+        raise Violation(f"batches of the ranks: {first_count}, {second_count}")
+    return f"{first_count} batches each"
 
 
 def check_differ(factory: Factory, **arguments: Any) -> str:
@@ -257,7 +260,10 @@ def check_same_workers(factory: Factory) -> str:
 def read_content(factory: Factory, **arguments: Any) -> tuple[list[Any], DemoSet]:
     """Return the samples of an epoch, read with workers if the factory takes them."""
     (epoch,), ranks = read_epochs(factory, 1, num_workers=WORKERS, **arguments)
-    return [sample for batch in list_batches(epoch) for sample in batch.samples], ranks.demo
+    samples: list[Any] = []
+    for batch in list_batches(epoch):
+        samples += batch.samples
+    return samples, ranks.demo
 
 
 def find_files(factory: Factory) -> DemoSet:

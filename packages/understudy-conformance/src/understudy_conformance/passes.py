@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from understudy_conformance.requirement import Factory, Violation
@@ -89,7 +90,10 @@ class Ranks:
 
     def _read_step(self) -> Step:
         batches = [next(iterator, _END) for iterator in self._iterators]
-        return tuple(None if batch is _END else self._record(batch) for batch in batches)
+        return tuple(map(self._record_if_any, batches))
+
+    def _record_if_any(self, batch: Any) -> Batch | None:
+        return None if batch is _END else self._record(batch)
 
     def _record(self, batch: Any) -> Batch:
         samples = split_batch(batch)
@@ -144,16 +148,17 @@ class Ranks:
 
 def count_samples(steps: list[Step]) -> int:
     """Return the samples of all ranks in these steps."""
-    return sum(len(batch.places) for step in steps for batch in step if batch is not None)
+    return sum(len(batch.places) for batch in list_batches(steps))
 
 
 def list_samples(steps: list[Step]) -> list[Place]:
     """Return the places of all samples, rank after rank in each step."""
-    return [
-        place for step in steps for batch in step if batch is not None for place in batch.places
-    ]
+    places: list[Place] = []
+    for batch in list_batches(steps):
+        places += batch.places
+    return places
 
 
 def list_batches(steps: list[Step]) -> list[Batch]:
     """Return all batches."""
-    return [batch for step in steps for batch in step if batch is not None]
+    return [batch for batch in chain.from_iterable(steps) if batch is not None]

@@ -96,11 +96,9 @@ class _Item(pytest.Item):
             raise _Failed(f"{result.number}  {self._requirement.sentence}\n{result.facts}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        return (
-            str(excinfo.value)
-            if isinstance(excinfo.value, _Failed)
-            else str(super().repr_failure(excinfo, style))
-        )
+        if isinstance(excinfo.value, _Failed):
+            return str(excinfo.value)
+        return str(super().repr_failure(excinfo, style))
 
     def reportinfo(self) -> tuple[str, None, str]:
         return (

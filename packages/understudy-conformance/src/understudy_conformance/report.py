@@ -24,9 +24,9 @@ def format_result(result: Result) -> str:
 
 def format_counts(results: Sequence[Result]) -> str:
     """Return how many passed, failed and do not apply."""
+    statuses = [result.status for result in results]
     counts = (
-        f"{sum(r.status == status for r in results)} {status}"
-        for status in ("passed", "failed", "not applicable")
+        f"{statuses.count(status)} {status}" for status in ("passed", "failed", "not applicable")
     )
     return f"{', '.join(counts)} in {sum(r.seconds for r in results):.1f} s"
 

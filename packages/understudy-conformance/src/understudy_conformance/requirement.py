@@ -66,18 +66,18 @@ class Factory:
         Raises:
             Violation: `read` fails on all of them.
         """
+        if self._base is not None:
+            return self._base
         errors = []
-        for demo in BASES if self._base is None else ():
+        for demo in BASES:
             try:
                 read(self(root=root_of(demo), **arguments))
             except Exception as error:  # any error of foreign code
                 errors.append(f"{demo.version}: {describe_error(error)[:150]}")
             else:
                 self._base = demo
-                break
-        if self._base is None:
-            raise Violation("; ".join(errors))
-        return self._base
+                return demo
+        raise Violation("; ".join(errors))
 
 
 Check = Callable[[Factory], str]
@@ -219,4 +219,4 @@ def require_packages(line: str) -> None:
 def list_places(places: list[tuple[int, int]]) -> str:
     """Return the first places (episode, frame) as text."""
     text = ", ".join(f"episode {episode} frame {frame}" for episode, frame in places[:3])
-    return text + (", ..." if len(places) > 3 else "")
+    return f"{text}, ..." if len(places) > 3 else text

@@ -55,7 +55,8 @@ def probe(factory: Factory, epoch: int, **arguments: Any) -> tuple[list[Step], i
         steps = ranks.read_epoch()
         for _ in range(epoch):
             steps = ranks.read_epoch()
-        return steps, len(steps) if ranks.endless else None
+        count = len(steps) if ranks.endless else None
+        return steps, count
 
 
 def check_positions(factory: Factory, epoch: int, **arguments: Any) -> str:
@@ -72,9 +73,12 @@ def check_positions(factory: Factory, epoch: int, **arguments: Any) -> str:
     for position, state in enumerate(states[:-1], 1):
         with open_ranks(factory, **arguments) as ranks:
             ranks.load(state)
-            rest = list(islice(ranks.steps(), None if count is None else count - position))
+            remaining = None if count is None else count - position
+            resumed = list(islice(ranks.steps(), remaining))
         try:
-            check_equal(truth[position:], rest, f"resumed after {position} of {len(truth)} batches")
+            check_equal(
+                truth[position:], resumed, f"resumed after {position} of {len(truth)} batches"
+            )
         except Violation as violation:
             wrong.append(position)
             first = first or str(violation)
@@ -144,8 +148,8 @@ def check_end(factory: Factory) -> str:
         _, states = read_with_states(ranks, count)
     with open_ranks(factory) as ranks:
         ranks.load(states[-1])
-        rest = list(islice(ranks.steps(), count)) or list(islice(ranks.steps(), count))
-    return check_equal(second, rest, "resumed after the last batch")
+        resumed = list(islice(ranks.steps(), count)) or list(islice(ranks.steps(), count))
+    return check_equal(second, resumed, "resumed after the last batch")
 
 
 @require(
@@ -179,13 +183,15 @@ def check_worlds(factory: Factory) -> str:
                 raise Violation(
                     f"{type(ranks.loaders[0]).__name__} has no state_dict and load_state_dict"
                 )
-            places += list_samples(list(islice(ranks.steps(), 2 if stage < 2 else total)))
+            most_steps = 2 if stage < 2 else total
+            places += list_samples(list(islice(ranks.steps(), most_steps)))
             state = store(ranks.save())[0]
             if stage == 2 and len(places) < 2 * total:
                 stream = places + list_samples(list(islice(ranks.steps(), total)))
     stream = stream or places
     if not (is_epoch(stream[:total], demo) and is_epoch(stream[total : 2 * total], demo)):
-        describe_coverage(places[:total] if len(places) >= 2 * total else places, demo)
+        epoch = places[:total] if len(places) >= 2 * total else places
+        describe_coverage(epoch, demo)
     return f"{len(demo.frames)} frames, each once, on 2, 1 and 2 ranks"
 
 

@@ -38,16 +38,16 @@ def check_once(numbers: list[int]) -> str:
         missing = [number for number in range(total) if not counts[number]]
         repeated = [number for number, count in counts.items() if count > 1]
         foreign = [number for number in counts if not 0 <= number < total]
-        facts = [
-            f"{len(wrong)} {word} "
-            f"({', '.join(map(str, wrong[:3]))}{', ...' if len(wrong) > 3 else ''})"
-            for word, wrong in (
-                ("missing", missing),
-                ("more than once", repeated),
-                ("out of range", foreign),
-            )
-            if wrong
-        ]
+        facts = []
+        for fault, wrong in (
+            ("missing", missing),
+            ("more than once", repeated),
+            ("out of range", foreign),
+        ):
+            if wrong:
+                listed = ", ".join(map(str, wrong[:3]))
+                more = ", ..." if len(wrong) > 3 else ""
+                facts.append(f"{len(wrong)} {fault} ({listed}{more})")
         if facts:
             raise Violation(f"of {total} frames {', '.join(facts)}")
     return f"{total} frames, each once"
@@ -76,10 +76,10 @@ def check_ranks(factory: Factory) -> str:
     shares = [read_indices(factory, rank=rank, world_size=3)[: sum(LENGTHS)] for rank in range(3)]
     if all(len(share) == sum(LENGTHS) for share in shares):  # endless, or each rank has everything
         shares = [share[: sum(LENGTHS) // 3] for share in shares]
-    return (
-        f"{check_once([number for share in shares for number in share])}, "
-        f"{[len(share) for share in shares]}"
-    )
+    numbers: list[int] = []
+    for share in shares:
+        numbers += share
+    return f"{check_once(numbers)}, {[len(share) for share in shares]}"
 
 
 @require(

@@ -56,7 +56,10 @@ def split_batch(batch: Any) -> list[Mapping[str, Any]]:
     """Return the samples of a batch: a mapping of columns, or a list of samples."""
     if isinstance(batch, Mapping):
         size = min(len(value) for value in batch.values() if has_rows(value))
-        return [{key: take(value, row) for key, value in batch.items()} for row in range(size)]
+        samples: list[Mapping[str, Any]] = []
+        for row in range(size):
+            samples.append({key: take(value, row) for key, value in batch.items()})
+        return samples
     return list(batch)
 
 
@@ -79,11 +82,10 @@ def checksum(sample: Mapping[str, Any]) -> int:
     total = 0
     for key in sorted(map(str, sample)):
         value = sample[key]
-        content = (
-            value.encode()
-            if isinstance(value, str)
-            else np.ascontiguousarray(to_array(value)).tobytes()
-        )
+        if isinstance(value, str):
+            content = value.encode()
+        else:
+            content = np.ascontiguousarray(to_array(value)).tobytes()
         total = zlib.crc32(content, zlib.crc32(key.encode(), total))
     return total
 
@@ -180,24 +182,29 @@ def compare_images(
             if place not in demo.frames or key not in sample:
                 continue
             image = to_array(sample[key])
-            identity, error = read_image(image[0] if image.ndim == 4 and len(image) == 1 else image)
+            if image.ndim == 4 and len(image) == 1:
+                image = image[0]
+            identity, error = read_image(image)
             if levels:
                 tally.add(
                     place, error <= LEVEL_TOLERANCE, f"{key} differs by {error:.0f} of 255 levels"
                 )
             else:
-                shown = (
-                    "no recorded image"
-                    if identity is None
-                    else "camera {} episode {} frame {}".format(*identity)
-                )
+                shown = _describe_identity(identity)
                 tally.add(place, identity == (camera, *place), f"{key} shows {shown}")
     return tally
 
 
+def _describe_identity(identity: tuple[int, int, int] | None) -> str:
+    if identity is None:
+        return "no recorded image"
+    return "camera {} episode {} frame {}".format(*identity)
+
+
 def window_seconds(demo: DemoSet, keys: Iterable[str]) -> dict[str, list[float]]:
     """Return `delta_timestamps` of the windows that are asked of a subject."""
-    return {key: [step / demo.fps for step in WINDOW_STEPS] for key in keys}
+    seconds = [step / demo.fps for step in WINDOW_STEPS]
+    return {key: list(seconds) for key in keys}
 
 
 def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: str) -> Tally:
@@ -223,11 +230,7 @@ def compare_windows(samples: Iterable[Mapping[str, Any]], demo: DemoSet, key: st
             if key in demo.cameras:
                 identity, _ = read_image(actual)
                 right = identity == (demo.cameras.index(key), episode, frame + step)
-                shown = (
-                    "no recorded image"
-                    if identity is None
-                    else "camera {} episode {} frame {}".format(*identity)
-                )
+                shown = _describe_identity(identity)
             else:
                 truth = values(episode, frame + step)[key]
                 right = np.array_equal(actual.reshape(-1), truth)

@@ -63,11 +63,10 @@ class DemoSet:
     @property
     def frames(self) -> list[tuple[int, int]]:
         """(episode, frame) in storage order."""
-        return [
-            (episode, frame)
-            for episode, length in enumerate(self.lengths)
-            for frame in range(length)
-        ]
+        places: list[tuple[int, int]] = []
+        for episode, length in enumerate(self.lengths):
+            places += [(episode, frame) for frame in range(length)]
+        return places
 
     def timestamp(self, episode: int, frame: int) -> float:
         """Seconds of a row since the start of its episode."""
@@ -137,17 +136,14 @@ def read_image(image: Any) -> tuple[tuple[int, int, int] | None, float]:
         raise ValueError(f"an image has the shape {pixels.shape}; give (H, W, 3) or (3, H, W)")
     if pixels.shape[-1] != 3:
         pixels = pixels.transpose(1, 2, 0)
-    levels = pixels.astype(np.float64) * (255 if pixels.dtype.kind == "f" else 1)
+    unit = 255 if pixels.dtype.kind == "f" else 1
+    levels = pixels.astype(np.float64) * unit
     rows, columns = (np.linspace(0, size, 17).astype(int) for size in levels.shape[:2])
-    blocks = np.array(
-        [
-            levels[rows[4 * y + 1] : rows[4 * y + 3], columns[4 * x + 1] : columns[4 * x + 3]].mean(
-                (0, 1)
-            )
-            for y in range(4)
-            for x in range(4)
-        ]
-    )
+    means = []
+    for y in range(4):
+        row = levels[rows[4 * y + 1] : rows[4 * y + 3]]
+        means += [row[:, columns[4 * x + 1] : columns[4 * x + 3]].mean((0, 1)) for x in range(4)]
+    blocks = np.array(means)
     bright = blocks[:15].mean(1) > (DARK + BRIGHT) / 2
     truth = np.where(bright[:, None], BRIGHT, DARK)
     error = max(float(np.abs(blocks[:15] - truth).max()), float(np.abs(blocks[15] - RED).max()))

@@ -57,13 +57,16 @@ def write(factory: Factory) -> "Written":
     """Write the episodes, once per factory."""
     if not isinstance(factory.kept, Written):
         root = Path(tempfile.mkdtemp(dir=temporary_folder())) / "written"
-        lengths = enumerate(WRITTEN.lengths)
-        episodes = [
-            [make_frame(episode, frame) for frame in range(length)] for episode, length in lengths
-        ]
+        episodes = []
+        for episode, length in enumerate(WRITTEN.lengths):
+            episodes.append([make_frame(episode, frame) for frame in range(length)])
         factory(root=root, episodes=episodes, features=make_features(), fps=WRITTEN.fps)
         factory.kept = Written(root)
     return factory.kept
+
+
+def _first_text(row: dict[str, Any]) -> str:
+    return next(value for value in row.values() if isinstance(value, str))
 
 
 class Written:
@@ -84,11 +87,9 @@ class Written:
         files = sorted((root / "data").rglob("*.parquet"))
         self.rows: Any = pa.concat_tables([pq.read_table(path) for path in files])
         if self.is_v3:
-            tables = [
-                pq.read_table(path).to_pylist()
-                for path in sorted((root / "meta/episodes").rglob("*.parquet"))
-            ]
-            self.episodes = [row for table in tables for row in table]
+            self.episodes = []
+            for path in sorted((root / "meta/episodes").rglob("*.parquet")):
+                self.episodes += pq.read_table(path).to_pylist()
         else:
             self.episodes = [
                 json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()
@@ -103,12 +104,9 @@ class Written:
         """Return the texts by task_index."""
         if self.is_v3:
             rows = self._pq.read_table(self.root / "meta/tasks.parquet").to_pylist()
-            return {
-                row["task_index"]: next(v for v in row.values() if isinstance(v, str))
-                for row in rows
-            }
+            return {row["task_index"]: _first_text(row) for row in rows}
         lines = (self.root / "meta/tasks.jsonl").read_text().splitlines()
-        return {(row := json.loads(line))["task_index"]: row["task"] for line in lines}
+        return {row["task_index"]: row["task"] for row in map(json.loads, lines)}
 
     def images(self, key: str, episode: int) -> list[Any]:
         """Return the frames of an episode, uint8 (256, 256, 3), from the start of it in its
@@ -176,7 +174,8 @@ def check_rows(factory: Factory) -> str:
         truth = np.array([values(*place)[key] for place in WRITTEN.frames])
         actual = dataset.column(key).astype(truth.dtype)
         bad = [p for p, a, b in zip(WRITTEN.frames, actual, truth) if not np.array_equal(a, b)]
-        wrong += [f"{key} of {len(bad)} rows ({list_places(bad)})"] if bad else []
+        if bad:
+            wrong.append(f"{key} of {len(bad)} rows ({list_places(bad)})")
     if wrong:
         raise Violation(", ".join(wrong))
     return f"{len(FEATURES)} columns of {len(WRITTEN.frames)} rows"

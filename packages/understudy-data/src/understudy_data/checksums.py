@@ -32,11 +32,10 @@ class ChecksumError(UnderstudyError, ValueError):
         self.path = path
         self.expected = expected
         self.actual = actual
-        differ = (
-            f"its sha256 is {actual}, and was {expected}"
-            if actual
-            else f"it is missing; its sha256 was {expected}"
-        )
+        if actual:
+            differ = f"its sha256 is {actual}, and was {expected}"
+        else:
+            differ = f"it is missing; its sha256 was {expected}"
         edited = f"if you changed it yourself, remove its line from {FILE}"
         if not expected:
             differ = "it is no list of checksums"
@@ -76,7 +75,8 @@ def check_checksums(folder: Path) -> None:
     """
     for name, expected in _read(folder / FILE).items():
         path = folder / name
-        if (actual := file_sha256(path) if path.is_file() else "") != expected:
+        actual = file_sha256(path) if path.is_file() else ""
+        if actual != expected:
             raise ChecksumError(path, expected, actual)
 
 

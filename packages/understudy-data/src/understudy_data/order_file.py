@@ -94,6 +94,11 @@ def lengths_digest(source: Any, last: int | None = None) -> str:
     return f"{last} {_digest(np.stack([episodes.ids[:count], episodes.lengths[:count]]).data)}"
 
 
+def _last_episode(digest: str) -> int | None:
+    """LAST of a `lengths_digest`; None of an empty one."""
+    return int(digest.partition(" ")[0]) if digest else None
+
+
 def dataset_facts(source: Any) -> dict[str, str]:
     """Return what an order file states of a dataset: `lengths_digest`, and `version` and `address`
     of what was read.
@@ -139,18 +144,11 @@ def _is_count(value: object, least: int) -> bool:
 
 def _are_datasets(value: object) -> bool:
     entries = value if isinstance(value, list) else [None]
-    texts = [
-        entry.get(name)
-        for entry in entries
-        if isinstance(entry, dict)
-        for name in ("name", "lengths")
-    ]
-    texts += [
-        entry.get(name, "")
-        for entry in entries
-        if isinstance(entry, dict)
-        for name in ("version", "address")
-    ]
+    texts = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            texts += [entry.get("name"), entry.get("lengths")]
+            texts += [entry.get("version", ""), entry.get("address", "")]
     return (
         len(texts) == 4 * len(entries)
         and all(isinstance(text, str) for text in texts)
@@ -299,7 +297,8 @@ class OrderFile:
             text = kind.value_type if pa.types.is_dictionary(kind) else kind
             is_text = pa.types.is_string(text) or pa.types.is_large_string(text)
             is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-            if not (is_text if column == "dataset" else is_number):
+            is_readable = is_text if column == "dataset" else is_number
+            if not is_readable:
                 fix = "write integers, floats as weights, and names of datasets"
                 raise self._error(f"has {column} of the type {kind}", fix)
             place = next(
@@ -332,7 +331,8 @@ class OrderFile:
         last = None
         held = 0
         for samples in self.blocks():
-            jumps = np.diff(samples.step, prepend=samples.step[0] if last is None else last)
+            previous_step = samples.step[0] if last is None else last
+            jumps = np.diff(samples.step, prepend=previous_step)
             if not np.isin(jumps, (0, 1)).all():
                 raise self._error("has steps that do not rise one by one", "sort the rows by step")
             begins = np.flatnonzero(jumps)
@@ -357,14 +357,12 @@ class OrderFile:
             DatasetError: names or episode lengths differ, or a row is not in its dataset.
         """
         names = [source.name for source in sources]
-        before = [dataset["lengths"] for dataset in self.facts.get("datasets", ())] or [""] * len(
-            self.names
-        )
-        lasts = (int(digest.partition(" ")[0]) if digest else None for digest in before)
-        now = [lengths_digest(source, last) for source, last in zip_longest(sources, lasts)]
-        others = any(a and b and a != b for a, b in zip(now, before)) or len(sources) != len(
-            self.names
-        )
+        saved = [dataset["lengths"] for dataset in self.facts.get("datasets", ())]
+        saved = saved or [""] * len(self.names)
+        lasts = map(_last_episode, saved)
+        current = [lengths_digest(source, last) for source, last in zip_longest(sources, lasts)]
+        others = any(a and b and a != b for a, b in zip(current, saved))
+        others = others or len(sources) != len(self.names)
         is_renamed = not self.facts and names != list(self.names) and self.names != ("",)
         if others or (names[1:] and is_renamed):
             made_of = [
@@ -385,7 +383,9 @@ class OrderFile:
                     f"{read['version']}"
                 )
                 warnings.warn(f"{self.path}: {line}; its episodes are as long there", stacklevel=2)
-        for block in () if self.facts else self.blocks():
+        if self.facts:
+            return
+        for block in self.blocks():
             for number, source in enumerate(sources):
                 rows = np.flatnonzero(block.source == number)
                 row = find_segments(source.segments, block.episode[rows], block.frame[rows])
@@ -437,12 +437,17 @@ class OrderFile:
         names, numbers = _name_numbers(table["dataset"])
         if not self.facts:
             self.names += tuple(name for name in names if name not in self.names)
-        source = np.array([self.names.index(name) if name in self.names else -1 for name in names])[
-            numbers
-        ]
-        samples = Samples(
-            *(source if name == "dataset" else table[name].to_numpy() for name in SCHEMA.names)
-        )
+        source_of_name = []
+        for name in names:
+            number = self.names.index(name) if name in self.names else -1
+            source_of_name.append(number)
+        fields = []
+        for name in SCHEMA.names:
+            if name == "dataset":
+                fields.append(np.array(source_of_name)[numbers])
+            else:
+                fields.append(table[name].to_numpy())
+        samples = Samples(*fields)
         if not all(
             column.min() >= 0 and column.max() < most for column, most in zip(samples, _MOST)
         ):

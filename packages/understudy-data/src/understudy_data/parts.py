@@ -232,8 +232,8 @@ def _serve(connection: Connection) -> None:
     work: Any = None
     while True:
         try:
-            new, part = connection.recv()
-            work = pickle.loads(new) if new is not None else work
+            new_work, part = connection.recv()
+            work = pickle.loads(new_work) if new_work is not None else work
             connection.send_bytes(_answer(work, part))
         except (EOFError, ConnectionError):
             return
@@ -272,16 +272,19 @@ class _Processes:
         self.running: dict[Connection, _Task] = {}
         # A fork server imports the package of the first work once for all processes, and has no
         # threads of ours.
-        self._context: Any = multiprocessing.get_context(
-            "forkserver" if sys.platform == "linux" else "spawn"
-        )
+        method = "forkserver" if sys.platform == "linux" else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
         self._processes: dict[Connection, Any] = {}
         self._idle: dict[Connection, int] = {}  # number of the work that it has
-        self._works, self._work, self._deaths = 0, b"", dict[_Task, int]()
+        self._works = 0
+        self._work = b""
+        self._deaths: dict[_Task, int] = {}
 
     def start(self, work: Work) -> None:
         """Set the work of later tasks."""
-        self._work, self._works, self._deaths = pickle.dumps(work), self._works + 1, {}
+        self._work = pickle.dumps(work)
+        self._works += 1
+        self._deaths = {}
         package = type(work).__module__.rpartition(".")[0]
         modules = [name for name in sys.modules if name.startswith((package, "numpy."))]
         if sys.platform == "linux":
@@ -307,12 +310,14 @@ class _Processes:
                     self._context = multiprocessing.get_context("spawn")
                 time.sleep(0.1)
             else:
-                self._processes[ours], self._idle[ours] = process, 0
+                self._processes[ours] = process
+                self._idle[ours] = 0
             theirs.close()
-        connection, work = self._idle.popitem()
+        connection, number_of_work = self._idle.popitem()
         self.running[connection] = task
+        new_work = None if number_of_work == self._works else self._work
         with suppress(OSError):  # the process is dead: `wait` finds the end of its connection
-            connection.send((None if work == self._works else self._work, task[2]))
+            connection.send((new_work, task[2]))
 
     def wait(self) -> tuple[_Task, Any]:
         """Return a finished task with its result."""

@@ -188,13 +188,8 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
                 f"an array of {value.dtype} cannot be stored: give numbers, times or texts"
             )
         arrays.append(value)
-        return [
-            "array",
-            value.dtype.str,
-            list(value.shape),
-            "F" if value.flags.fnc else "C",
-            len(arrays) - 1,
-        ]
+        memory_order = "F" if value.flags.fnc else "C"
+        return ["array", value.dtype.str, list(value.shape), memory_order, len(arrays) - 1]
     if kind not in _OF_CLASS:
         raise TypeError(
             f"{_name(kind)} cannot be stored: give plain values, or objects of a class with "
@@ -246,9 +241,8 @@ def _object(kind: type, state: Any) -> Any:
 
 
 def _error_fields(error: DatasetError) -> dict[str, Any]:
-    return error.fields() | {
-        "where": error.where if isinstance(error.where, Path | None) else str(error.where)
-    }
+    where = error.where if isinstance(error.where, Path | None) else str(error.where)
+    return error.fields() | {"where": where}
 
 
 def _error(kind: type[DatasetError], arguments: Any) -> DatasetError:

@@ -115,12 +115,17 @@ def _group() -> tuple[int, int] | None:
     return dist.get_rank(), dist.get_world_size()
 
 
+def _number(text: str) -> int:
+    """The number that digits spell; -1 for another text."""
+    return int(text) if text.isascii() and text.isdigit() else -1
+
+
 def _named() -> tuple[int, int]:
     """RANK and WORLD_SIZE of the environment; 0 and 1 without them."""
     texts = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if texts in (["", ""], ["", "1"]):
         return 0, 1
-    numbers = [int(text) if text.isascii() and text.isdigit() else -1 for text in texts]
+    numbers = [_number(text) for text in texts]
     if not 0 <= numbers[0] < numbers[1]:
         raise ConfigError(
             f"RANK={texts[0]!r} with WORLD_SIZE={texts[1]!r} in the environment: need 0 <= RANK < "

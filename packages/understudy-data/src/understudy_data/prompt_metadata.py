@@ -10,6 +10,7 @@ digits (3 for 3.0), or texts with single spaces. A batch holds the fields of eac
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -60,9 +61,11 @@ def add_metadata(tasks: Sequence[str], lines: Sequence[str] | None) -> list[str]
             f"{len(tasks)} instructions and {len(lines)} entries of prompt_metadata: give one for "
             "each"
         )
-    return [
-        _prompt(task, entry.splitlines()) if entry else task for task, entry in zip(tasks, lines)
-    ]
+    prompts = []
+    for task, entry in zip(tasks, lines):
+        prompt = _prompt(task, entry.splitlines()) if entry else task
+        prompts.append(prompt)
+    return prompts
 
 
 def drop_fields(lines: str, dropped: Iterable[str]) -> str:
@@ -101,7 +104,7 @@ def observed_metadata(
         raise ValueError(
             f"prompt_metadata has {len(every)} entries for {rows} observations; give one for each"
         )
-    if unknown := [name for entry in every for name in entry if name not in names]:
+    if unknown := [name for name in chain.from_iterable(every) if name not in names]:
         expected = ", ".join(names) or "no metadata"
         raise ValueError(
             f"prompt_metadata has {unknown[0]!r}, the prompts of training have {expected}"
@@ -126,4 +129,5 @@ def _value(name: str, value: Any) -> str:
 
 
 def _prompt(task: str, fields: Sequence[str]) -> str:
-    return ", ".join([task.strip(), *fields] if task.strip() else fields)
+    parts = [task.strip(), *fields] if task.strip() else fields
+    return ", ".join(parts)

@@ -21,6 +21,6 @@ def wilson_interval(successes: int, count: int, z: float = Z95) -> tuple[float, 
     center = (rate + z2 / (2 * count)) / (1 + z2 / count)
     half = z / (1 + z2 / count) * sqrt(rate * (1 - rate) / count + z2 / (4 * count * count))
     # At the ends the bound is exactly 0 or 1, without rounding.
-    return (0.0 if successes == 0 else center - half), (
-        1.0 if successes == count else center + half
-    )
+    low = 0.0 if successes == 0 else center - half
+    high = 1.0 if successes == count else center + half
+    return low, high

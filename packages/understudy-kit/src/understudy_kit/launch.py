@@ -79,11 +79,9 @@ def read_hosts(environment: Mapping[str, str]) -> Hosts:
         raise ConfigError(f"{conflict}; leave --launch out, or unset RANK")
     count = _number(environment, "NNODES", 1, 1)
     index = _number(environment, "NODE_RANK", 0, 0, count - 1)
-    port = (
-        _number(environment, "MASTER_PORT", PORT, 1, 65535)
-        if count > 1 or "MASTER_PORT" in environment
-        else None
-    )
+    port = None
+    if count > 1 or "MASTER_PORT" in environment:
+        port = _number(environment, "MASTER_PORT", PORT, 1, 65535)
     address = environment.get("MASTER_ADDR", "")
     if count > 1 and not address:
         raise ConfigError(
@@ -215,12 +213,14 @@ class Rank:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the process and send it the signals that arrived before."""
+        output = subprocess.PIPE if self.silent else None
+        errors = subprocess.STDOUT if self.silent else None
         self.process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if self.silent else None,
-            stderr=subprocess.STDOUT if self.silent else None,
+            stdout=output,
+            stderr=errors,
             start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
             preexec_fn=_die_with_parent(),
         )
@@ -257,7 +257,10 @@ class Rank:
         if self.process.poll() is not None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number) if group else os.kill(self.process.pid, number)
+            if group:
+                os.killpg(self.process.pid, number)
+            else:
+                os.kill(self.process.pid, number)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -294,11 +297,11 @@ def _forward_signals(ranks: Sequence[Rank], received: list[signal.Signals]) -> I
         for rank in ranks:
             rank.signal(FORWARDED[signal.Signals(number)])
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    previous_handlers = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -316,7 +319,8 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
             left = left - 1
         except queue.Empty:
             continue
-        failed += [rank] if rank.code not in (0, STOPPED) else []
+        if rank.code not in (0, STOPPED):
+            failed.append(rank)
     if not failed:
         return max(rank.code or 0 for rank in ranks)
     until = time.monotonic() + SETTLE
@@ -324,7 +328,8 @@ def watch_ranks(ranks: Sequence[Rank], received: Sequence[signal.Signals], name:
         while left:
             rank = ended.get(timeout=max(0.0, until - time.monotonic()))
             left = left - 1
-            failed += [rank] if rank.code not in (0, STOPPED) else []
+            if rank.code not in (0, STOPPED):
+                failed.append(rank)
     _stop(ranks)  # first: what rank 0 prints when it is stopped must not hide the cause
     return report_failure(failed, received, name)
 
@@ -353,7 +358,8 @@ def report_failure(failed: Sequence[Rank], received: Sequence[signal.Signals], n
     ]
     # The first to exit may only have noticed the failure of another one.
     for rank in [first, *(rank for rank in failed if rank is not first)][:MAX_RANKS]:
-        if output := rank.last_lines()[-30 if rank is first else -5 :]:
+        most_lines = 30 if rank is first else 5
+        if output := rank.last_lines()[-most_lines:]:
             lines += [f"  last output of rank {rank.number}:", *(f"  | {line}" for line in output)]
     print("\n".join(lines), file=sys.stderr)
     return max(first.code or 0, FAILED)

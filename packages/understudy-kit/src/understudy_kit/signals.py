@@ -116,7 +116,8 @@ def ended_by_signals(name: str, code: int | None = None) -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         os.write(2, f"{name}: interrupted\n".encode())
-        os._exit(128 + number if code is None else code)
+        status = 128 + number if code is None else code
+        os._exit(status)
 
     with _handled(_ending(), end):
         yield
@@ -136,23 +137,25 @@ def ended_in_calls(code: int | None = None) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    left, (ours, theirs) = threading.Event(), socket.socketpair()
+    left = threading.Event()
+    ours, theirs = socket.socketpair()
     theirs.setblocking(False)
 
     def end() -> None:
         while numbers := ours.recv(1):
             if numbers[0] in SIGNALS and not left.wait(CALL):
                 os.write(2, b"understudy: interrupted\n")
-                os._exit(128 + numbers[0] if code is None else code)
+                status = 128 + numbers[0] if code is None else code
+                os._exit(status)
 
-    before = signal.set_wakeup_fd(theirs.fileno())
+    previous_fd = signal.set_wakeup_fd(theirs.fileno())
     thread = threading.Thread(target=end, name="understudy-signals", daemon=True)
     thread.start()
     try:
         yield
     finally:
         left.set()
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous_fd)
         theirs.close()
         thread.join()
         ours.close()
@@ -172,13 +175,13 @@ def _handled(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in numbers}
+    previous_handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        for number in before:
+        for number in previous_handlers:
             signal.signal(number, handler)
         yield
     finally:
-        for number, earlier in before.items():
+        for number, earlier in previous_handlers.items():
             signal.signal(number, earlier)
 
 
@@ -191,7 +194,8 @@ class _Imports:
     """
 
     def __init__(self, outer: FrameType) -> None:
-        self._outer, self._first = outer, dict[int, float]()
+        self._outer = outer
+        self._first = dict[int, float]()
 
     def stop_if_waiting(self, stop: Stop) -> None:
         """Raise `Stopped` where a signal still waits for the end of an import, which was the last
@@ -241,7 +245,7 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
     another thread nothing changes.
     """
     stop = Stop(at_once)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
     first = 0.0
     imports = _Imports(sys._getframe(2))
 
@@ -250,11 +254,12 @@ def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
         if stop.at_once and imports.delay(number, frame):
             return
         if not stop.noted:
-            stop.noted, first = True, time.monotonic()
+            first = time.monotonic()
+            stop.noted = True
             if stop.at_once:
                 raise Stopped(signal.Signals(number).name)
         elif time.monotonic() - first > SAME_REQUEST:
-            for signal_number, handler in before.items():
+            for signal_number, handler in previous_handlers.items():
                 signal.signal(signal_number, handler)
             os.kill(os.getpid(), number)
 

@@ -108,11 +108,10 @@ class Bucket:
             path.relative_to(folder).as_posix(): json.loads(path.read_bytes())[0]
             for path in records
         }
-        if (
-            wrong := uploaded.items() ^ files.items()
-            if is_complete
-            else uploaded.items() - files.items()
-        ):
+        wrong = uploaded.items() - files.items()
+        if is_complete:
+            wrong = uploaded.items() ^ files.items()
+        if wrong:
             problem = (
                 "was changed, added or removed by another command while this one writes the dataset"
             )

@@ -59,7 +59,8 @@ class FlowGraph(PolicyGraph):
             graph_input.name: tensor
             for graph_input, tensor in zip(self.inputs, tensors, strict=True)
         }
-        noise, batch[TOKENS] = batch.pop("noise"), batch.pop(TASK)
+        noise = batch.pop("noise")
+        batch[TOKENS] = batch.pop(TASK)
         rows = noise.shape[0]
         for key in config.cameras:
             if key not in batch:

@@ -91,11 +91,9 @@ class Robot(NamedTuple):
                         for array in (affine.offset, affine.spread)
                     ),
                 )
-        delta = (
-            ()
-            if read.delta is None
-            else tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
-        )
+        delta: tuple[int, ...] = ()
+        if read.delta is not None:
+            delta = tuple(int(dim) for dim in read.delta[head].nonzero().flatten())
         return cls(maps, delta)
 
     def width(self, key: str) -> int:

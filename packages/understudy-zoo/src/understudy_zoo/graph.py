@@ -258,6 +258,7 @@ def describe_graph(
         "`padding`",
         "padding": graph.prepare("")[0].tolist(),
         "parity": dict(parity),
-        **({PROMPT_METADATA: metadata[PROMPT_METADATA]} if PROMPT_METADATA in metadata else {}),
     }
+    if PROMPT_METADATA in metadata:
+        content[PROMPT_METADATA] = metadata[PROMPT_METADATA]
     return json.dumps(content, indent=2) + "\n"

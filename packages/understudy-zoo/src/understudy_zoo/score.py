@@ -97,7 +97,8 @@ class ComputeValues:
     def __call__(self, part: Part) -> np.ndarray:
         """Return the values of the frames [first, stop) of the only item."""
         torch.set_num_threads(1)  # the rounding of sums may depend on their number
-        function, (first, stop) = self.function or _reopen(*self.opened), part[0]
+        function = self.function or _reopen(*self.opened)
+        first, stop = part[0]
         device = next(function.policy.parameters()).device
         batches = [slice(low, min(low + BATCH, stop)) for low in range(first, stop, BATCH)]
         values = np.empty(stop - first, np.float32)

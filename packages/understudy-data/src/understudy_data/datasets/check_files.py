@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
@@ -93,17 +94,17 @@ def unlisted_files(catalog: Catalog) -> dict[str, list[str]]:
             camera_of.setdefault(folder, camera)
     for folder in list(named):  # other chunks next to those in use
         parent, _, last = folder.rpartition("/")
-        for name, is_folder in (
-            (catalog.files.entries(parent) or []) if last.startswith("chunk-") else ()
-        ):
+        if not last.startswith("chunk-"):
+            continue
+        for name, is_folder in catalog.files.entries(parent) or []:
             if is_folder and name.startswith("chunk-") and f"{parent}/{name}" not in named:
                 named[f"{parent}/{name}"] = set()
                 camera_of[f"{parent}/{name}"] = camera_of[folder]
     unlisted: dict[str, list[str]] = {}
     for folder, names in named.items():
-        suffixes = {name.rpartition(".")[2] for name in names} or {
-            "mp4" if camera_of[folder] else "parquet"
-        }
+        suffixes = {name.rpartition(".")[2] for name in names}
+        if not names:
+            suffixes = {"mp4"} if camera_of[folder] else {"parquet"}
         for name, is_folder in catalog.files.entries(folder) or []:
             is_foreign = (
                 is_folder or name.startswith(".") or name.rpartition(".")[2] not in suffixes
@@ -133,10 +134,8 @@ def describe_unlisted(catalog: Catalog, paths: Sequence[str]) -> str:
         ids = np.unique(table.column(0).to_numpy()) if table.num_columns else np.empty(0, np.int64)
         if len(ids) and ids.dtype.kind in "iu":
             listed = np.flatnonzero(np.isin(catalog.episodes.ids, ids))
-            part = (
-                f"{name} holds rows of {'episode' if len(ids) == 1 else 'episodes'} "
-                f"{describe_ids(ids)}"
-            )
+            noun = "episode" if len(ids) == 1 else "episodes"
+            part = f"{name} holds rows of {noun} {describe_ids(ids)}"
             if len(listed):
                 files = np.unique(catalog.episodes.data_file[listed])
                 part += (
@@ -164,24 +163,24 @@ def unfinished_recording(catalog: Catalog) -> tuple[str, str]:
     names is ignored by all readers.
     """
     ids = catalog.episodes.ids
-    before = np.flatnonzero(np.diff(ids) > 1)
-    gaps = [
-        str(first) if first == last else f"{first}-{last}"
-        for first, last in _between(ids, before[:_NAMED])
-    ]
-    more = f" and {len(before) - _NAMED} more ranges" if len(before) > _NAMED else ""
+    gap_places = np.flatnonzero(np.diff(ids) > 1)
+    gaps = [_describe_range(first, last) for first, last in _between(ids, gap_places[:_NAMED])]
+    more = f" and {len(gap_places) - _NAMED} more ranges" if len(gap_places) > _NAMED else ""
     gap = f"episodes {', '.join(gaps)}{more} are not listed" if gaps else ""
     unlisted = unlisted_files(catalog)
-    paths = [path for group in unlisted.values() for path in group]
-    extra = (
-        f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
-        if paths
-        else ""
-    )
+    paths = list(chain.from_iterable(unlisted.values()))
+    extra = ""
+    if paths:
+        files = plural(len(paths), "file is", "files are")
+        extra = f"{files} named by no episode, first {paths[0]}"
     described = describe_unlisted(catalog, unlisted.get("", []))
     facts = "; ".join(part for part in (gap, extra, described) if part)
     contradicts = bool(paths) and (bool(gap) or "is cut" in described)
     return (f"{facts}: {CAUSES}", "") if contradicts else ("", facts)
+
+
+def _describe_range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def doubt_of_reader(catalog: Catalog, most_files: int | None = None) -> str:
@@ -223,9 +222,9 @@ def sampled_doubts(catalog: Catalog) -> list[MissingFiles]:
 _NAMED = 5  # ranges of absent ids
 
 
-def _between(ids: np.ndarray, before: np.ndarray) -> list[tuple[int, int]]:
-    """Return the first and the last id that is absent behind each of the places `before`."""
-    return list(zip((ids[before] + 1).tolist(), (ids[before + 1] - 1).tolist()))
+def _between(ids: np.ndarray, gap_places: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first and the last id that is absent behind each of the places `gap_places`."""
+    return list(zip((ids[gap_places] + 1).tolist(), (ids[gap_places + 1] - 1).tolist()))
 
 
 def rows_without_files(catalog: Catalog) -> dict[str, np.ndarray]:

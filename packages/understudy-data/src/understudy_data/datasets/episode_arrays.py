@@ -201,9 +201,8 @@ class EpisodeArrays:
         ]
         check_columns(self.catalog, undeclared, int(self.segments[0, 0]))
         self._responses = Responses(self.catalog, response)
-        self.prompts = EpisodePrompts(
-            self.catalog, prompt_metadata, self.episodes if prompt_metadata else _NONE
-        )
+        prompted_episodes = self.episodes if prompt_metadata else _NONE
+        self.prompts = EpisodePrompts(self.catalog, prompt_metadata, prompted_episodes)
         """Metadata of the episodes and frames for prompts."""
         self.returns = None if returns is None else Returns(self.catalog, returns, self.table_rows)
         """Returns of the frames of the selected episodes; None: they are not delivered."""
@@ -339,7 +338,8 @@ class EpisodeArrays:
         """Return the frames that the window of `key` reaches (back, ahead); (0, 0) without a
         window.
         """
-        return reach([self.offsets[key]] if key in self.offsets else [])
+        windows = [self.offsets[key]] if key in self.offsets else []
+        return reach(windows)
 
     @property
     def window_stops(self) -> np.ndarray:
@@ -405,7 +405,10 @@ class EpisodeArrays:
         batch.
         """
         batch = self.batch(*self.locate(indices))
-        return [{key: value[i] for key, value in batch.items()} for i in range(len(indices))]
+        samples = []
+        for i in range(len(indices)):
+            samples.append({key: value[i] for key, value in batch.items()})
+        return samples
 
     def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (episode ids, frames), int64 (B,) each, of sample numbers; negative numbers count
@@ -504,8 +507,9 @@ class EpisodeArrays:
                 self._stored.take(key, rows, self._rows.file_rows(rows, frames_of[key]))
             )
         has_window = "task_index" in self.offsets
-        now = (self._rows.take(rows, {"task_index": frames}) if has_window else taken)["task_index"]
-        out["task"] = [self.catalog.tasks[int(task)] for task in np.asarray(now).tolist()]
+        of_frames = self._rows.take(rows, {"task_index": frames}) if has_window else taken
+        task_numbers = np.asarray(of_frames["task_index"]).tolist()
+        out["task"] = [self.catalog.tasks[int(task)] for task in task_numbers]
         if self.frame_weights is not None and self.frame_weights.weighs_loss:
             out[LOSS_WEIGHT] = self._as_value(
                 self.frame_weights.loss_factors(np.asarray(episodes), frames)

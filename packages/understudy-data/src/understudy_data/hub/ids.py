@@ -32,16 +32,17 @@ class HubId:
 
     def __str__(self) -> str:
         inside = _DATASETS if self.kind == "dataset" else ""
-        return f"{SCHEME}{inside}{self.name}" + (f"@{self.revision}" if self.revision else "")
+        at_revision = f"@{self.revision}" if self.revision else ""
+        return f"{SCHEME}{inside}{self.name}{at_revision}"
 
 
 def parse_address(text: str) -> HubId | None:
     """Read an address `hf://...`; None: the text is none, or has another form."""
     if not text.startswith(SCHEME):
         return None
-    rest = text.removeprefix(SCHEME)
-    kind: Literal["model", "dataset"] = "dataset" if rest.startswith(_DATASETS) else "model"
-    match = _ID.fullmatch(rest.removeprefix(_DATASETS).rstrip("/"))
+    identifier = text.removeprefix(SCHEME)
+    kind: Literal["model", "dataset"] = "dataset" if identifier.startswith(_DATASETS) else "model"
+    match = _ID.fullmatch(identifier.removeprefix(_DATASETS).rstrip("/"))
     return HubId(match["name"], match["revision"], kind) if match else None
 
 

@@ -54,9 +54,10 @@ class LoaderMixin:
             raise ConfigError(f"train_dataset is a {kind}; LoaderMixin reads an us.EpisodeDataset")
         self.args.ignore_data_skip = True
         micro_batch = self.args.per_device_train_batch_size * max(1, getattr(self.args, "n_gpu", 1))
-        options = {
-            "seed": self.args.data_seed if self.args.data_seed is not None else self.args.seed
-        }
+        seed = self.args.data_seed
+        if seed is None:
+            seed = self.args.seed
+        options = {"seed": seed}
         return EpochBatches(
             self.train_dataset,
             micro_batch * self.args.world_size,

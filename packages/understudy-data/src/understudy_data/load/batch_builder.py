@@ -102,10 +102,9 @@ class BatchBuilder:
             for data, shapes_of in zip(request.datasets, shapes)
         ]
         self._missing = [sorted(cameras) for cameras in missing]
-        self._present = [
-            [c for c in shapes_of if c not in cameras]
-            for shapes_of, cameras in zip(shapes, missing)
-        ]
+        self._present: list[list[str]] = []
+        for shapes_of, cameras in zip(shapes, missing):
+            self._present.append([camera for camera in shapes_of if camera not in cameras])
         self._readers: dict[str, dict[int, ClipReader]] = {camera: {} for camera in shapes[0]}
         """By camera, and by the position whose images come next."""
         self._decoded: dict[str, dict[int, SampleImages]] = {camera: {} for camera in shapes[0]}
@@ -297,7 +296,8 @@ class BatchBuilder:
         order = self._request.order
         spec = self._request.order.spec.sources[source]
         policy = self._plan.policies[source]
-        most = 1 if policy.run_length == 0 else max(spec.clip, 1 if spec.shuffle else SPAN)
+        least = 1 if spec.shuffle else SPAN
+        most = 1 if policy.run_length == 0 else max(spec.clip, least)
         positions, episode, frame = order.rest_of_clip(position, most)
         if len(positions) > 1:
             low, high = self._request.share

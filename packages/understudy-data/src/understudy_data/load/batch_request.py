@@ -154,12 +154,11 @@ class BatchRequest:
         """`decoded_cache` with its size in bytes."""
         if self.decoded_cache is None:
             return None
-        default = RemoteOptions().cache_bytes
-        folder, size = (
-            self.decoded_cache
-            if isinstance(self.decoded_cache, tuple)
-            else (self.decoded_cache, default)
-        )
+        if isinstance(self.decoded_cache, tuple):
+            folder, size = self.decoded_cache
+        else:
+            folder = self.decoded_cache
+            size = RemoteOptions().cache_bytes
         try:
             return DiskCache(os.path.abspath(os.path.expanduser(folder)), parse_bytes(size))
         except ValueError as error:
@@ -196,10 +195,9 @@ def make_request(
     sources, is_list = _listed(datasets)
     board = find_board(sources, options)
     sources = agree_on_publications(sources, board)
-    opened = _open(
-        sources if is_list else sources[0],
-        {name: value for name, value in options.items() if name not in settings},
-    )
+    options_of_datasets = {name: value for name, value in options.items() if name not in settings}
+    one_or_more = sources if is_list else sources[0]
+    opened = _open(one_or_more, options_of_datasets)
     order, batch_size, seed, weights = (
         settings.pop(name, None) for name in ("order", "batch_size", "seed", "weights")
     )
@@ -209,6 +207,7 @@ def make_request(
                 "neither order nor batch_size: give batch_size=32, or "
                 "order=Order.from_datasets(...)"
             )
+        order_seed = 0 if seed is None else seed
         choice = choose_order(
             opened,
             memory=parse_bytes(settings.get("memory", BatchRequest.memory)),
@@ -218,7 +217,7 @@ def make_request(
             image_size=settings.get("image_size"),
             decoded_cache=settings.get("decoded_cache") is not None,
             batch_size=batch_size,
-            seed=0 if seed is None else seed,
+            seed=order_seed,
             weights=weights,
         )
         order = choice.order
@@ -260,7 +259,9 @@ def _listed(datasets: Datasets) -> tuple[list[Any], bool]:
     several = isinstance(datasets, Iterable) and not isinstance(
         datasets, (str, bytes, os.PathLike, Mapping)
     )
-    return list(datasets) if several else [datasets], several  # type: ignore[arg-type]
+    if several:
+        return list(datasets), True  # type: ignore[arg-type]
+    return [datasets], False
 
 
 def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset]:
@@ -280,8 +281,8 @@ def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset
             f"options {sorted(options)}: no dataset is opened here; give them to "
             "EpisodeDataset(...)"
         )
-    opened = [
-        EpisodeDataset(source, **options) if path else source
-        for source, path in zip(sources, paths)
-    ]
-    return as_list(opened if several else opened[0])
+    opened = []
+    for source, is_path in zip(sources, paths):
+        dataset = EpisodeDataset(source, **options) if is_path else source
+        opened.append(dataset)
+    return as_list(opened) if several else as_list(opened[0])

@@ -99,10 +99,12 @@ class Candidate:
     def __str__(self) -> str:
         kinds = []
         for source, keep in zip(self.spec.sources, self.plan.keeps_decoded):
-            clips = f"{source.lanes} lanes of {source.clip} frames"
-            kinds.append(
-                ("uniform" if source.clip == 1 else clips) + (", kept decoded" if keep else "")
-            )
+            kind = f"{source.lanes} lanes of {source.clip} frames"
+            if source.clip == 1:
+                kind = "uniform"
+            if keep:
+                kind += ", kept decoded"
+            kinds.append(kind)
         return kinds[0] if len(set(kinds)) == 1 else f"{self.lanes} lanes in {len(kinds)} datasets"
 
 
@@ -156,9 +158,10 @@ def choose_order(
         DatasetError: a video cannot be opened.
     """
     datasets = as_list(datasets)
-    clip, lanes = (
-        None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes))
-    )
+    if clip is not None:
+        clip = as_int("clip", clip)
+    if lanes is not None:
+        lanes = as_int("lanes", lanes)
     in_flight = (
         _UNLIMITED if frames_in_flight is None else as_int("frames_in_flight", frames_in_flight)
     )
@@ -326,7 +329,8 @@ class _Arrangement:
         frames = []
         for number, part in enumerate(self.settings.parts):
             in_lanes = part.lanes * held_frames(part.clip, self._reaches[number])
-            frames.append(in_lanes if part.clip > 1 else part.frames)
+            in_flight = in_lanes if part.clip > 1 else part.frames
+            frames.append(in_flight)
         return self._sum(frames)
 
     @cached_property
@@ -362,11 +366,12 @@ class _Offers:
         request: OrderRequest,
         reader: _Reader,
     ) -> None:
-        gops = [fact.gop for fact in facts.kinds]
-        self._sources = [
-            source if source.gop == gops[kind] else replace(source, gop=gops[kind])
-            for source, kind in zip(sources, facts.kind_of)
-        ]
+        self._sources: list[CheckedSource] = []
+        for source, kind in zip(sources, facts.kind_of):
+            gop = facts.kinds[kind].gop
+            if source.gop != gop:
+                source = replace(source, gop=gop)
+            self._sources.append(source)
         self._facts = facts
         self._weights = weights
         self._request = request
@@ -510,7 +515,8 @@ def _source_cost(
         is_permuted=spec.inside == "permuted",
         shared_by=shared_by,
     )
-    return clips * (_OWN_RUN_COST.get(policy.run_length, 1.0) if policy.keep_decoder else 1.0)
+    cost_of_runs = _OWN_RUN_COST.get(policy.run_length, 1.0) if policy.keep_decoder else 1.0
+    return clips * cost_of_runs
 
 
 def _is_fixed(request: OrderRequest) -> bool:
@@ -576,34 +582,22 @@ def advice(facts: FactGroups, memory: int, figures: Figures) -> str:
     disk = facts.sum(lambda source: source.disk_images)
     has_cache = any(source.on_disk for source in facts.kinds)
     cached = facts.change(lambda source: replace(source, on_disk=True))
-    on_disk = [(f"decoded_cache=FOLDER, {disk / 1e9:.1f} GB on disk", cached, memory)]
-    larger = [
+    remedies = [
         (f"memory='{size}GB'", facts, size * 10**9) for size in _GIGABYTES if size * 10**9 > memory
     ]
-    remedies = [
-        *larger,
-        *(on_disk if 0 < disk <= _MOST_ON_DISK and not has_cache else []),
-        (f"image_size=({_SIDE}, {_SIDE})", small, memory),
-        (
-            f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU",
-            edited,
-            memory,
-        ),
-    ]
+    if 0 < disk <= _MOST_ON_DISK and not has_cache:
+        remedies.append((f"decoded_cache=FOLDER, {disk / 1e9:.1f} GB on disk", cached, memory))
+    edit = f"`understudy edit … --gop 2 --size {_SIDE}`, about {ceil(minutes)} min of CPU"
+    remedies += [(f"image_size=({_SIDE}, {_SIDE})", small, memory), (edit, edited, memory)]
     helping: dict[str, str] = {}
     for name, changed, size in remedies:
         kind = name.split("=")[0]
         if kind not in helping and is_better(better := figures(changed, size)):
-            helping[kind] = (
-                f"{name} ({better[0]:.1f} times"
-                + ("" if is_fixed else f", {1 + better[1]:.1f}")
-                + ")"
-            )
-    mixing = (
-        ""
-        if is_fixed
-        else f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
-    )
+            variance = "" if is_fixed else f", {1 + better[1]:.1f}"
+            helping[kind] = f"{name} ({better[0]:.1f} times{variance})"
+    mixing = ""
+    if not is_fixed:
+        mixing = f"8 batches have {1 + correlation:.1f} times the variance of independent clips, "
     return (
         f"each sample costs {cost:.1f} times the CPU time of decoding in a row, {mixing}"
         f"in {memory / 1e9:.3g} GB of memory; "

@@ -26,7 +26,8 @@ class DeviceCopy:
                 f"device {str(device)!r}: torch finds no CUDA device here; leave it out, or give "
                 "'cpu'"
             )
-        self._device, self._host_keys = device, frozenset(host_keys)
+        self._device = device
+        self._host_keys = frozenset(host_keys)
         self.pins = device.type == "cuda"
         """Whether batches must lie in page-locked memory."""
         self._stream = torch.cuda.Stream(device) if self.pins else None

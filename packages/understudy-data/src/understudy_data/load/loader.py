@@ -195,11 +195,9 @@ class Loader:
                 warnings.warn(f"{problem}; give more memory", stacklevel=3)
         self._request = replace(request, datasets=tuple(datasets))
         substitute = request.on_bad_frame == "substitute"
-        self._substitutes = (
-            Substitutes(request.order, request.journal, request.bad_frame_cap)
-            if substitute
-            else None
-        )
+        self._substitutes: Substitutes | None = None
+        if substitute:
+            self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap)
         # as planned
         self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)
 
@@ -308,9 +306,10 @@ class Loader:
     @property
     def timings(self) -> Timings:
         """Seconds of all threads together so far, by kind of work."""
-        return Timings.total(
-            [self._past_timings, *(self._workers.timings if self._workers else ())]
-        )
+        parts = [self._past_timings]
+        if self._workers:
+            parts += self._workers.timings
+        return Timings.total(parts)
 
     @property
     def substitutions(self) -> tuple[Substitution, ...]:

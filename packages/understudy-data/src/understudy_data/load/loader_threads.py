@@ -227,8 +227,11 @@ class WorkerPool:
             whole = (order.stop - self._request.position - self._high) // order.batch_size + 1
             if (count := min(count, whole - number)) < 1:
                 raise StopIteration  # at the end of an order file
-            self._planned_from, index, self._planned = number, 0, self._look_up(number, count)
-        batch, self._planned[index] = self._planned[index], None
+            self._planned = self._look_up(number, count)
+            self._planned_from = number
+            index = 0
+        batch = self._planned[index]
+        self._planned[index] = None
         assert batch is not None  # each is begun once
         for camera, shape in self._shapes[0].items():
             dtype = self._request.datasets[0].pixels(camera).dtype
@@ -245,8 +248,9 @@ class WorkerPool:
         thread = self._assign(positions, samples[0], samples[1]).reshape(positions.shape)
         source, episode, frame = (part.reshape(positions.shape) for part in samples)
         rows = RowBatches(request.datasets, self._mixture, positions, source, episode, frame)
-        return [
-            BatchInProgress(
+        batches: list[BatchInProgress | None] = []
+        for i in range(count):
+            batch = BatchInProgress(
                 # a view would keep all of them alive, and be saved with all of them
                 positions[i].copy(),
                 source[i].copy(),
@@ -256,8 +260,8 @@ class WorkerPool:
                 row_batches=(rows, i),
                 threads_left=threads,
             )
-            for i in range(count)
-        ]
+            batches.append(batch)
+        return batches
 
     def _assign(self, positions: np.ndarray, source: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """The thread of each position, int64 like `source`."""

@@ -194,7 +194,8 @@ class _SourceNeeds:
             frames = _GAPS * min(held + waiting, lanes * run)
         else:
             frames = 0.0
-        halo = (1.0 if policy.keep_decoder else _GAPS) * lanes * self.halo
+        gaps = 1.0 if policy.keep_decoder else _GAPS
+        halo = gaps * lanes * self.halo
         return int(sum(self.facts.frame) * (frames + halo) + decoders * sum(self.facts.decoder))
 
     def policy(self, level: int) -> DecodePolicy:
@@ -204,10 +205,13 @@ class _SourceNeeds:
     def describe(self, policy: DecodePolicy) -> str:
         """A policy in words."""
         parts = [f"runs of {policy.run_length} frames"] if policy.run_length > 1 else []
-        parts += ["a decoder each"] if policy.keep_decoder else []
-        parts += ["the frames that windows share"] if self.halo and policy.run_length else []
+        if policy.keep_decoder:
+            parts.append("a decoder each")
+        if self.halo and policy.run_length:
+            parts.append("the frames that windows share")
+        held = " and ".join(parts) or "nothing held between two samples"
         lanes = f"{self.lanes} lanes" if self.lanes else "one clip a thread"
-        return f"{lanes}, {' and '.join(parts) if parts else 'nothing held between two samples'}"
+        return f"{lanes}, {held}"
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,11 @@ class RankNeeds:
     @cached_property
     def images(self) -> list[int | None]:
         """Per number, bytes of a source that stays decoded, above the least; None without video."""
-        return [source.cached if source.facts.all_images > 0 else None for source in self.sources]
+        images = []
+        for source in self.sources:
+            cached = source.cached if source.facts.all_images > 0 else None
+            images.append(cached)
+        return images
 
     def fixed(self, ahead: int, threads: int, rows: int) -> list[Item]:
         """Items that nothing can do without: `ahead` batches made, one under way, and one at the
@@ -380,7 +388,9 @@ def divide_memory(needs: RankNeeds, *, num_threads: int, memory: int) -> Divisio
     )
     reading = int(_ROWS_READ * facts.most(lambda source: max(source.columns, default=0)))
     reading = max(reading, int(readers * _MAPPED_READ * largest_mapped))
-    held = int((_ROWS_HELD - 1) * rows) + (0 if _has_single_file(facts) else reading)
+    held = int((_ROWS_HELD - 1) * rows)
+    if not _has_single_file(facts):
+        held += reading
     # a small budget may be off by a tenth
     held = min(held, memory // 10, memory - needs.least(threads, rows))
     rows += held
@@ -436,16 +446,12 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
         item, of_cache, of_policy = words[pair]
         if item is not None:
             items.append(Item(f"{item.name} {name}", item.bytes, item.why))
-        notes += [f"{name}: {of_cache}"] if of_cache else []
-        notes += [f"{name_in_order}: {of_policy}"] if of_policy else []
+        if of_cache:
+            notes.append(f"{name}: {of_cache}")
+        if of_policy:
+            notes.append(f"{name_in_order}: {of_policy}")
     total = sum(item.bytes for item in items)
-    open_indexes = [source.facts.indexes for source in needs.sources]
-    indexes = tuple(
-        0 if keep else open_indexes[number] for number, keep in zip(needs.number_of, keeps)
-    )
-    for_indexes = min(memory // _INDEXES, memory - total)
-    if (most := sum(indexes)) > for_indexes:
-        indexes = tuple(size * for_indexes // most for size in indexes)
+    indexes = _index_bytes(needs, keeps, min(memory // _INDEXES, memory - total))
     if any(indexes):
         items.append(Item("indexes", sum(indexes), "of videos that stay open"))
         total += items[-1].bytes
@@ -495,6 +501,20 @@ def describe_plan(division: Division, names: Sequence[str]) -> MemoryPlan:
     )
 
 
+def _index_bytes(needs: RankNeeds, keeps: Sequence[bool], most: int) -> tuple[int, ...]:
+    """Bytes for the indexes of the open videos of each source, `most` in all; a source that is kept
+    decoded has none.
+    """
+    sizes = []
+    for number, keep in zip(needs.number_of, keeps):
+        size = 0 if keep else needs.sources[number].facts.indexes
+        sizes.append(size)
+    total = sum(sizes)
+    if total > most:
+        sizes = [size * most // total for size in sizes]
+    return tuple(sizes)
+
+
 def _rows_in_memory(facts: FactGroups, most: int) -> list[int]:
     """Per kind: bytes for columns in the memory of the process: all, or a share, and at least one
     data file.
@@ -504,8 +524,8 @@ def _rows_in_memory(facts: FactGroups, most: int) -> list[int]:
     share = min(1.0, max(0, most - largest) / max(1, beyond))
     rows = []
     for source in facts.kinds:
-        one = max(source.columns, default=0)
-        rows.append(one + int((sum(source.columns) - one) * share))
+        largest_file = max(source.columns, default=0)
+        rows.append(largest_file + int((sum(source.columns) - largest_file) * share))
     return rows
 
 
@@ -628,11 +648,12 @@ def _needs(
     single = spec.clip == 1 and spec.shuffle
     halo = min(facts.halo, facts.window * spec.clip)
     gop = facts.gop if facts.frame else 1
+    clip = spec.clip if spec.shuffle else spec.frames
     return _SourceNeeds(
         facts,
         lanes,
         together,
-        spec.clip if spec.shuffle else spec.frames,
+        clip,
         halo,
         spec.inside == "permuted" and lanes > 0,
         rank_policies(
@@ -669,7 +690,8 @@ def rank_policies(
         runs = tuple(run for run in runs if run <= clip or not shuffle) or runs[-1:]
         whole = [(gop, False, True)] if keep and gop <= WHOLE_GOP and shuffle else []
         policies = [*whole, *((run, keep, False) for run in runs), (1, True, False)]
-    policies += [(1, False, False)] if halo and not single else []
+    if halo and not single:
+        policies.append((1, False, False))
     return tuple(
         DecodePolicy(run, keep, whole, resized)
         for run, keep, whole in [*policies, (0, False, False)]
@@ -698,8 +720,10 @@ def _lanes_of_rank(
         in_lanes = count > 0 and part.shuffle and part.clip > 1
         round_ = total // UNIT if is_exact else -(-part.lanes * total // max(1, count))
         is_fixed = in_lanes and not round_ % batch_size
-        lanes.append(part.lanes if in_lanes else 0)
-        rounds.append(round_ if is_fixed else 0)
+        lanes_of_part = part.lanes if in_lanes else 0
+        lanes.append(lanes_of_part)
+        fixed_round = round_ if is_fixed else 0
+        rounds.append(fixed_round)
     by_round: dict[int, list[int]] = {}
     for round_ in set(rounds) - {0}:
         if is_exact:
@@ -710,10 +734,12 @@ def _lanes_of_rank(
             positions = positions[(offset >= low) & (offset < high)]
             source, index = (streams or make_period(settings.slots).streams)(positions)
             by_round[round_] = _count_lanes(settings, source, index)
-    return [
-        by_round[rounds[number]][d] if rounds[number] else lanes[number]
-        for d, number in enumerate(settings.part_of)
-    ]
+    of_sources = []
+    for d, number in enumerate(settings.part_of):
+        round_ = rounds[number]
+        lanes_of_source = by_round[round_][d] if round_ else lanes[number]
+        of_sources.append(lanes_of_source)
+    return of_sources
 
 
 def _count_lanes(settings: Settings, source: Ints, index: Words) -> list[int]:

@@ -23,6 +23,7 @@ sixteen.
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -82,11 +83,11 @@ class Mixture:
             ValueError: a dataset differs from the first in a way that no batch can combine; names
                 both and a remedy. It is an `UnlikeSourcesError` where several do.
         """
-        cameras = dict.fromkeys(c for d in datasets for c in d.missing_cameras)
-        missing = {
-            c: frozenset(s for s, d in enumerate(datasets) if c in d.missing_cameras)
-            for c in cameras
-        }
+        lacking: dict[str, set[int]] = {}
+        for number, dataset in enumerate(datasets):
+            for camera in dataset.missing_cameras:
+                lacking.setdefault(camera, set()).add(number)
+        missing = {camera: frozenset(sources) for camera, sources in lacking.items()}
         with_rows = [
             c
             for c, lack in missing.items()
@@ -243,7 +244,8 @@ def _add(
                 f"{problem}: one batch needs one shape; give delta_timestamps of the same length"
             )
         if key in missing and "missing" in (first_dtype, dtype):
-            first[key] = (dtype if first_dtype == "missing" else first_dtype), window, first_shape
+            known_dtype = dtype if first_dtype == "missing" else first_dtype
+            first[key] = known_dtype, window, first_shape
             continue
         if isinstance(first_dtype, str) or isinstance(dtype, str):
             if first_dtype != dtype:
@@ -276,11 +278,13 @@ def _declared(dataset: EpisodeDataset) -> dict[str, _Declared]:
         if key in ("frame_index", "episode_index"):  # counted, independent of the stored dtype
             dtype = np.dtype(np.int64)
         elif feature is None and key in INDEX_KEYS:
-            dtype = np.dtype(np.float32 if key == "timestamp" else np.int64)
+            dtype = np.dtype("float32") if key == "timestamp" else np.dtype("int64")
         elif key in dataset.missing_cameras:
             dtype = "missing"
-        elif feature is not None and (feature.is_text or feature.is_camera):
-            dtype = "text" if feature.is_text else "video" if feature.is_video else "image"
+        elif feature is not None and feature.is_text:
+            dtype = "text"
+        elif feature is not None and feature.is_camera:
+            dtype = "video" if feature.is_video else "image"
             if feature.is_depth:
                 pixels = feature.pixels
                 dtype = (
@@ -332,10 +336,10 @@ def image_shapes(
         ValueError: the shapes of two sources differ.
         DatasetError: a video cannot be opened, or `image_size` is not for depth.
     """
-    cameras = dict.fromkeys(c for d in datasets for c in d.video_keys)
-    cameras |= dict.fromkeys(
-        c for c in datasets[0].missing_cameras if all(c in d.missing_cameras for d in datasets)
-    )
+    cameras = dict.fromkeys(chain.from_iterable(dataset.video_keys for dataset in datasets))
+    for camera in datasets[0].missing_cameras:
+        if all(camera in dataset.missing_cameras for dataset in datasets):
+            cameras[camera] = None
     shapes = [_shapes(dataset, list(cameras), image_size) for dataset in datasets]
     for number, (dataset, camera_shapes) in enumerate(zip(datasets, shapes)):
         for camera, shape in camera_shapes.items():
@@ -409,7 +413,8 @@ class RowBatches:
                     # read batch by batch from here on: only the bad one raises
                     self._together = False
             if self._read:
-                batch, self._read[number] = self._read[number], {}
+                batch = self._read[number]
+                self._read[number] = {}
                 return batch
         return read_rows(
             self._datasets, self._mixture, *(part[number].copy() for part in self._samples)
@@ -454,5 +459,6 @@ def read_rows(
         of_source = source == s
         parts[s] = datasets[s].row_batch(episode[of_source], frame[of_source])
     batch = mixture.join(parts, source)
-    batch["position"], batch["source"] = torch.from_numpy(positions), torch.from_numpy(source)
+    batch["position"] = torch.from_numpy(positions)
+    batch["source"] = torch.from_numpy(source)
     return batch

@@ -61,10 +61,11 @@ def order_facts(
     (`order_file.dataset_facts`).
     """
     sizes = {span.batch for span in spans}
+    batch_size = sizes.pop() if len(sizes) == 1 else None
     return {
         "order": spec.to_json(),
         "seed": spec.seed,
-        "batch": sizes.pop() if len(sizes) == 1 else None,
+        "batch": batch_size,
         "start": spans[0].position,
         "datasets": [{"name": name, **facts} for name, facts in datasets.items()],
         "understudy": __version__,

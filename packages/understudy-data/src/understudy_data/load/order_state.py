@@ -50,11 +50,13 @@ def adopt_order(state: Mapping[str, Any], chosen: Order, datasets: Sequence[Fram
     ):
         return chosen
     settings = ("clip", "lanes", "shuffle", "inside", "cut")
-    sources = tuple(
-        replace(mine, **{name: getattr(theirs, name) for name in settings})
-        for mine, theirs in zip(chosen.spec.sources, saved.sources)
+    sources = []
+    for mine, theirs in zip(chosen.spec.sources, saved.sources):
+        adopted = {name: getattr(theirs, name) for name in settings}
+        sources.append(replace(mine, **adopted))
+    same = replace(
+        chosen.spec, sources=tuple(sources), schedule=saved.schedule, version=saved.version
     )
-    same = replace(chosen.spec, sources=sources, schedule=saved.schedule, version=saved.version)
     if any(difference.changes_order for difference in compare(saved, same)):
         return chosen
     return Order.from_json(same, datasets)

@@ -143,9 +143,8 @@ class Prefetcher:
         first = position < self._start + order.batch_size
         if first:  # the first batch decodes its own samples only (`first_runs`)
             count = 1
-        positions, episode, frame = order.rest_of_clip(
-            position, max(spec.clip, 1 if spec.shuffle else _RUN)
-        )
+        least = 1 if spec.shuffle else _RUN
+        positions, episode, frame = order.rest_of_clip(position, max(spec.clip, least))
         offset = (positions - self._start) % order.batch_size
         of_rank = (offset >= self._low) & (offset < self._high)
         positions = positions[of_rank]

@@ -103,7 +103,8 @@ class _FileBoard:
         theirs = str(other["values"].get(name, value)) if other else value
         if name == "order" and other is not None and not _is_alive(other):
             theirs = value  # it may have ended long ago
-        self.start = self.start or (str(other["start"]) if other else secrets.token_hex(8))
+        if not self.start:
+            self.start = str(other["start"]) if other else secrets.token_hex(8)
         self.values[name] = theirs
         ranks[str(self.rank)] = {
             "start": self.start,
@@ -119,7 +120,7 @@ class _FileBoard:
         to.
         """
         mine = ranks.get(str(self.rank), {}).get("start")
-        found = list[Mapping[str, Any]]()
+        entries = list[Mapping[str, Any]]()
         for rank, entry in ranks.items():
             if rank == str(self.rank) or (entry["pid"], entry["host"]) == (
                 os.getpid(),
@@ -130,8 +131,8 @@ class _FileBoard:
             if self.start:
                 is_starting = entry["start"] == self.start
             if _is_alive(entry) or is_starting:
-                found.append(entry)
-        return max(found, key=lambda entry: float(entry["time"]), default=None)
+                entries.append(entry)
+        return max(entries, key=lambda entry: float(entry["time"]), default=None)
 
 
 def _remove_old(folder: Path) -> None:
@@ -238,15 +239,15 @@ def agree_on_publications(sources: Sequence[Any], board: Board) -> list[Any]:
         return list(sources)
     theirs = json.loads(board.first("publications", json.dumps(mine)))
     agreed = list(sources)
-    for number, (now, then) in enumerate(zip(mine, theirs)):
-        if then and now and then != now:
+    for number, (latest, chosen) in enumerate(zip(mine, theirs)):
+        if chosen and latest and chosen != latest:
             address, view = split_view(os.fspath(sources[number]))
-            agreed[number] = f"{address.rstrip('/')}@{then}{view}"
+            agreed[number] = f"{address.rstrip('/')}@{chosen}{view}"
             logger.warning(
                 "%s: another rank reads publication %s, so this one does, too; now there is %s",
                 address,
-                then,
-                now,
+                chosen,
+                latest,
             )
     return agreed
 

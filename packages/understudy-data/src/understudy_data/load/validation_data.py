@@ -155,10 +155,11 @@ class ValidationData:
         if not present:
             return None
         numbers = np.array([number for _, number in present])
-        datasets = tuple(
-            part for number in numbers if (part := data.validation[number]) is not None
-        )
-        keys = np.array([source_key(name) if mixed else 0 for name, _ in present], np.int64)
+        parts = [data.validation[number] for number in numbers]
+        datasets = tuple(part for part in parts if part is not None)
+        keys = np.zeros(len(present), np.int64)
+        if mixed:
+            keys = np.array([source_key(name) for name, _ in present], np.int64)
         tables = [(part.segments, part.catalog.episodes) for part in datasets]
         inputs = [
             (segments, table.ids, table.task_offsets, table.task_indices)
@@ -206,16 +207,19 @@ class ValidationData:
         datasets = []
         for part in self.datasets:
             needed = decoded_bytes(part, self.size)
-            fits = 0 < needed <= memory
-            datasets.append(keep_decoded(part, self.size) if fits else part)
-            memory -= needed if fits else 0
+            if 0 < needed <= memory:
+                datasets.append(keep_decoded(part, self.size))
+                memory -= needed
+            else:
+                datasets.append(part)
         return replace(self, datasets=tuple(datasets))
 
     def select(self, mask: np.ndarray) -> "ValidationData":
         """Return the samples where `mask`, bool (N,), is true."""
+        weight = None if self.weight is None else self.weight[mask]
         return replace(
             self, source=self.source[mask], episode=self.episode[mask], frame=self.frame[mask],
-            place=self.place[mask], weight=None if self.weight is None else self.weight[mask],
+            place=self.place[mask], weight=weight,
         )  # fmt: skip
 
     def identity(self, part: slice) -> Tensor:
@@ -238,11 +242,11 @@ class ValidationData:
         except DatasetError as error:
             if not self.skip_unreadable or isinstance(error, SourceError):
                 raise
-            wrong = {
-                row: reason
-                for row, number in enumerate(range(part.start, part.stop))
-                if (reason := self._find_error(number))
-            }
+            wrong = {}
+            for row, number in enumerate(range(part.start, part.stop)):
+                reason = self._find_error(number)
+                if reason:
+                    wrong[row] = reason
             if not wrong:
                 raise  # not the error of a sample
             numbers = np.arange(part.start, part.stop)
@@ -378,10 +382,10 @@ def prefetch_chunks(
     yield numbers[0], first
     size = sum(value.nbytes for value in first.values() if isinstance(value, Tensor))
     del first
-    rest = numbers[1:]
-    lanes = max(1, min(threads, memory // max(1, size), len(rest)))
+    remaining = numbers[1:]
+    lanes = max(1, min(threads, memory // max(1, size), len(remaining)))
     runs = [
-        deque(rest[lane * len(rest) // lanes : (lane + 1) * len(rest) // lanes])
+        deque(remaining[lane * len(remaining) // lanes : (lane + 1) * len(remaining) // lanes])
         for lane in range(lanes)
     ]
     with ThreadPoolExecutor(lanes, thread_name_prefix="understudy-validation") as pool:

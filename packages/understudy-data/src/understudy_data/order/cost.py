@@ -49,7 +49,8 @@ def start_cost(gop: int) -> float:
 
 def uniform_cost(gop: int, halo: int) -> float:
     """Cost of a sample at a random place, whose windows extend `halo` frames."""
-    return 1.0 + halo + (start_cost(gop) if gop > 1 else 0.0)
+    cost_of_start = start_cost(gop) if gop > 1 else 0.0
+    return 1.0 + halo + cost_of_start
 
 
 @lru_cache(maxsize=1024)
@@ -82,8 +83,11 @@ def clips_cost(
         shared_by: ranks that read a lane, each of which decodes all of it.
     """
     clips = -(-frames // clip)
-    pieces = clips + (lanes if lanes > 1 else 0)
-    starts = pieces if cut == "plain" or reach[0] else 0 if is_permuted else pieces - clips
+    pieces = clips + lanes if lanes > 1 else clips
+    if cut == "plain" or reach[0]:
+        starts = pieces
+    else:
+        starts = 0 if is_permuted else pieces - clips
     again = (pieces - clips) * clip if is_permuted else 0
     halo = min(sum(reach), 8 * clip)
     return shared_by * (1.0 + (starts * start_cost(gop) + again + pieces * halo) / frames)

@@ -93,16 +93,17 @@ def choose_clips(
         lanes: number of lanes, where it is fixed already.
     """
     if lanes:
-        return choose_clip(
-            frames, gop, reach, lanes, in_flight // lanes if lanes < 2 * batch_size else None
-        )
+        most = in_flight // lanes if lanes < 2 * batch_size else None
+        return choose_clip(frames, gop, reach, lanes, most)
     if frames <= in_flight and uniform_cost(gop, sum(reach)) <= _CHEAP:
         return ClipChoice(
             1, 1, "plain", (f"uniform shuffle: its {frames} frames fit the {in_flight} in flight",)
         )
     counts = [count for count in lane_counts(batch_size) if count <= frames] or [frames]
-    most = [in_flight // count if count <= batch_size else None for count in counts]
-    choices = [choose_clip(frames, gop, reach, *pair) for pair in zip(counts, most)]
+    choices = []
+    for count in counts:
+        most = in_flight // count if count <= batch_size else None
+        choices.append(choose_clip(frames, gop, reach, count, most))
 
     def cost(choice: ClipChoice) -> float:
         return clips_cost(frames, gop, reach, clip=choice.clip, lanes=choice.lanes, cut=choice.cut)
@@ -146,7 +147,8 @@ def choose_clip(
         ]
     cut = "plain" if 8 * gop <= wish else "keyframe"
     unit = gop if cut == "keyframe" else 1
-    clip = max(-(-wish // unit), 4 if reach[0] and cut == "keyframe" else 1) * unit
+    fewest_units = 4 if reach[0] and cut == "keyframe" else 1
+    clip = max(-(-wish // unit), fewest_units) * unit
     if cut == "keyframe":
         reasons.append(
             f"clips of {clip}, cut at key frames: they are {gop} apart, a start between them "
@@ -156,11 +158,9 @@ def choose_clip(
     if clip > length or held_frames(clip, reach) > room:
         shorter = max(room // unit, 1) * unit
         if shorter < clip:
-            why = (
-                f"have {length} frames each"
-                if room == length
-                else f"may have {room} frames in flight each"
-            )
+            why = f"may have {room} frames in flight each"
+            if room == length:
+                why = f"have {length} frames each"
             reasons.append(f"clips shortened to {shorter}: {lanes} lanes {why}")
         clip = min(clip, shorter)
     elif cut == "plain":

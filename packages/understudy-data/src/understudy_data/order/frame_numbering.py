@@ -129,11 +129,9 @@ class Layout:
         last = stop // self.stretch
         if first <= frame // self.stretch < last:
             return (int(self.rows.ends[row]) - last) * self.stretch + frame
-        behind = (
-            stop - frame
-            if frame >= last * self.stretch
-            else stop - frame - max(0, last - first) * self.stretch
-        )
+        behind = stop - frame
+        if frame < last * self.stretch:
+            behind -= max(0, last - first) * self.stretch
         return self.rows.total * self.stretch + int(self.rests.ends[row]) - behind
 
     def _in_stretch(self, line: Ints) -> tuple[Ints, Ints]:
@@ -239,4 +237,5 @@ def fingerprint(segments: Ints) -> str:
     little-endian int64.
     """
     rows = np.ascontiguousarray(segments, dtype="<i8")
-    return hashlib.blake2b(rows.data if rows.size else b"", digest_size=16).hexdigest()
+    content = rows.data if rows.size else memoryview(b"")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

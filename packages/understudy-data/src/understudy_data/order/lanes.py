@@ -95,8 +95,11 @@ class Lanes:
             clip = int(of.clips.forward(np.array([rank], np.uint64))[0])
             first = clip * self.clip + offset if self.inside == "sequential" else None
         steps = np.arange(min(count, most), dtype=np.uint64)
-        indices = np.uint64(index) + steps * np.uint64(self.lanes if self.shuffle else 1)
-        return indices, self.line(indices) if first is None else np.uint64(first) + steps
+        step = self.lanes if self.shuffle else 1
+        indices = np.uint64(index) + steps * np.uint64(step)
+        if first is None:
+            return indices, self.line(indices)
+        return indices, np.uint64(first) + steps
 
     def _by_epoch(self, epoch: Words, p: Words, step: Callable[[int, Words], Words]) -> Words:
         """Apply `step(epoch, p)` to the elements of each epoch; nearly every call has one or two

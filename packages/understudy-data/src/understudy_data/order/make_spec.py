@@ -233,7 +233,8 @@ class Settings:
     @property
     def round(self) -> int:
         """Slots of a round of the mixture."""
-        return sum(self.slots) // (UNIT if self.version == EXACT_VERSION else 1)
+        unit = UNIT if self.version == EXACT_VERSION else 1
+        return sum(self.slots) // unit
 
     def resolve(self, sources: Sequence[CheckedSource]) -> list[ResolvedSource]:
         """Each source with its part of the spec."""
@@ -276,7 +277,9 @@ def number_sources(
     sources: Sequence[CheckedSource], weights: Sequence[float], request: OrderRequest
 ) -> list[int]:
     """Number sources alike where `choose_settings` cannot tell them apart."""
-    longest = [_longest(source) if request.mode == "episodes" else 0 for source in sources]
+    longest = [0] * len(sources)
+    if request.mode == "episodes":
+        longest = [_longest(source) for source in sources]
     facts = [(source.frames, source.gop, source.reach) for source in sources]
     return number_equal(zip(facts, weights, longest))[0]
 
@@ -329,7 +332,8 @@ def choose_settings(
     parts = []
     for d in firsts:
         group = group_of[d]
-        parts.append(resolve(d, counts[d]) if in_lanes[group] else groups[group])
+        part = resolve(d, counts[d]) if in_lanes[group] else groups[group]
+        parts.append(part)
     specs = tuple(part.spec for part in parts)
     reasons = tuple(part.reasons for part in parts)
     return Settings(specs, reasons, tuple(part_of), slots, version)
@@ -401,6 +405,7 @@ def resolve_source(
             in_flight=in_flight,
             lanes=lanes,
         )
+    inside = request.inside if choice.clip > 1 else "sequential"
     spec = SourceSpec(
         name=source.name,
         data=source.fingerprint,
@@ -409,7 +414,7 @@ def resolve_source(
         clip=choice.clip,
         lanes=min(choice.lanes, frames),
         shuffle=request.mode != "sequential",
-        inside=request.inside if choice.clip > 1 else "sequential",
+        inside=inside,
         cut=choice.cut,
     )
     return ResolvedSource(source, spec, choice.reasons)
@@ -417,7 +422,8 @@ def resolve_source(
 
 def source_layout(spec: SourceSpec, rows: np.ndarray, share: Share = at_once) -> Layout:
     """Layout of a source's segments."""
-    return make_layout(rows, spec.clip if spec.cut == "keyframe" else 0, share)
+    stretch = spec.clip if spec.cut == "keyframe" else 0
+    return make_layout(rows, stretch, share)
 
 
 def _pass_length(source: Frames) -> float:

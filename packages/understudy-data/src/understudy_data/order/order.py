@@ -60,7 +60,9 @@ class Order:
         self.spec = spec
         self.file = file
         self.layouts = tuple(layouts)
-        self._reasons, self._weights = tuple(reasons), tuple(weights)  # known for a new order only
+        # known for a new order only
+        self._reasons = tuple(reasons)
+        self._weights = tuple(weights)
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
         self.start = 0
         self.stop = 2 * LARGEST - 1
@@ -112,9 +114,10 @@ class Order:
         sources = as_list(sources)
         batch_size = as_int("batch_size", batch_size)
         seed = check_seed(seed)
-        clip, lanes = (
-            None if n is None else as_int(name, n) for name, n in (("clip", clip), ("lanes", lanes))
-        )
+        if clip is not None:
+            clip = as_int("clip", clip)
+        if lanes is not None:
+            lanes = as_int("lanes", lanes)
         in_flight = default_in_flight(batch_size) if frames_in_flight is None else frames_in_flight
         request = OrderRequest(mode, batch_size, in_flight, clip, lanes, inside)
         resolved = resolve_weights(sources, weights, temperature)
@@ -254,9 +257,8 @@ class Order:
         layouts = []
         for saved, source in zip(self.spec.sources, sources):
             rows, _, digest = measure_source(source)
-            layouts.append(
-                source_layout(saved, rows) if digest == saved.data else make_layout(rows)
-            )
+            layout = source_layout(saved, rows) if digest == saved.data else make_layout(rows)
+            layouts.append(layout)
         order = Order(self.spec, layouts, file=self.file)
         order.stop = self.stop
         return order
@@ -430,12 +432,13 @@ class Order:
                 f"frame {frame} of episode {episode} is not among the selected frames of {name!r}"
             )
         lines = [layout.line_number(int(row), frame) for row in holding]
-        candidates = [
-            self._mix.position(source, lanes.index(line, epoch))
-            for epoch in epochs
-            for line in lines
-        ]
-        return np.array(sorted(p for p in candidates if p is not None), np.int64)
+        positions = []
+        for epoch in epochs:
+            for line in lines:
+                position = self._mix.position(source, lanes.index(line, epoch))
+                if position is not None:
+                    positions.append(position)
+        return np.array(sorted(positions), np.int64)
 
     def with_weights(
         self,

@@ -335,7 +335,8 @@ def _each(x: Words, sizes: Words, keys: Words, forward: bool) -> Words:
         right = image - left * radix_b
         scratch = np.empty_like(left)
         spare = np.empty_like(left)
-        for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
+        numbers = range(ROUNDS) if forward else range(ROUNDS)[::-1]
+        for number in numbers:
             round_key = key ^ np.uint64(mix64((number + 1) * _GAMMA))
             half, other, radix = (
                 (left, right, radix_a) if number % 2 == 0 else (right, left, radix_b)

@@ -135,11 +135,9 @@ class Round:
         ahead = lane.copy()
         if len(is_shared := np.flatnonzero(source < 0)):
             leaf, visit[is_shared] = self._descend(lane[is_shared], rounds[is_shared])
-            source[is_shared], lane[is_shared], ahead[is_shared] = (
-                self.source[leaf],
-                self.lane[leaf],
-                self.ahead[leaf],
-            )
+            source[is_shared] = self.source[leaf]
+            lane[is_shared] = self.lane[leaf]
+            ahead[is_shared] = self.ahead[leaf]
         index = rounds * self.whole[source] + ahead
         for leaf in self.leaves_of[source].T:
             has = np.flatnonzero(leaf >= 0)
@@ -440,7 +438,8 @@ class SharedSlots:
         rows = np.flatnonzero(self._in_lanes[source])
         by = rows[np.lexsort((epoch[rows], source[rows]))]
         changes = np.flatnonzero((np.diff(source[by]) != 0) | (np.diff(epoch[by]) != 0)) + 1
-        for group in np.split(by, changes) if len(by) else []:
+        groups = np.split(by, changes) if len(by) else []
+        for group in groups:
             d = int(source[group[0]])
             e = int(epoch[group[0]])
             cut = self._cut(k, d, e)

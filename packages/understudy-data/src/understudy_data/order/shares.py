@@ -263,12 +263,11 @@ class WholeSlots:
             rounds, slot = divmod(index - before, entry.slots[d])
             relative = rounds * sum(entry.slots) + int(self._periods[number].slots_of[d][slot])
             position = entry.position + relative
-            later = (
-                self._spec.schedule[number + 1].position
-                if number + 1 < len(self._spec.schedule)
-                else None
-            )
-            return position if later is None or position < later else None
+            following = number + 1
+            has_following = following < len(self._spec.schedule)
+            if has_following and position >= self._spec.schedule[following].position:
+                return None
+            return position
         return None
 
     def _streams_before(self) -> list[list[int]]:

@@ -127,7 +127,8 @@ class Spec:
     @property
     def round(self) -> int:
         """Slots of a round of the mixture at the end of the schedule."""
-        return sum(self.schedule[-1].slots) // (UNIT if self.version == EXACT_VERSION else 1)
+        unit = UNIT if self.version == EXACT_VERSION else 1
+        return sum(self.schedule[-1].slots) // unit
 
     @property
     def fingerprint(self) -> str:
@@ -226,12 +227,11 @@ def compare(old: Spec, new: Spec) -> list[Difference]:
                 for entry in new.schedule
                 if len(entry.slots) > number and entry.slots[number]
             ]
-            effect = (
-                f"it joins at position {joins[0]}"
-                if joined and joins and joins[0]
-                else "the shares of all sources change"
-            )
-            name = a.name if a else b.name if b else ""
+            effect = "the shares of all sources change"
+            if joined and joins and joins[0]:
+                effect = f"it joins at position {joins[0]}"
+            source = a or b
+            name = source.name if source else ""
             note(f"source {number}", a and name, b and name, effect)
             continue
         _compare_source(number, a, b, note)
@@ -362,18 +362,18 @@ def in_words(
             f"{source.name}: {source.frames} frames in {source.segments} segments; "
             f"{_source_in_words(source)}"
         )
-        lines += [f"  - {reason}" for reason in (reasons[d] if d < len(reasons) else ())]
+        if d < len(reasons):
+            lines += [f"  - {reason}" for reason in reasons[d]]
     for entry in spec.schedule:
         total = sum(entry.slots)
         named = [(s.name, count) for s, count in zip(spec.sources, entry.slots) if count]
         if len(spec.sources) > 1:
-            exact = spec.version == EXACT_VERSION
-            counts = [f" ({count} of {total})" if not exact else "" for _, count in named]
-            shares = ", ".join(
-                f"{name} {n / total:.2%}{of}" for (name, n), of in zip(named[:20], counts)
-            )
+            shares = []
+            for name, count in named[:20]:
+                of_total = "" if spec.version == EXACT_VERSION else f" ({count} of {total})"
+                shares.append(f"{name} {count / total:.2%}{of_total}")
             more = f" and {len(named) - 20} more" if len(named) > 20 else ""
-            lines.append(f"from position {entry.position}: {shares}{more}")
+            lines.append(f"from position {entry.position}: {', '.join(shares)}{more}")
     if off:
         d, share, target = off[0]
         others = f", and {len(off) - 1} more are off by over 1 %" if len(off) > 1 else ""
@@ -388,6 +388,7 @@ def _source_in_words(source: SourceSpec) -> str:
     if not source.shuffle:
         return "read in storage order"
     if source.clip == 1:
-        return "shuffled frame by frame" + (f" in {source.lanes} lanes" if source.lanes > 1 else "")
+        in_lanes = f" in {source.lanes} lanes" if source.lanes > 1 else ""
+        return f"shuffled frame by frame{in_lanes}"
     cut = ", cut at key frames" if source.cut == "keyframe" else ""
     return f"{source.lanes} lanes of clips of {source.clip}{cut}, {source.inside} inside a clip"

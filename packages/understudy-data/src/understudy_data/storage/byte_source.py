@@ -98,7 +98,8 @@ class LocalSource(ByteSource):
         self.tag = ""
         file = self._open()  # this reference keeps it open
         stat = os.fstat(file.number)
-        self.size, self.tag = stat.st_size, _tag(stat)
+        self.size = stat.st_size
+        self.tag = _tag(stat)
 
     def _open(self) -> _Descriptor:
         path = self.where
@@ -196,4 +197,5 @@ def as_file(source: ByteSource, buffer: int = 0) -> BinaryIO:
         buffer: Least number of bytes per read; 0 reads exactly as much as requested.
     """
     raw = _Raw(source)
-    return cast(BinaryIO, io.BufferedReader(raw, buffer) if buffer else raw)
+    file = io.BufferedReader(raw, buffer) if buffer else raw
+    return cast(BinaryIO, file)

@@ -66,7 +66,8 @@ class Spans:
         place = bisect.bisect_right(self._starts, span.start)
         self._spans.insert(place, span)
         self._starts.insert(place, span.start)
-        self._reach.insert(place, max(span.end, self._reach[place - 1] if place else 0))
+        reach_before = self._reach[place - 1] if place else 0
+        self._reach.insert(place, max(span.end, reach_before))
         for i in range(place + 1, len(self._reach)):
             if self._reach[i] >= span.end:
                 break
@@ -113,8 +114,10 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
     pieces = []
     while start < end:
         place = bisect.bisect_right(spans, start, key=lambda span: span.start)
-        before = (spans[i] for i in range(place - 1, -1, -1))  # nearly always the first of these
-        span = next((span for span in before if span.end > start), None)
+        candidates = (
+            spans[i] for i in range(place - 1, -1, -1)
+        )  # nearly always the first of these
+        span = next((span for span in candidates if span.end > start), None)
         if span is None:
             return None
         stop = min(span.end, end)

@@ -73,13 +73,11 @@ class Files:
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         self.is_local = "://" not in text
-        self.root = (
-            absolute_path(text)
-            if self.is_local
-            else credentials.strip_credentials(text).rstrip("/")
-        )
         if self.is_local:
-            self.root = publication_folder(self.root) or self.root
+            folder = absolute_path(text)
+            self.root = publication_folder(folder) or folder
+        else:
+            self.root = credentials.strip_credentials(text).rstrip("/")
         self.publication = publication_of(self.root) if self.is_local else ""
         self._made = time.time()
         self._version: DatasetVersion | None = None
@@ -484,11 +482,10 @@ class Files:
             # In parts: Arrow decodes a column of a row group in several times the memory of its
             # values.
             parts = list(file.iter_batches(_ROWS_AT_ONCE, list(groups), present, use_threads=False))
-            schema = (
-                parts[0].schema
-                if parts
-                else pa.schema([file.schema_arrow.field(name) for name in present])
-            )
+            if parts:
+                schema = parts[0].schema
+            else:
+                schema = pa.schema([file.schema_arrow.field(name) for name in present])
             table = pa.Table.from_batches(parts, schema).select(present)
             check_values(table, self.where(path))
             return table

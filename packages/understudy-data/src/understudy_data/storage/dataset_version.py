@@ -114,10 +114,10 @@ class VersionCheck:
                 names = [names[self._turn % len(names)]]
                 self._turn += 1
             is_same = True
-            for name, now in zip(names, self._ask_all(names)):
-                self._latest[name] = now
-                if now != self.version.marks[name]:
-                    self._check_grown(name, now, path, stat)
+            for name, current in zip(names, self._ask_all(names)):
+                self._latest[name] = current
+                if current != self.version.marks[name]:
+                    self._check_grown(name, current, path, stat)
                     is_same = False
             if is_same:
                 self._asked = begun
@@ -136,13 +136,13 @@ class VersionCheck:
         with ThreadPoolExecutor(len(names), "understudy-marks") as pool:
             return list(pool.map(ask, names))
 
-    def _check_grown(self, name: str, now: Stat | None, path: str, stat: Stat) -> None:
+    def _check_grown(self, name: str, current: Stat | None, path: str, stat: Stat) -> None:
         """Raise SourceError unless `name` was written again after the opening, and `path` was
         not.
         """
         opened = self.version.opened
-        before = self.version.marks[name]
-        is_rewritten = before is not None and now is not None and now.modified > opened
+        recorded = self.version.marks[name]
+        is_rewritten = recorded is not None and current is not None and current.modified > opened
         if not (is_rewritten and 0 < stat.modified <= opened):
             raise replaced(self._root, name, path)
 
@@ -184,12 +184,12 @@ class LocalCheck(VersionCheck):
 
     def confirm(self, path: str, stat: Stat, met: float | None = None) -> None:
         """See `VersionCheck.confirm`."""
-        for name, before in self.version.marks.items():
-            now = self._ask(name, before)
-            if now != before:
+        for name, recorded in self.version.marks.items():
+            current = self._ask(name, recorded)
+            if current != recorded:
                 if folder_of(self._root) != self.version.folder:
                     raise replaced(self._root, name, path)
-                self._check_grown(name, now, path, stat)
+                self._check_grown(name, current, path, stat)
         opened = max(self.version.opened, self.version.changed)
         if stat.modified > opened and not path.startswith("meta/"):
             self._check_kept(path, opened)

@@ -289,20 +289,20 @@ class Entry:
         called only if another process has claimed since.
         """
         with self._changed:
-            before = set(self._spans.by_name)
+            known_names = set(self._spans.by_name)
         try:
             names = set(os.listdir(self._folder))
         except (FileNotFoundError, NotADirectoryError):
             names = set()
         with self._changed:
             self._claims = {path: self._claims[path] for path in self._own}
-            for name in names - before - self._damaged:
+            for name in names - known_names - self._damaged:
                 if (span := parse_span(name)) is not None:
                     self._spans.add(span)
                 elif name.endswith(".claim") and (interval := parse_claim(name)) is not None:
                     self._claims[os.path.join(self._folder, name)] = interval
             self._current = len(self._claims) == len(self._own)
-            if gone := before - names:
+            if gone := known_names - names:
                 self._spans.remove(gone)
 
     def store(self, claim: Claim, data: bytes, pin: bool = False) -> None:

@@ -276,9 +276,9 @@ class HttpClient:
         span = f"-{size}" if offset == END else f"{offset}-{offset + size - 1}"
         headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
         if known_tag:
-            headers[
-                "If-None-Match" if known_tag.startswith(('"', "W/")) else "If-Modified-Since"
-            ] = known_tag
+            is_etag = known_tag.startswith(('"', "W/"))
+            condition = "If-None-Match" if is_etag else "If-Modified-Since"
+            headers[condition] = known_tag
         if self._pid != os.getpid():  # in a forked child: the connections belong to the parent
             self._reset()
         final = None
@@ -325,13 +325,15 @@ class HttpClient:
             name.title(): value for name, value in address.headers.items()
         }  # these override the environment's
         split = urlsplit(address.url)
-        target = (split.path or "/") + (f"?{split.query}" if split.query else "")
+        target = split.path or "/"
+        if split.query:
+            target += f"?{split.query}"
+        if route.absolute:
+            target = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}"
         try:
             return route.pool.urlopen(
                 "GET",
-                f"{split.scheme}://{split.netloc.rpartition('@')[2]}{target}"
-                if route.absolute
-                else target,
+                target,
                 headers={**route.headers, **own_headers, **headers},
                 retries=False,
                 redirect=False,
@@ -368,9 +370,8 @@ class HttpClient:
 
         url = urljoin(address.url, requote_uri(location.encode("latin1").decode(errors="replace")))
         assert self._session is not None
-        return Address(
-            url, {} if self._session.should_strip_auth(address.url, url) else address.headers
-        )
+        headers = {} if self._session.should_strip_auth(address.url, url) else address.headers
+        return Address(url, headers)
 
 
 def _new_session() -> Any:
@@ -434,8 +435,9 @@ def _check_response(
     is_tail = offset == END
     etag = headers.get("ETag", "")
     modified = _parse_date(headers.get("Last-Modified"))
+    tag_of_date = headers.get("Last-Modified", "") if modified else ""
     about = RangeResponse(
-        tag=etag or (headers.get("Last-Modified", "") if modified else ""),
+        tag=etag or tag_of_date,
         modified=modified,
         date=_parse_date(headers.get("Date")),
     )

@@ -38,13 +38,15 @@ def acquire(path: str, shared: bool = False, create: bool = False) -> int | None
     Raises:
         DatasetError: The file system has no locks.
     """
+    creation = os.O_CREAT if create else 0
     try:
-        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | creation, 0o644)
     except FileNotFoundError:
         return None
     _held.add(number)
     try:
-        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(number, kind | fcntl.LOCK_NB)
         if os.fstat(number).st_nlink:
             return number
     except BlockingIOError:

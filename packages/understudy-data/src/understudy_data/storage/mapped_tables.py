@@ -190,19 +190,21 @@ def _of_group(
 ) -> list[T | None]:
     keys = [member.key() for member in members]
     key = hashlib.sha256(json.dumps([code_version(), keys]).encode()).hexdigest()
-    made: list[T | None] = []
+    tables: list[T | None] = []
 
     def make() -> tuple[dict[str, Any], bool]:
-        made[:] = [member.make() for member in members]
+        tables[:] = [member.make() for member in members]
         is_whole = (
-            all(table is not None for table in made)
+            all(table is not None for table in tables)
             and [member.key() for member in members] == keys
         )
-        return _packed(made) if is_whole else {}, is_whole
+        if not is_whole:
+            return {}, False
+        return _packed(tables), True
 
     stored = once_per_host(key, make, cache, folder=folder, budget=budget, durable=False)
     with contextlib.suppress(ValueError):  # of classes that are others by now
-        return _unpacked(stored, mapped) if stored else made
+        return _unpacked(stored, mapped) if stored else tables
     return [member.make() for member in members]
 
 
@@ -299,7 +301,8 @@ def _mark(part: Any) -> tuple[Any, ...]:
     if (place := _mapped_place(part)) is not None:
         return Path(place[0]).name, place[1], part.dtype.str, part.shape, part.strides
     content = np.ascontiguousarray(part)
-    digest = hashlib.blake2b(content.data.cast("B") if content.size else b"", digest_size=20)
+    content_bytes = content.data.cast("B") if content.size else memoryview(b"")
+    digest = hashlib.blake2b(content_bytes, digest_size=20)
     return digest.hexdigest(), part.dtype.str, part.shape
 
 

@@ -45,10 +45,11 @@ def explain_parquet_error(
             where=where,
             fix="check the disk, the mount and its permissions",
         )
-    if what := _shape_of(source) if source is not None else "":
-        fix = _CUT if "cut" in what else RESTORE
-        fix = "decrypt it first: encrypted files are not read" if "encrypted" in what else fix
-        return DatasetError(what, where=where, fix=fix)
+    problem = _shape_of(source) if source is not None else ""
+    if problem:
+        fix = _CUT if "cut" in problem else RESTORE
+        fix = "decrypt it first: encrypted files are not read" if "encrypted" in problem else fix
+        return DatasetError(problem, where=where, fix=fix)
     return DatasetError(f"not a readable parquet file: {text}", where=where, fix=RESTORE)
 
 

@@ -162,16 +162,15 @@ class RemoteOptions:
     @property
     def folder(self) -> str:
         """Absolute path of the cache folder."""
-        return (
-            os.path.abspath(os.path.expanduser(self.cache))
-            if self.cache
-            else default_cache_folder()
-        )
+        if not self.cache:
+            return default_cache_folder()
+        return os.path.abspath(os.path.expanduser(self.cache))
 
 
 def default_cache_folder() -> str:
     """Return `$XDG_CACHE_HOME/understudy`, or the operating system's equivalent."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
-        home = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+        usual = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+        home = os.path.expanduser(usual)
     return os.path.join(home, "understudy")

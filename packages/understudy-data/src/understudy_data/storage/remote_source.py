@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -66,20 +66,21 @@ class Fetcher:
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Run `job(stop)` for each job soon; errors are discarded."""
-        rest = iter(jobs)
-        none = iter(())
+        remaining = iter(jobs)
+        none: Iterator[Job] = iter(())
         with self._wake:
-            first = list(islice(rest, self._num_threads))
+            first = list(islice(remaining, self._num_threads))
             for number, job in enumerate(first, start=1):
-                self._jobs.append((job, rest if number == len(first) else none))
+                following = remaining if number == len(first) else none
+                self._jobs.append((job, following))
                 self._start_thread()
             self._wake.notify_all()
 
     def _take(self) -> Job:
-        job, rest = self._jobs.popleft()
-        following = next(rest, None)
+        job, remaining = self._jobs.popleft()
+        following = next(remaining, None)
         if following is not None:
-            self._jobs.appendleft((following, rest))
+            self._jobs.appendleft((following, remaining))
             self._start_thread()
         return job
 
@@ -216,11 +217,12 @@ class RemoteFiles:
         return it.
         """
         marks: dict[str, Stat | None] = {}
-        for path in () if self.commit else paths:  # a commit cannot change
-            try:
-                marks[path] = self.stat(path)
-            except MissingFileError:
-                marks[path] = None
+        if not self.commit:  # a commit cannot change
+            for path in paths:
+                try:
+                    marks[path] = self.stat(path)
+                except MissingFileError:
+                    marks[path] = None
         opened = self.store.opened if isinstance(self.store, WebStore) else 0.0
         latest = max((mark.modified for mark in marks.values() if mark is not None), default=0.0)
         version = DatasetVersion(marks, opened or latest)
@@ -447,16 +449,15 @@ class RemoteSource(ByteSource):
     def note_index(self) -> None:
         """See `ByteSource.note_index`."""
         is_tail = self._path.endswith(".parquet")
-        self.root.remote_files.note_index(
-            self._path, self.size - self._end if is_tail else self._start
-        )
+        index_bytes = self.size - self._end if is_tail else self._start
+        self.root.remote_files.note_index(self._path, index_bytes)
 
     def prefetch(self, spans: np.ndarray) -> None:
         """See `ByteSource.prefetch`."""
         remote = self.root.remote_files
         entry = self.entry
         ends = ((offset, min(offset + size, self.size)) for offset, size in spans.tolist())
-        parts = (part for offset, end in ends for part in _split(offset, end))
+        parts = chain.from_iterable(_split(offset, end) for offset, end in ends)
         remote.fetcher.submit(
             partial(self._prefetch_span, remote, entry, begin, n, True) for begin, n in parts
         )

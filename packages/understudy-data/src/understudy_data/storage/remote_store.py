@@ -86,7 +86,8 @@ class FsspecStore:
 
     def _full(self, path: str) -> tuple[Any, str]:
         fs, base = open_fs(self._root, self._options)  # fsspec caches both per process
-        return fs, f"{base.rstrip('/')}/{path}" if path else base
+        full_path = f"{base.rstrip('/')}/{path}" if path else base
+        return fs, full_path
 
     def name(self, path: str) -> str:
         """See `WebStore.name`."""
@@ -349,7 +350,8 @@ class WebStore:
     @property
     def pin(self) -> str:
         """State that a pickle carries so that all copies read the same version; "" for none."""
-        return self.backend.pin or (repr(self._opened) if self._opened else "")
+        time_of_opening = repr(self._opened) if self._opened else ""
+        return self.backend.pin or time_of_opening
 
     def name(self, path: str) -> str:
         """Return a globally unique name of a file, free of credentials."""
@@ -405,7 +407,8 @@ class WebStore:
         self, path: str, known_stat: Stat | None, retry: RetryPolicy, stop: threading.Event
     ) -> Stat:
         """Return the version of a file now, whenever it was written; raises as `meet` does."""
-        response = self._request(path, 0, 1, retry, stop, known_stat.tag if known_stat else "")
+        known_tag = known_stat.tag if known_stat else ""
+        response = self._request(path, 0, 1, retry, stop, known_tag)
         return self._stat_of(response, known_stat)
 
     def _stat_of(self, response: RangeResponse, known_stat: Stat | None) -> Stat:
@@ -485,7 +488,8 @@ class HttpBackend(WebBackend):
     """https:// and http://; folders cannot be listed."""
 
     def __init__(self, root: str, headers: Mapping[str, str]) -> None:
-        self._root, self._headers = urlsplit(root), dict(headers)
+        self._root = urlsplit(root)
+        self._headers = dict(headers)
 
     def name(self, path: str) -> str:
         """See `WebStore.name`."""
@@ -503,7 +507,8 @@ class S3Backend(WebBackend):
     hides = True
 
     def __init__(self, root: str, options: Record) -> None:
-        self._root, self._options = root, dict(options)
+        self._root = root
+        self._options = dict(options)
         # older signatures are refused for encrypted files and in newer regions
         if not options.get("anon"):
             signed = {"signature_version": "s3v4", **options.get("config_kwargs", {})}
@@ -539,7 +544,8 @@ class S3Backend(WebBackend):
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         """See `Files.entries`."""
         fs, base = self._open()
-        return list_folder(fs, f"{base.rstrip('/')}/{folder}" if folder else base)
+        full_path = f"{base.rstrip('/')}/{folder}" if folder else base
+        return list_folder(fs, full_path)
 
 
 class HubBackend(WebBackend):
@@ -557,11 +563,9 @@ class HubBackend(WebBackend):
         self._lock = threading.Lock()  # listing is not thread-safe
         try:
             resolved = self._fs.resolve_path(base)
-            self._type, self._repo, self._folder = (
-                resolved.repo_type,
-                resolved.repo_id,
-                resolved.path_in_repo.strip("/"),
-            )
+            self._type = resolved.repo_type
+            self._repo = resolved.repo_id
+            self._folder = resolved.path_in_repo.strip("/")
             if not commit:
                 from huggingface_hub import HfApi
 

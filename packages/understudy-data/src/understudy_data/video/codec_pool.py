@@ -38,7 +38,8 @@ def pixel_bytes(codec: str, extradata: bytes) -> float | None:
             return _bytes(extradata[16] & 3, extradata[17] & 7)
         if codec == "av1" and extradata[0] == 0x81:
             high, gray, wide, tall = (extradata[2] >> bit & 1 for bit in (6, 4, 3, 2))
-            return _bytes(0 if gray else 3 - wide - (wide and tall), high)
+            chroma = 0 if gray else 3 - wide - (wide and tall)
+            return _bytes(chroma, high)
     except IndexError:
         return None
     return 1.5 if codec == "mpeg4" else None
@@ -60,7 +61,8 @@ def _of_h264(extradata: bytes) -> float:
 
 
 def _bytes(chroma: int, more_bits: int) -> float:
-    return _PLANES[chroma] * (2 if more_bits else 1)
+    sample_bytes = 2 if more_bits else 1
+    return _PLANES[chroma] * sample_bytes
 
 
 SPARE_BYTES = 4 << 20
@@ -186,15 +188,14 @@ def create_context(key: CodecKey, where: str) -> av.VideoCodecContext:
         context.color_range = color_range
     # A decoder allocates memory for the size that packets declare, so that size is limited to
     # little more than the file's; codecs round sizes up.
-    limit = (
-        {"max_pixels": str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))} if key.pixels else {}
-    )
+    options = {}
+    if key.pixels:
+        options["max_pixels"] = str(min(2 * key.pixels + (1 << 20), (1 << 31) - 1))
     # Without has_b_frames, H.264 decoders guess the reordering depth and may drop the first frames.
-    context.options = (
-        limit
-        | {"has_b_frames": str(key.reorder)}
-        | ({"err_detect": "explode"} if key.strict else {})
-    )
+    options["has_b_frames"] = str(key.reorder)
+    if key.strict:
+        options["err_detect"] = "explode"
+    context.options = options
     return context
 
 
@@ -222,11 +223,10 @@ def decoder_bytes(index: VideoIndex) -> int:
     longest = index.gops.longest
     if index.codec == "av1":
         return 400_000 + int((min(longest, 8) + 1.3) * frame_bytes(index))
-    references = (
-        read_h264_references(index.extradata)
-        if index.codec == "h264"
-        else min(longest, 4) + index.reorder
-    )
+    if index.codec == "h264":
+        references = read_h264_references(index.extradata)
+    else:
+        references = min(longest, 4) + index.reorder
     estimate = 600_000 + int((references + 1.75) * frame_bytes(index))
     return estimate if av.library_versions["libavcodec"] >= (62, 28, 0) else estimate * 3 // 2
 

@@ -82,16 +82,15 @@ class AreaResize:
     def __init__(self, height: int, width: int, size: tuple[int, int]) -> None:
         if min(size) < 1:
             raise ValueError(f"size={size}: height and width must be positive")
-        self._rows, self._columns = _Windows(height, size[0]), _Windows(width, size[1])
+        self._rows = _Windows(height, size[0])
+        self._columns = _Windows(width, size[1])
         # (w, h)
         self._pixels = (self._columns.length[:, None] * self._rows.length).astype(np.float64)
 
     def __call__(self, planes: np.ndarray, out: np.ndarray) -> None:
         """Write the resized `planes` into `out`."""
-        # (3, h, W)
-        sums = self._rows.sums(
-            planes.astype(np.uint32 if self._rows.length.max() > 257 else np.uint16)
-        )
+        dtype = np.uint32 if self._rows.length.max() > 257 else np.uint16
+        sums = self._rows.sums(planes.astype(dtype))  # (3, h, W)
         # `sums` adds lines, so columns become lines
         turned = np.ascontiguousarray(sums.transpose(0, 2, 1), np.uint32)
         mean = self._columns.sums(turned) / self._pixels  # (3, w, h)

@@ -45,6 +45,10 @@ _APPROACH = 8
 _SLACK = 32  # packets fed beyond the reordering depth before a frame counts as missing
 
 
+def _turned(frames: list[av.VideoFrame], turns: int) -> list[av.VideoFrame]:
+    return [turn_frame(frame, turns) for frame in frames] if turns else frames
+
+
 class FrameDecoder:
     """A `VideoCursor` over one video, with at most one live decoder. For one thread at a time.
 
@@ -137,11 +141,7 @@ class FrameDecoder:
             for number, frame in enumerate(run):
                 if frame.height != height or frame.width != width:
                     if number:
-                        yield (
-                            [turn_frame(sound, turns) for sound in run[:number]]
-                            if turns
-                            else run[:number]
-                        )
+                        yield _turned(run[:number], turns)
                     size = f"{frame.width}x{frame.height}"
                     problem = (
                         f"frame {position + number} is {size}, the file declares {width}x{height}"
@@ -159,7 +159,7 @@ class FrameDecoder:
             if keep:
                 self._recent.update(zip(numbers[done:], run))
             done += len(run)
-            yield [turn_frame(frame, turns) for frame in run] if turns else run
+            yield _turned(run, turns)
 
     def park(self) -> None:
         """See `VideoCursor.park`."""
@@ -231,9 +231,10 @@ class FrameDecoder:
             # Set before decoding: a Ctrl-C meanwhile leaves a gap, and no packet is fed twice.
             self._next = first + run.stop - run.first
             frames, fed, failed = decode_packets(context, run, self._pixel_format)
-            self._pixel_format = (
-                "" if failed else frames[-1].format.name if frames else self._pixel_format
-            )
+            if failed:
+                self._pixel_format = ""
+            elif frames:
+                self._pixel_format = frames[-1].format.name
             reason = self._accept(frames, position)
             self._most_frames = max(self._most_frames, len(frames), len(ahead))
             # those on the way are free before the next are decoded, or the context would get more
@@ -322,7 +323,8 @@ class FrameDecoder:
             if following > last:
                 reason = self._drain(position) or "the decoder does not output it"
                 break
-            fed = packet(following, read_limit if read_limit > following else following)
+            limit = read_limit if read_limit > following else following
+            fed = packet(following, limit)
             self._next = following + 1
             data = bytes(fed)
             if not self._sets_change and self._in_band.changes(data):

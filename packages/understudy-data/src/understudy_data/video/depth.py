@@ -77,7 +77,9 @@ class DepthConverter:
     def __init__(
         self, dtype: str, convert: Callable[[np.ndarray], np.ndarray], size: tuple[int, int] | None
     ) -> None:
-        self.size, self._dtype, self._convert = size, np.dtype(dtype), convert
+        self.size = size
+        self._dtype = np.dtype(dtype)
+        self._convert = convert
 
     def write(self, frame: av.VideoFrame, out: np.ndarray) -> None:
         """Write one frame into `out`, uint16 or float32 (1, H, W) of `size` or the frame's own.
@@ -93,7 +95,9 @@ class DepthConverter:
                 f"{self.size}"
             )
         lines = np.frombuffer(memoryview(frame.planes[0]), "<u2").reshape(height, -1)[:, :width]
-        out[0] = self._convert(nearest(lines, self.size) if self.size is not None else lines)
+        if self.size is not None:
+            lines = nearest(lines, self.size)
+        out[0] = self._convert(lines)
 
     def write_all(
         self, frames: Sequence[av.VideoFrame], places: Sequence[int], out: np.ndarray

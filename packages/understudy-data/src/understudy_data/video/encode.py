@@ -48,7 +48,7 @@ def preserve_scheduling() -> Iterator[None]:
     if not (hasattr(os, "sched_getscheduler") and os.path.isdir(_TASKS)):
         yield
         return
-    before = _threads()
+    threads_before = _threads()
     policy = os.sched_getscheduler(0)
     parameter = os.sched_getparam(0)
     cores = os.sched_getaffinity(0)
@@ -60,10 +60,10 @@ def preserve_scheduling() -> Iterator[None]:
             os.sched_setscheduler(0, policy, parameter)
         if os.sched_getaffinity(0) != cores:
             os.sched_setaffinity(0, cores)
-        for thread in _threads() - before:
+        for thread in _threads() - threads_before:
             with contextlib.suppress(ProcessLookupError):  # the thread has ended
-                now = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
-                if now != settings and now[1] > 0:
+                of_thread = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+                if of_thread != settings and of_thread[1] > 0:
                     os.sched_setscheduler(thread, policy, parameter)
 
 
@@ -165,9 +165,10 @@ class VideoEncoder:
         self._shape = (height, width, 3)
         self._temporary = draft_path(self.path)
         self._container = av.open(str(self._temporary), "w", format="mp4", options=_MUXER)
+        quality = default_crf if crf is None else crf
         settings = {
             **defaults,
-            "crf": str(default_crf if crf is None else crf),
+            "crf": str(quality),
             "g": str(gop),
             **(options or {}),
         }
@@ -178,7 +179,9 @@ class VideoEncoder:
         assert isinstance(stream, av.VideoStream)
         self._stream = stream
         self._tick = 1 / rate
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
+        self._stream.width = width
+        self._stream.height = height
+        self._stream.pix_fmt = "yuv420p"
         self._stream.thread_count = 1
 
     def add(self, image: np.ndarray) -> None:
@@ -195,9 +198,9 @@ class VideoEncoder:
 
     def _encode(self, frame: av.VideoFrame | None) -> None:
         """Encode a frame; None flushes the encoder. The first frame opens it."""
-        with (
-            preserve_scheduling() if self.count == 0 or frame is None else contextlib.nullcontext()
-        ):
+        starts_threads = self.count == 0 or frame is None
+        scheduling = preserve_scheduling() if starts_threads else contextlib.nullcontext()
+        with scheduling:
             packets = self._stream.encode(frame)
         self._container.mux(packets)
 
@@ -359,7 +362,7 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
         # a template lacks that of its container
         if (aspect := Fraction(*spans[0].index.shown.aspect)) != 1:
             stream.codec_context.sample_aspect_ratio = aspect
-        before = 0
+        frames_before = 0
         for source, group in groupby(spans, key=lambda span: span.source):
             members = list(group)
             part = open_packets(source, members[0].index.count)
@@ -367,12 +370,12 @@ def _mux(spans: Sequence[PacketSpan], path: Path, tick: Fraction) -> None:
             for span in members:
                 for i, shown in enumerate(span.display.tolist()):
                     packet = part.packet(span.first + i, span.first + span.count - 1)
-                    packet.pts = before + shown
-                    packet.dts = before + i - delay
+                    packet.pts = frames_before + shown
+                    packet.dts = frames_before + i - delay
                     packet.duration = 1
                     packet.time_base = tick
                     packet.is_keyframe = span.first + i in keys
                     packet.stream = stream
                     target.mux(packet)
-                before += span.count
+                frames_before += span.count
             part.close()

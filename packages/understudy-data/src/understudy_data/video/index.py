@@ -169,8 +169,8 @@ class Gops:
         """Whether packets after the key frame at decode position `start` are shown before it."""
         if self._index.reorder == 0:
             return False
-        after = bisect_right(self._keys, start)
-        end = self._keys[after] if after < len(self._keys) else len(self._display)
+        next_key = bisect_right(self._keys, start)
+        end = self._keys[next_key] if next_key < len(self._keys) else len(self._display)
         display = self._index.display[start:end]
         return bool((display[display >= 0] < display[0]).any())
 
@@ -213,14 +213,9 @@ class Gops:
         `position`.
         """
         following = int(np.searchsorted(self.key_frames, position, side="right"))
-        return (
-            int(
-                self.key_frames[following]
-                if following < len(self.key_frames)
-                else self._index.count
-            )
-            - 1
-        )
+        if following < len(self.key_frames):
+            return int(self.key_frames[following]) - 1
+        return int(self._index.count) - 1
 
     def align_stop(self, positions: np.ndarray, stop: int, limit: int, base: int) -> int:
         """Extend a run of `positions` to the next key frame, unless that is `limit` frames away or

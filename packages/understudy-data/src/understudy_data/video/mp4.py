@@ -63,11 +63,11 @@ def read_mp4(file: BinaryIO, name: str, frames: int = 0) -> Mp4Index:
     if moov.find(b"mvex") is not None:
         raise UnknownLayout("fragmented")
     movie = moov.need(b"mvhd")
-    tracks = [
-        _Track(track, media)
-        for track in moov.all(b"trak")
-        if (media := track.need(b"mdia")).is_video
-    ]
+    tracks = []
+    for track in moov.all(b"trak"):
+        media = track.need(b"mdia")
+        if media.is_video:
+            tracks.append(_Track(track, media))
     if not tracks:
         raise DatasetError("holds no video track", where=name, fix="name another file")
     if len(tracks) == 1:
@@ -119,8 +119,8 @@ class _Box:
         return flat.reshape(rows, columns) if columns > 1 else flat
 
     def all(self, kind: bytes, start: int = 0) -> list[_Box]:
-        found = [data for other, data in self._children(start) if other == kind]
-        return [_Box(data, kind.decode("latin-1"), self.name) for data in found]
+        payloads = [data for other, data in self._children(start) if other == kind]
+        return [_Box(data, kind.decode("latin-1"), self.name) for data in payloads]
 
     def _children(self, start: int) -> list[tuple[bytes, memoryview]]:
         """Kind and payload of each child box, the first of which begins at `start`."""
@@ -163,7 +163,8 @@ class _Box:
 
     def timescale(self) -> int:
         """Read the units per second of a movie header or media header."""
-        scale = self.number(20 if self.number(0, 1) == 1 else 12, 4)
+        place = 20 if self.number(0, 1) == 1 else 12
+        scale = self.number(place, 4)
         if scale == 0:
             raise self.error("has a time scale of 0")
         return scale
@@ -278,9 +279,9 @@ def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: in
     place = 0
     if header is not None:
         place = 52 if header.number(0, 1) == 1 else 40
-        matrix = multiply(
-            _matrix(header, place), _matrix(movie, 48 if movie.number(0, 1) == 1 else 36)
-        )
+        matrix_of_track = _matrix(header, place)
+        place_in_movie = 48 if movie.number(0, 1) == 1 else 36
+        matrix = multiply(matrix_of_track, _matrix(movie, place_in_movie))
     aspect = (1, 1)
     colors = UNSPECIFIED
     if (box := entry.find(b"pasp", 78)) is not None and box.number(0, 4) and box.number(4, 4):
@@ -294,14 +295,10 @@ def _shown(header: _Box | None, movie: _Box, entry: _Box, width: int, height: in
         is_ranged = box.take(0, 4) == b"nclx" and len(box.data) > 10
         full_range = (1 + (box.number(10, 1) >> 7)) if is_ranged else 0
         colors = box.number(4, 2), box.number(6, 2), box.number(8, 2), full_range
-    clean = entry.find(b"clap", 78)
+    clap = entry.find(b"clap", 78)
+    clean_aperture = bytes(clap.data) if clap else b""
     common = gcd(*aspect)
-    return Shown(
-        matrix,
-        (aspect[0] // common, aspect[1] // common),
-        colors,
-        bytes(clean.data) if clean else b"",
-    )
+    return Shown(matrix, (aspect[0] // common, aspect[1] // common), colors, clean_aperture)
 
 
 def _matrix(box: _Box, place: int) -> tuple[int, ...]:
@@ -369,11 +366,17 @@ def _descriptors(esds: _Box) -> Iterator[tuple[int, int, int]]:
         yield tag, offset, length
         if tag == 0x03:  # ES_Descriptor: id, flags, and the fields that the flags announce
             flags = esds.number(offset + 2, 1)
-            offset += 3 + (2 if flags & 0x80 else 0) + (2 if flags & 0x20 else 0)
+            offset += 3
+            if flags & 0x80:
+                offset += 2
+            if flags & 0x20:
+                offset += 2
             if flags & 0x40:
                 raise UnknownLayout("elementary stream by reference")
-        else:  # DecoderConfigDescriptor holds others behind its fields
-            offset += 13 if tag == 0x04 else length
+        elif tag == 0x04:  # DecoderConfigDescriptor holds others behind its fields
+            offset += 13
+        else:
+            offset += length
 
 
 def _sizes(table: _Box, file_size: int) -> np.ndarray:
@@ -394,18 +397,19 @@ def _sizes(table: _Box, file_size: int) -> np.ndarray:
         return np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)[:n]
     if width not in (8, 16):
         raise box.error(f"has a field size of {width} bits")
-    return box.table(12, n, ">u1" if width == 8 else ">u2")
+    dtype = ">u1" if width == 8 else ">u2"
+    return box.table(12, n, dtype)
 
 
 def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
     """Compute the file offset of each sample from chunk offsets, samples per chunk and sizes."""
     n = len(size)
     box = table.find(b"co64")
-    chunk = (
-        box.table(8, box.number(4, 4), ">u8")
-        if box
-        else (b := table.need(b"stco")).table(8, b.number(4, 4), ">u4")
-    )
+    dtype = ">u8"
+    if not box:
+        box = table.need(b"stco")
+        dtype = ">u4"
+    chunk = box.table(8, box.number(4, 4), dtype)
     stsc = table.need(b"stsc")
     runs = stsc.table(8, stsc.number(4, 4), ">u4", columns=3)
     if n == 0:
@@ -425,9 +429,9 @@ def _offsets(table: _Box, size: np.ndarray) -> np.ndarray:
     in_chunk = np.repeat(per, np.diff(np.append(first, len(chunk) + 1)))  # samples of each chunk
     if int(in_chunk.sum()) != n:
         raise stsc.error(f"assigns {int(in_chunk.sum())} samples to chunks, the size table has {n}")
-    before = np.cumsum(size) - size  # bytes of all samples before this one
+    bytes_before = np.cumsum(size) - size  # bytes of all samples before this one
     head = np.cumsum(in_chunk) - in_chunk  # first sample of each chunk
-    return np.repeat(chunk - before[head], in_chunk) + before
+    return np.repeat(chunk - bytes_before[head], in_chunk) + bytes_before
 
 
 def _runs(box: _Box, n: int) -> np.ndarray:
@@ -501,14 +505,14 @@ def _check_edits(track: _Box, times: tuple[int, int] | None, scale: int, movie_s
         return
     wide = elst.number(0, 1) == 1
     rows = elst.number(4, 4)
+    row_bytes = 20 if wide else 12
+    width = 8 if wide else 4
     seen = False
     for row in range(rows):
-        offset = 8 + row * (20 if wide else 12)
-        length = elst.number(offset, 8 if wide else 4)
-        start = int.from_bytes(
-            elst.take(offset + (8 if wide else 4), 8 if wide else 4), "big", signed=True
-        )
-        rate = elst.number(offset + (16 if wide else 8), 4)
+        offset = 8 + row * row_bytes
+        length = elst.number(offset, width)
+        start = int.from_bytes(elst.take(offset + width, width), "big", signed=True)
+        rate = elst.number(offset + 2 * width, 4)
         if start == -1 and not seen:
             continue  # an empty edit: the track only begins later
         if seen or start < 0 or rate != 0x10000:

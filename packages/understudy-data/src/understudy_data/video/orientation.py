@@ -17,6 +17,7 @@ frames.
 import ctypes
 import struct
 from functools import lru_cache
+from itertools import product
 
 import av
 import numpy as np
@@ -71,7 +72,8 @@ def turn_frame(frame: av.VideoFrame, turns: int) -> av.VideoFrame:
             rows = -(-height >> shift)
             columns = -(-width >> shift)
             plane = _lines(source, rows).view(samples)[:, :columns]
-            lines = np.zeros((columns if turns % 2 else rows, target.line_size), np.uint8)
+            turned_rows = columns if turns % 2 else rows
+            lines = np.zeros((turned_rows, target.line_size), np.uint8)
             image = np.rot90(plane, turns)
             lines.view(samples)[:, : image.shape[1]] = image
             target.update(lines.tobytes().ljust(target.buffer_size, b"\0"))
@@ -88,10 +90,9 @@ def _sample_bytes(name: str) -> int:
     """
     if name in ("gray", "gbrp", "yuv420p", "yuvj420p", "yuv444p", "yuvj444p"):
         return 1
-    planar = ("gray", "yuv420p", "yuv444p")
-    return (
-        2 if name in {f"{kind}{bits}le" for kind in planar for bits in (9, 10, 12, 14, 16)} else 0
-    )
+    kinds = ("gray", "yuv420p", "yuv444p")
+    planar = {f"{kind}{bits}le" for kind, bits in product(kinds, (9, 10, 12, 14, 16))}
+    return 2 if name in planar else 0
 
 
 def _chroma_shift(name: str) -> int:

@@ -83,11 +83,9 @@ def coalesce(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
     order = np.argsort(offset, kind="stable")
     begin = offset[order].astype(np.int64)
     end = np.maximum.accumulate(begin + size[order]) if len(begin) else begin
-    fresh = (
-        np.flatnonzero(np.append(True, begin[1:] > end[:-1]))
-        if len(begin)
-        else np.zeros(0, np.int64)
-    )
+    fresh = np.zeros(0, np.int64)
+    if len(begin):
+        fresh = np.flatnonzero(np.append(True, begin[1:] > end[:-1]))
     last = np.append(fresh[1:], len(begin)) - 1 if len(begin) else fresh
     return np.stack([begin[fresh], end[last] - begin[fresh]], axis=1)
 
@@ -99,11 +97,11 @@ def make_packet(data: memoryview, tag: int, all_key_frames: bool) -> av.Packet:
     `av.Packet(data)` would reference the bytes without padding: MPEG-4 then decodes differently
     from run to run. A PNG decoder depends on the key-frame flag.
     """
-    made = av.Packet(len(data))
-    made.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
-    made.pts = tag
-    made.is_keyframe = all_key_frames
-    return made
+    packet = av.Packet(len(data))
+    packet.update(data)  # type: ignore[arg-type]  # the stub says bytes; any buffer will do
+    packet.pts = tag
+    packet.is_keyframe = all_key_frames
+    return packet
 
 
 class _Window(threading.local):
@@ -119,7 +117,8 @@ class _Window(threading.local):
 
     def resize(self, size: int) -> None:
         memory = bytearray(size)
-        self.memory, self.view = (ctypes.c_char * size).from_buffer(memory), memoryview(memory)
+        self.memory = (ctypes.c_char * size).from_buffer(memory)
+        self.view = memoryview(memory)
         self.clear()
 
     def clear(self) -> None:
@@ -356,11 +355,9 @@ class ContainerPackets:
 
     def _new_container(self) -> av.container.InputContainer:
         try:
-            file = (
-                self.path
-                if isinstance(self._source, LocalSource)
-                else as_file(self._source, _BUFFER)
-            )
+            file: Any = self.path
+            if not isinstance(self._source, LocalSource):
+                file = as_file(self._source, _BUFFER)
             # FFmpeg decodes frames when it opens a file, and allocates what they declare.
             limits: Any = [{"max_pixels": str(self._most_pixels)}] * _LIMITED
             return av.open(file, "r", stream_options=limits, **_OPEN)

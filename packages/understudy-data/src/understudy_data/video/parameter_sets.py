@@ -93,15 +93,17 @@ class InBand:
         if self._codec not in _RESTARTS:
             return True
         units = self._units(packet)
-        types = [
-            unit[0] & 31 if self._codec == "h264" else unit[0] >> 1 & 63 for unit in units or ()
-        ]
+        types = [self._type_of(unit) for unit in units or ()]
         return any(kind in _RESTARTS[self._codec] for kind in types)
 
     def _is_setting(self, unit: bytes) -> bool:
         if self._codec == "mpeg4":
             return unit[3] not in (_VISUAL_OBJECT, _GROUP)
-        return (unit[0] & 31 if self._codec == "h264" else unit[0] >> 1 & 63) in _SETS[self._codec]
+        return self._type_of(unit) in _SETS[self._codec]
+
+    def _type_of(self, unit: bytes) -> int:
+        """Type of a unit of H.264 or HEVC."""
+        return unit[0] & 31 if self._codec == "h264" else unit[0] >> 1 & 63
 
     def _units(self, packet: bytes) -> list[bytes] | None:
         """Split a packet into its units, of MPEG-4 with their start codes; None where their lengths
@@ -117,7 +119,8 @@ class InBand:
             units = [
                 packet[begin + skip : end] for begin, end in zip(places, [*places[1:], len(packet)])
             ]
-            return [unit for unit in (unit.rstrip(b"\0") for unit in units) if len(unit) > 3 - skip]
+            without_zeros = [unit.rstrip(b"\0") for unit in units]
+            return [unit for unit in without_zeros if len(unit) > 3 - skip]
         units = []
         place = 0
         prefix = self._prefix

@@ -173,7 +173,8 @@ class PyavReader(VideoReader):
         index = self._packets.index
         super().__init__(source.where, index)
         self.index_bytes = index.nbytes if isinstance(index, Mp4Index) else 0
-        self.frame_bytes, self.decoder_bytes = frame_bytes(index), decoder_bytes(index)
+        self.frame_bytes = frame_bytes(index)
+        self.decoder_bytes = decoder_bytes(index)
         self.knows_frame_bytes = pixel_bytes(index.codec, index.extradata) is not None
         if pixels.is_depth and not self.knows_frame_bytes:  # two bytes a pixel
             self.frame_bytes = self.frame_bytes * 4 // 3
@@ -203,7 +204,9 @@ class PyavReader(VideoReader):
             if row == 0:
                 images = self._pixels.empty(len(numbers), self.height, self.width)
             self._converter.write(frame, images[row])
-        return (images if in_order else images[place]).transpose(0, 2, 3, 1)
+        if not in_order:
+            images = images[place]
+        return images.transpose(0, 2, 3, 1)
 
     def cursor(self) -> FrameDecoder:
         """See `VideoReader.cursor`."""
@@ -307,11 +310,9 @@ class TorchcodecCursor:
         path = self._source.where
         try:
             if self._pid != os.getpid():
-                file = (
-                    path
-                    if isinstance(self._source, LocalSource)
-                    else as_file(self._source, _BUFFER)
-                )
+                file: Any = path
+                if not isinstance(self._source, LocalSource):
+                    file = as_file(self._source, _BUFFER)
                 self._decoder = self._class(
                     file, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
                 )

@@ -22,11 +22,12 @@ def multiply(track: Sequence[int], movie: Sequence[int]) -> tuple[int, ...]:
     demuxer.
     """
     shifts = (16, 16, 30)
-    return tuple(
-        sum(track[3 * row + k] * movie[3 * k + column] >> shifts[k] for k in range(3))
-        for row in range(3)
-        for column in range(3)
-    )
+    product = []
+    for row in range(3):
+        for column in range(3):
+            terms = (track[3 * row + k] * movie[3 * k + column] >> shifts[k] for k in range(3))
+            product.append(sum(terms))
+    return tuple(product)
 
 
 @storable

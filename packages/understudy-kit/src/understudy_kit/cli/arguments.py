@@ -98,11 +98,9 @@ def _help(
     settings are.
     """
     groups = list(help.groups(cls, default))
-    rows = {
-        setting.path: (setting.flag(), setting.meaning())
-        for group in groups
-        for setting in group.settings
-    }
+    rows = dict[str, tuple[str, str]]()
+    for group in groups:
+        rows |= {of.path: (of.flag(), of.meaning()) for of in group.settings}
     meaning = next((setting.meaning() for setting in groups[0].settings if setting.positional), "")
     parts = [f"usage: {program} [--setting VALUE ...]", help.wrap(about)]
     if summarized := len(rows) > 2 * len(MOST_USED):
@@ -124,7 +122,8 @@ def _help(
     if summarized:
         most_used = [rows[path] for path in MOST_USED if path in rows] + [LAUNCH] * launchable
         first = [(flag, help.first_sentence(text)) for flag, text in most_used]
-        parts.insert(3 if paged else len(parts), "most used:\n" + help.format_rows(first))
+        position = 3 if paged else len(parts)
+        parts.insert(position, "most used:\n" + help.format_rows(first))
     if examples := EXAMPLES.get(name, ()):
         parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     return "\n\n".join(part for part in parts if part)

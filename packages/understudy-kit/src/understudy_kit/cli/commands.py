@@ -128,9 +128,9 @@ def find_commands() -> dict[str, Found]:
 
 def find_command(words: Sequence[str]) -> Found | None:
     """Return the command with which a line begins; None without one."""
-    for name, found in find_commands().items():
+    for name, command in find_commands().items():
         if list(words[: name.count(" ") + 1]) == name.split():
-            return found
+            return command
     return None
 
 

@@ -74,7 +74,8 @@ def _main(argv: Sequence[str] | None) -> int:
     if argv is None:
         start_again_as_utf8()
         write_any_text()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = list(words)
     if argv is None:
         sys.argv[1:] = map(strip_credentials, arguments)  # trackers record the command line
     with ExitStack() as options:
@@ -150,12 +151,11 @@ def _print_versions(debug: bool) -> int:
             lines = str(point.load()())
         except Exception as error:  # the versions of the others are wanted all the more
             code = WRONG_INPUT
-            said = (
-                str(error)
-                if isinstance(error, UnderstudyError)
-                else f"{point} failed: {summarize(error)}"
-            )
-            lines = redact(f"{name:<10} {said}")
+            if isinstance(error, UnderstudyError):
+                problem = str(error)
+            else:
+                problem = f"{point} failed: {summarize(error)}"
+            lines = redact(f"{name:<10} {problem}")
             if debug:
                 print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print(lines)
@@ -172,7 +172,8 @@ def _one_line(
     """Format a warning without its place in our code, which only --debug shows."""
     from understudy_base.credentials import redact
 
-    return redact(f"{'note' if category is UserWarning else category.__name__}: {message}\n")
+    kind = "note" if category is UserWarning else category.__name__
+    return redact(f"{kind}: {message}\n")
 
 
 def overview() -> str:
@@ -190,9 +191,8 @@ def overview() -> str:
     if others := [command for command in found.values() if command.row is None]:
         lines.append("other packages:")
         for command in others:
-            lines.append(
-                f"  {command.name:<{width}}{command.point.distribution if command.point else ''}"
-            )
+            distribution = command.point.distribution if command.point else ""
+            lines.append(f"  {command.name:<{width}}{distribution}")
         lines.append("")
     return "\n".join(
         [
@@ -246,7 +246,9 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
         for variable, point in find_entry_points(VARIABLES).items():
             if os.environ.get(variable):  # its check may import what help must not
                 point.load()()
-        count, arguments = split_launch(arguments) if command.launchable else (None, arguments)
+        count: int | None = None
+        if command.launchable:
+            count, arguments = split_launch(arguments)
         print_only = "--print-config" in arguments
         arguments = [argument for argument in arguments if argument != "--print-config"]
         # checked once here, before every rank reads them too
@@ -257,29 +259,25 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
         if count is not None:
             from understudy_kit.launch import launch, module_command
 
-            words = [
-                *module_command("understudy"),
-                *name.split(),
-                *arguments,
-                *(["--debug"] if debug else []),
-            ]
+            words = [*module_command("understudy"), *name.split(), *arguments]
+            if debug:
+                words.append("--debug")
             return launch(words, count, f"understudy {name}")
         if command.loads_images:
             from understudy_base.malloc import keep_freed_memory
 
             keep_freed_memory()
-        with nullcontext() if command.own_signals else interrupted_by_signals():
+        handled_signals = nullcontext() if command.own_signals else interrupted_by_signals()
+        with handled_signals:
             return int(found.function(settings) or 0)
     except BrokenPipeError:
         return FAILED  # the reader of our output is gone
     except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        message = (
-            "interrupted"
-            if isinstance(error, KeyboardInterrupt)
-            else str(error) or "not enough memory"
-        )
+        message = "interrupted"
+        if not isinstance(error, KeyboardInterrupt):
+            message = str(error) or "not enough memory"
         if isinstance(error, FileExistsError) and error.filename is not None:
             message = (
                 f"{error.filename}: {error.strerror} (name another output, or wait for the "
@@ -289,12 +287,11 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
         if isinstance(error, KeyboardInterrupt):
             from understudy_kit.signals import Interrupted
 
-            return INTERRUPTED + (
-                error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
-            )
-        return (
-            WRONG_INPUT if is_wrong_input(error) or isinstance(error, FileExistsError) else FAILED
-        )
+            number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
+            return INTERRUPTED + number
+        if is_wrong_input(error) or isinstance(error, FileExistsError):
+            return WRONG_INPUT
+        return FAILED
     except UnicodeEncodeError as error:
         if debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
@@ -357,12 +354,12 @@ def split_launch(arguments: list[str]) -> tuple[int | None, list[str]]:
     Raises:
         ConfigError: N is not a number.
     """
-    text, rest = take_option(arguments, "--launch")
+    text, remaining = take_option(arguments, "--launch")
     if text is None:
-        return None, rest
+        return None, remaining
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"--launch {text!r}: must be the number of processes on this host")
-    return int(text), rest
+    return int(text), remaining
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
@@ -372,8 +369,8 @@ def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]
     for index, argument in enumerate(arguments):
         if argument == name or argument.startswith(f"{name}="):
             _, equals, text = argument.partition("=")
-            rest = arguments[index + 1 :]
-            if not equals:
-                text, rest = (rest[0], rest[1:]) if rest else ("", rest)
-            return text, arguments[:index] + rest
+            following = arguments[index + 1 :]
+            if not equals and following:
+                text = following.pop(0)
+            return text, arguments[:index] + following
     return None, arguments

@@ -93,10 +93,10 @@ def _unique_loader() -> Any:
                 [(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             )
             super().flatten_mapping(node)
-            pairs = {
-                (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, value)
-                for key, value in node.value
-            }
+            pairs = dict[Any, tuple[Any, Any]]()
+            for key, value in node.value:
+                identity = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
+                pairs[identity] = (key, value)
             node.value = list(pairs.values())
 
     return Loader

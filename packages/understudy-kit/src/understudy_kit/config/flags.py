@@ -168,7 +168,8 @@ class _Line:
             word = words.popleft()
             if not _is_flag(word):
                 if free and bare and further:
-                    self.errors += [f"{word}: {further}"] if len(bare) == 1 else []
+                    if len(bare) == 1:
+                        self.errors.append(f"{word}: {further}")
                 elif not free or (bare and not takes_many(free[0].kind)):
                     self.errors.append(self._misplaced(word, flag))
                 bare.append(word)
@@ -198,7 +199,8 @@ class _Line:
                 except ValueError as error:
                     self.errors.append(f"{flag}: {error}")
         if bare and free:
-            _insert(self.content, free[0].path, bare if takes_many(free[0].kind) else bare[0])
+            value = bare if takes_many(free[0].kind) else bare[0]
+            _insert(self.content, free[0].path, value)
 
     def _choose_class(self, kind: str) -> None:
         """Fill `settings`, with those of the `Union` that a flag or else the file names.
@@ -276,9 +278,8 @@ class _Line:
         close = (
             close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
         )
-        return f"{flag}: unknown setting; " + (
-            f"did you mean {close[0]}?" if close else "--help lists all"
-        )
+        hint = f"did you mean {close[0]}?" if close else "--help lists all"
+        return f"{flag}: unknown setting; {hint}"
 
     def _is_known_group(self, name: str) -> bool:
         """Return whether an unknown flag deserves a message: not one of a group of unknown type."""
@@ -331,7 +332,8 @@ def _wants(setting: Setting | None, values: list[str], word: str) -> bool:
     if kind is None or takes_many(kind):
         return True
     sizes = [len(get_args(member)) for member in members(kind) if get_origin(member) is tuple]
-    return len(values) < (sizes[0] if sizes else 1)
+    most = sizes[0] if sizes else 1
+    return len(values) < most
 
 
 def shape(kind: Any, words: list[str]) -> Any:
@@ -357,7 +359,10 @@ def shape(kind: Any, words: list[str]) -> Any:
             return words * 2 if get_args(member) == (int, int) and len(words) == 1 else words
         if get_origin(member) is dict and (len(words) > 1 or kind is member or "=" in words[0]):
             if all(re.fullmatch(r"[^=]+=.+", word) for word in words):
-                words = [part for word in words for part in word.split("=", 1)]
+                pairs: list[str] = []
+                for word in words:
+                    pairs += word.split("=", 1)
+                words = pairs
             if len(words) % 2:
                 raise ValueError(f"needs pairs of a name and a value, not {' '.join(words)}")
             return dict(zip(words[::2], words[1::2]))

@@ -138,12 +138,11 @@ def format_groups(shown_groups: Sequence[Group]) -> str:
             if not setting.positional
         ]
         if rows:
-            head = (
-                [wrap(f"{group.name}: {group.text}" if group.text else group.name)]
-                if group.name
-                else ["settings:"]
-            )
-            parts.append("\n".join([*head, format_rows(rows)]))
+            head = "settings:"
+            if group.name:
+                title = f"{group.name}: {group.text}" if group.text else group.name
+                head = wrap(title)
+            parts.append("\n".join([head, format_rows(rows)]))
     return "\n\n".join(parts)
 
 
@@ -173,9 +172,10 @@ def format_rows(rows: Sequence[tuple[str, str]]) -> str:
 
 def first_sentence(text: str) -> str:
     """Return the first sentence of a meaning, with the default behind it."""
-    sentence, stop, rest = text.partition(". ")
-    default = re.search(r"\(default: [^()]*\)$", rest)
-    return f"{sentence}{stop.strip()} {default[0] if default else ''}".strip()
+    sentence, stop, remaining = text.partition(". ")
+    match = re.search(r"\(default: [^()]*\)$", remaining)
+    default = match[0] if match else ""
+    return f"{sentence}{stop.strip()} {default}".strip()
 
 
 def flag_of(path: str) -> str:
@@ -216,9 +216,10 @@ def choices(kind: Any) -> tuple[str, ...]:
     """Return the values to choose from, also of those inside a union, a list or a mapping."""
     if get_origin(kind) is Literal:
         return tuple(str(choice) for choice in get_args(kind) if choice not in ("", None))
-    inside = [
-        choice for inner in get_args(kind) if inner is not Ellipsis for choice in choices(inner)
-    ]
+    inside: list[str] = []
+    for inner in get_args(kind):
+        if inner is not Ellipsis:
+            inside += choices(inner)
     return tuple(dict.fromkeys(inside))
 
 
@@ -238,21 +239,22 @@ def expected(kind: Any, name: str = "") -> str:
         if origin is tuple:
             number = "" if Ellipsis in inside else f"{len(inside)} values, each "
             listed = f"a list of {number}" if number else "a list, each item "
-            rules.append(f"{number if flag else listed}{expected(inside[0])}")
+            form = number if flag else listed
+            rules.append(f"{form}{expected(inside[0])}")
         elif origin in (dict, Mapping):
             first = (choices(inside[0]) or ("NAME",))[0]
             last = (choices(inside[0]) or ("OTHER",))[-1]
             kinds, example = ("weights", "0.5") if inside[1] is float else ("pairs", "TEXT")
             example = (choices(inside[1]) or (example,))[-1]
             pairs = f"{kinds} as in `{name} {first} {example} {last} {example}`"
-            rules.append(
-                pairs if flag else f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`"
-            )
+            if not flag:
+                pairs = f"{kinds} as in `{{{first}: {example}, {last}: {example}}}`"
+            rules.append(pairs)
         elif origin is Literal:
-            rules.append(
-                ("one of " if len(choices(member)) > 1 else "")
-                + ", ".join(map(repr, choices(member)))
-            )
+            listed = ", ".join(map(repr, choices(member)))
+            if len(choices(member)) > 1:
+                listed = f"one of {listed}"
+            rules.append(listed)
         else:
             rules.append(
                 {int: "a whole number", float: "a number", bool: "true or false"}.get(
@@ -264,11 +266,9 @@ def expected(kind: Any, name: str = "") -> str:
 
 def nearest_choice(kind: Any, value: Any) -> str:
     """Return the choice that a misspelt word is near to, or ""."""
-    return (
-        next(iter(difflib.get_close_matches(value, choices(kind), n=1)), "")
-        if isinstance(value, str)
-        else ""
-    )
+    if not isinstance(value, str):
+        return ""
+    return next(iter(difflib.get_close_matches(value, choices(kind), n=1)), "")
 
 
 def placeholder(kind: Any, name: str = "name") -> str:
@@ -287,7 +287,8 @@ def placeholder(kind: Any, name: str = "name") -> str:
         return "{" + ",".join(choices(kind)) + "}" if len(choices(kind)) > 1 else choices(kind)[0]
     if origin is tuple:
         kinds = [placeholder(member) for member in inside if member is not Ellipsis]
-        return " ".join(kinds) + (" ..." if Ellipsis in inside else "")
+        more = " ..." if Ellipsis in inside else ""
+        return " ".join(kinds) + more
     if origin is dict:
         return (
             " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
@@ -335,11 +336,8 @@ def _texts(cls: type) -> dict[str, str]:
                 and isinstance(doc, ast.Expr)
             ):
                 text = getattr(doc.value, "value", None)
-                texts |= (
-                    {node.target.id: with_addresses(" ".join(text.split()))}
-                    if isinstance(text, str)
-                    else {}
-                )
+                if isinstance(text, str):
+                    texts[node.target.id] = with_addresses(" ".join(text.split()))
     return texts
 
 

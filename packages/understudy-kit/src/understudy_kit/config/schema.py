@@ -159,9 +159,9 @@ def without_credentials(config: T, fresh: bool = True) -> T:
         if isinstance(value, list | tuple):
             return type(value)(clean(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
-            before = {name: getattr(value, name) for name in _fields_of(type(value))}
-            after = {name: clean(item) for name, item in before.items()}
-            return value if after == before else replace(value, **after)
+            values = {name: getattr(value, name) for name in _fields_of(type(value))}
+            clean_values = {name: clean(item) for name, item in values.items()}
+            return value if clean_values == values else replace(value, **clean_values)
         return value
 
     cleaned: T = clean(config)
@@ -237,10 +237,14 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Return dotted path -> (old, new) for every leaf in which two settings of the same class
     differ.
     """
-    before = flat(plain(old))
-    after = flat(plain(new))
-    paths = [*before, *(path for path in after if path not in before)]
-    return {p: (before.get(p), after.get(p)) for p in paths if before.get(p) != after.get(p)}
+    old_leaves = flat(plain(old))
+    new_leaves = flat(plain(new))
+    paths = [*old_leaves, *(path for path in new_leaves if path not in old_leaves)]
+    return {
+        p: (old_leaves.get(p), new_leaves.get(p))
+        for p in paths
+        if old_leaves.get(p) != new_leaves.get(p)
+    }
 
 
 def flat(content: Record, prefix: str = "") -> dict[str, Any]:
@@ -250,7 +254,10 @@ def flat(content: Record, prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{key}"
         if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             value = dict(enumerate(value))
-        leaves.update(flat(value, path + ".") if isinstance(value, Mapping) else {path: value})
+        if isinstance(value, Mapping):
+            leaves.update(flat(value, path + "."))
+        else:
+            leaves[path] = value
     return leaves
 
 
@@ -265,12 +272,11 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
 
 def _label(path: Sequence[str], flags: Collection[str]) -> str:
     """Return the flag of a setting, or of the list that it is in, and else its dotted path."""
-    whole = ".".join(path)
-    flag = next(
-        (dotted for end in (len(path), len(path) - 1) if (dotted := ".".join(path[:end])) in flags),
-        None,
-    )
-    return whole if flag is None else flag_of(flag)
+    for end in (len(path), len(path) - 1):
+        dotted = ".".join(path[:end])
+        if dotted in flags:
+            return flag_of(dotted)
+    return ".".join(path)
 
 
 def _describe_errors(
@@ -300,7 +306,8 @@ def _describe_errors(
         given = str(shown).lower() if isinstance(shown, bool) else shown
         if of_rule:
             rule = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
-            lines.append(f"{label}: {rule}" + (f", not {given}" if shown is not None else ""))
+            not_given = f", not {given}" if shown is not None else ""
+            lines.append(f"{label}: {rule}{not_given}")
         else:
             alone = _as_list(kinds[path], error, shown)
             lines.append(f"{label}: {_other_type(kinds[path], label, shown)}{alone}")
@@ -312,7 +319,8 @@ def _other_type(kind: Any, label: str, value: Any) -> str:
     shown = str(value).lower() if isinstance(value, bool) else repr(value)
     near = nearest_choice(kind, value)
     given = f", not {shown}" if value is not None else ""
-    return f"must be {expected(kind, label)}{given}" + (f"; did you mean {near}?" if near else "")
+    hint = f"; did you mean {near}?" if near else ""
+    return f"must be {expected(kind, label)}{given}{hint}"
 
 
 def _as_list(kind: Any, error: Any, shown: Any) -> str:
@@ -348,7 +356,8 @@ def _unwritable(content: Any, path: str = "") -> Iterator[str]:
     """One line for each text with the character NUL, which no system accepts in a name."""
     if isinstance(content, Mapping):
         for name, value in content.items():
-            yield from _unwritable(value, f"{path}.{name}" if path else str(name))
+            below = f"{path}.{name}" if path else str(name)
+            yield from _unwritable(value, below)
     elif isinstance(content, list | tuple):
         for number, value in enumerate(content):
             yield from _unwritable(value, f"{path}.{number}")
@@ -364,8 +373,10 @@ def _of_other_tools(path: str, value: Any, others: OtherNames | None) -> list[st
         return []
     if ours := others.equivalent(path):
         return [f"{path}: unknown name; here it is {ours}"]
+    if not isinstance(value, Mapping):
+        return []
     lines = list[str]()
-    for name, item in value.items() if isinstance(value, Mapping) else ():
+    for name, item in value.items():
         lines += _of_other_tools(f"{path}.{name}", item, others)
     return lines
 
@@ -387,9 +398,9 @@ def _unknown_names(
                 yield from ours
                 continue
             close = difflib.get_close_matches(str(name), field_names, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(field_names)}"
-            )
+            hint = f"known here: {', '.join(field_names)}"
+            if close:
+                hint = f"did you mean {close[0]!r}?"
             yield f"{prefix}{name}: unknown name; {hint}"
         else:
             yield from _unknown_inside(hints[name], value, f"{prefix}{name}", others)

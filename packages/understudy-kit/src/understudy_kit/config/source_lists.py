@@ -62,35 +62,38 @@ def expand_settings(content: Record, where: object = None) -> Record:
         return content
     errors: list[str] = []
     entries: list[Any] = []
-    found: list[bool] = []
+    were_expanded: list[bool] = []
     of_texts = 0
     for item in items:
         if not isinstance(item, str) and not _is_glob(item):
             entries.append(item)
-            found.append(False)
+            were_expanded.append(False)
             continue
-        own = (
-            {}
-            if isinstance(item, str)
-            else {name: value for name, value in item.items() if name != _ROOT}
-        )
-        several = _expand(item if isinstance(item, str) else _root_of(item), errors)
+        if isinstance(item, str):
+            own = {}
+            several = _expand(item, errors)
+            of_texts += len(several)
+        else:
+            own = {name: value for name, value in item.items() if name != _ROOT}
+            several = _expand(_root_of(item), errors)
         for where_found, entry in several:
             _check_dataset(entry[_ROOT], where_found, errors)
             entries.append({**own, **entry})
-        found += [True] * len(several)
-        of_texts += len(several) if isinstance(item, str) else 0
-    errors += _repeated(zip(map(_root_of, entries), found))
+        were_expanded += [True] * len(several)
+    errors += _repeated(zip(map(_root_of, entries), were_expanded))
     if errors:
-        raise _as_error(
-            errors, f"{where}: data.sources: " if where is not None else "data.sources: "
-        )
+        prefix = f"{where}: data.sources: " if where is not None else "data.sources: "
+        raise _as_error(errors, prefix)
     if of_texts == len(entries):  # in the sequence of a shell it would depend on the locale
         entries.sort(key=_root_of)
     shared = {name: data[name] for name in _of_dataset() if of_texts and name in data}
-    whole = [{**shared, **entry} if isinstance(entry, Mapping) else entry for entry in entries]
-    rest = {name: value for name, value in data.items() if name not in shared}
-    return {**content, "data": {**rest, "sources": whole}}
+    sources: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            entry = {**shared, **entry}
+        sources.append(entry)
+    not_shared = {name: value for name, value in data.items() if name not in shared}
+    return {**content, "data": {**not_shared, "sources": sources}}
 
 
 def list_sources(address: str) -> list[dict[str, Any]]:
@@ -137,12 +140,10 @@ def _expand(address: str, errors: list[str]) -> list[tuple[str, dict[str, Any]]]
         if "\0" in address:
             raise ValueError(f"{address!r} contains the character NUL: leave it out")
         if not is_several(address):
-            found = [("", {_ROOT: address})]
-        elif is_list(address):
-            found = _read_list(Path(os.path.expanduser(address)))
-        else:
-            found = _match(address)
-        return found
+            return [("", {_ROOT: address})]
+        if is_list(address):
+            return _read_list(Path(os.path.expanduser(address)))
+        return _match(address)
     except ValueError as error:
         errors.append(str(error))
         return []
@@ -156,12 +157,12 @@ def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:
             f"{pattern} has `**`, for any depth: write a `*` for each level, as in d/*/*/, or a "
             "list file"
         )
-    found = (
+    matches = (
         folder.rstrip("/")
         for folder in glob.iglob(os.path.expanduser(path))
         if os.path.isdir(folder)
     )
-    folders = sorted(set(found))
+    folders = sorted(set(matches))
     if not folders:
         raise ValueError(
             f"{pattern} matches no folder in {os.getcwd()}: correct it, or give the path of a list "
@@ -175,10 +176,9 @@ def _check_dataset(address: str, where: str, errors: list[str]) -> None:
     path = os.path.expanduser(split_view(address)[0])
     if "://" in path or "@" in os.path.basename(path) or os.path.isfile(os.path.join(path, _INFO)):
         return
-    what = (
-        f"which is no dataset (no {_INFO})" if os.path.isdir(path) else "where there is no folder"
-    )
+    problem = "where there is no folder"
     if os.path.isdir(path):
+        problem = f"which is no dataset (no {_INFO})"
         fix = "leave it out" if where else f"correct the path; {_HUB}"
     elif "$" in path:
         fix = "write the path out, variables are not replaced here"
@@ -186,7 +186,7 @@ def _check_dataset(address: str, where: str, errors: list[str]) -> None:
         fix = "a row is one dataset, so give a row for each; globs are sources beside the list"
     else:
         fix = f"correct the path; {_HUB}"
-    errors.append(f"{where or 'there is '}{address}, {what}: {fix}")
+    errors.append(f"{where or 'there is '}{address}, {problem}: {fix}")
 
 
 def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -205,15 +205,15 @@ def _read_list(path: Path) -> list[tuple[str, dict[str, Any]]]:
             f"{path} begins with an empty line: its first line names the columns, as in path,weight"
         )
     _check_header(path, names)
-    found = list(_rows(path, rows, names, get_type_hints(SourceConfig)))
-    if not found:
+    entries = list(_rows(path, rows, names, get_type_hints(SourceConfig)))
+    if not entries:
         raise ValueError(f"{path} has a header and no row: add a line for each dataset")
-    return sorted(found, key=lambda row: _root_of(row[1]))
+    return sorted(entries, key=lambda row: _root_of(row[1]))
 
 
 def _check_header(path: Path, names: list[str]) -> None:
     """Raise ValueError for a first line that does not name the columns."""
-    known = [_PATH, *(setting.name for setting in fields(SourceConfig) if setting.name != _ROOT)]
+    columns = [_PATH, *(setting.name for setting in fields(SourceConfig) if setting.name != _ROOT)]
     first = ",".join(names)
     if len(names) == 1 and any(mark in first for mark in ";\t"):
         raise ValueError(f"{path} has the header {first!r}: separate its columns by commas")
@@ -222,7 +222,7 @@ def _check_header(path: Path, names: list[str]) -> None:
             f"{path} begins with {first!r}: its first line names the columns, as in path,weight"
         )
     for name in names:
-        if name not in known and name.lower() in known:
+        if name not in columns and name.lower() in columns:
             raise ValueError(
                 f"{path}: the column {name!r} is unknown: columns are lower case, {name.lower()!r}"
             )
@@ -231,10 +231,10 @@ def _check_header(path: Path, names: list[str]) -> None:
             f"{path} has the columns {', '.join(names) or 'none'}: name one of them `{_PATH}`"
         )
     for name in names:
-        if name not in known or names.count(name) > 1:
-            near = get_close_matches(name, known, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            problem = "is there twice: keep one" if name in known else f"is unknown: {fix}"
+        if name not in columns or names.count(name) > 1:
+            near = get_close_matches(name, columns, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(columns)}"
+            problem = "is there twice: keep one" if name in columns else f"is unknown: {fix}"
             raise ValueError(f"{path}: the column {name!r} {problem}")
 
 
@@ -316,7 +316,8 @@ def _value(name: str, kind: Any, cell: str) -> Any:
 
 
 def _shown(cell: str) -> str:
-    return repr(cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}…")
+    shortened = cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}…"
+    return repr(shortened)
 
 
 def _repeated(roots: Iterable[tuple[str, bool]]) -> Iterator[str]:

@@ -76,12 +76,12 @@ def _with_ids(
             and is_dataclass(get_args(kind)[0])
         ):
             item = get_args(kind)[0]
-            read[name] = [
-                _with_ids(item, entry, (*below, str(number)), misfits)
-                if isinstance(entry, Mapping)
-                else entry
-                for number, entry in enumerate(value)
-            ]
+            entries: list[Any] = []
+            for number, entry in enumerate(value):
+                if isinstance(entry, Mapping):
+                    entry = _with_ids(item, entry, (*below, str(number)), misfits)
+                entries.append(entry)
+            read[name] = entries
         elif isinstance(value, list | tuple) and IDS in marks:
             try:
                 read[name] = _numbers(value)
@@ -105,18 +105,18 @@ def _numbers(values: list[Any] | tuple[Any, ...]) -> list[Any]:
         return list(values)
     numbers = list[Any]()
     for value in values:
-        numbers += parse_ids([value]) if isinstance(value, str) else [value]
+        if isinstance(value, str):
+            numbers += parse_ids([value])
+        else:
+            numbers.append(value)
     whole = [number for number in map(_whole, numbers) if number is not None]
     if twice := repeated(whole):
         named = ", ".join(map(str, twice[:_SHOWN])) + ", …" * (len(twice) > _SHOWN)
-        mask = (
-            "; a mask of 0 and 1 is no list of numbers"
-            if len(whole) > 2 and set(whole) <= {0, 1}
-            else ""
-        )
-        raise ValueError(
-            f"{named} {'is' if len(twice) == 1 else 'are'} repeated: give each once{mask}"
-        )
+        verb = "is" if len(twice) == 1 else "are"
+        mask = ""
+        if len(whole) > 2 and set(whole) <= {0, 1}:
+            mask = "; a mask of 0 and 1 is no list of numbers"
+        raise ValueError(f"{named} {verb} repeated: give each once{mask}")
     return numbers
 
 

@@ -49,14 +49,16 @@ def chart(
         bare: Whether the legend, which has the values under the pointer, is left out.
         height: CSS pixels.
     """
-    drawn = [line for line in lines if any(value is not None for value in line["value"])]
+    drawn = [line for line in lines if _has_value(line)]
+    if not drawn:
+        return None
     names = [axes] if isinstance(axes, str) else list(axes)
     options = {"log": log, "zero": zero, "cut": cut, "bare": bare, "height": height}
-    return (
-        {"kind": "chart", "label": label, "axes": names, "unit": unit, "lines": drawn, **options}
-        if drawn
-        else None
-    )
+    return {"kind": "chart", "label": label, "axes": names, "unit": unit, "lines": drawn, **options}
+
+
+def _has_value(line: Block) -> bool:
+    return any(value is not None for value in line["value"])
 
 
 def line(
@@ -83,15 +85,14 @@ def line(
         style: `points`, `dashed`, `faint`: True to draw points with whiskers, dashes, or a pale
             line.
     """
-    shown = {
-        "name": name,
-        "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color,
-        **style,
-    }
+    drawn_color = COLORS[color % len(COLORS)] if isinstance(color, int) else color
+    shown = {"name": name, "color": drawn_color, **style}
     shown |= {"x": [numbers(positions, 12)], "value": numbers(values)}
     if low is not None:
         shown |= {"low": numbers(low), "high": numbers(high)}
-    return shown | ({"starts": numbers(starts, 12)} if len(starts) else {})
+    if len(starts):
+        shown["starts"] = numbers(starts, 12)
+    return shown
 
 
 def step_line(
@@ -101,9 +102,9 @@ def step_line(
     histogram.
     """
     heights = np.repeat(np.asarray(values, np.float64), 2)
-    band: dict[str, Any] = (
-        {"low": np.zeros(len(heights)), "high": heights} if style.pop("filled", False) else {}
-    )
+    band: dict[str, Any] = {}
+    if style.pop("filled", False):
+        band = {"low": np.zeros(len(heights)), "high": heights}
     return line(
         name, np.repeat(np.asarray(edges, np.float64), 2)[1:-1], heights, color, **band, **style
     )
@@ -116,14 +117,16 @@ def histogram(
     none.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
-    if not finite.size or finite.min() == finite.max():
-        return text(f"always {finite.min():.3g}" if finite.size else "no finite value")
+    if not finite.size:
+        return text("no finite value")
+    if finite.min() == finite.max():
+        return text(f"always {finite.min():.3g}")
     scale = max(1.0, abs(float(finite.min())), abs(float(finite.max())))
     counts, edges = np.histogram(finite / scale, bins)
     bars = step_line(counted, (edges * scale).tolist(), counts.tolist(), filled=True)
-    made = chart(label, unit, counted, [bars], height=height)
-    assert made is not None
-    return made
+    block = chart(label, unit, counted, [bars], height=height)
+    assert block is not None
+    return block
 
 
 def record_line(
@@ -196,9 +199,10 @@ def thin(steps: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> dict[
     ends = np.unique(np.linspace(0, len(values), min(POINTS, len(values)) + 1).round().astype(int))
     starts = ends[:-1]
     last = ends[1:] - 1
+    shown = smoothed(values) if smooth else values
     return {
         "step": steps[last].tolist(),
-        "value": numbers((smoothed(values) if smooth else values)[last]),
+        "value": numbers(shown[last]),
         "low": numbers(np.minimum.reduceat(values, starts)),
         "high": numbers(np.maximum.reduceat(values, starts)),
     }
@@ -221,7 +225,8 @@ def numbers(values: Any, digits: int = DIGITS) -> list[Any]:
     array = np.asarray(values, np.float64)
     if array.ndim > 1:
         return [numbers(row, digits) for row in array]
-    return [
-        float(f"{number:.{digits}g}") if math.isfinite(number) else None
-        for number in array.tolist()
-    ]
+    return [_rounded(number, digits) for number in array.tolist()]
+
+
+def _rounded(number: float, digits: int) -> float | None:
+    return float(f"{number:.{digits}g}") if math.isfinite(number) else None

@@ -152,7 +152,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") ->
         rows: Cells: text, number, or a dictionary of `interval_bar`, `styled` or `swatch`.
         unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
     """
-    columns = [_alignment([row[column] for row in rows]) for column in range(len(head))]
+    columns = []
+    for column in range(len(head)):
+        cells = [row[column] for row in rows]
+        columns.append(_alignment(cells))
     block = {
         "kind": "table",
         "head": list(head),
@@ -201,12 +204,9 @@ def image(pixels: np.ndarray, alt: str, width: int = 0) -> Block:
     is_small = pixels.shape[1] <= 128
     buffer = io.BytesIO()
     options: dict[str, Any] = {"optimize": True} if is_small else {"quality": 85}
-    Image.fromarray(np.ascontiguousarray(pixels)).save(
-        buffer, "PNG" if is_small else "JPEG", **options
-    )
-    return encoded_image(
-        buffer.getvalue(), "png" if is_small else "jpeg", alt, width or pixels.shape[1], is_small
-    )
+    form = "png" if is_small else "jpeg"
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, form.upper(), **options)
+    return encoded_image(buffer.getvalue(), form, alt, width or pixels.shape[1], is_small)
 
 
 def encoded_image(content: bytes, media: str, alt: str, width: int, is_small: bool) -> Block:
@@ -282,8 +282,14 @@ def _filled(blocks: Sequence[Block | None]) -> list[Block]:
 
 def _alignment(cells: Sequence[Any]) -> str:
     """Class of a column: numbers, long text that wraps, or short text that does not."""
-    texts = [cell.get("text", "") if isinstance(cell, dict) else cell for cell in cells]
+    texts = [_text_of_cell(cell) for cell in cells]
     if any(text != "" for text in texts) and all(_NUMBER.fullmatch(str(text)) for text in texts):
         return "number"
     longest = max((len(str(text)) for text in texts), default=0)
-    return "long" if longest > 24 else "short" if longest else ""
+    if longest > 24:
+        return "long"
+    return "short" if longest else ""
+
+
+def _text_of_cell(cell: Any) -> Any:
+    return cell.get("text", "") if isinstance(cell, dict) else cell

@@ -225,8 +225,12 @@ class Column:
             self.jerk[rows] = np.add.reduceat(second, begins) / np.maximum(lengths - 2, 1)[:, None]
             self.path[rows] = np.add.reduceat(change, begins)
         step = np.maximum.reduceat(change, begins)
-        self.low[rows], self.high[rows], self.mean[rows], self.step[rows] = low, high, mean, step
-        self.first[rows], self.last[rows] = block[begins], block[begins + lengths - 1]
+        self.low[rows] = low
+        self.high[rows] = high
+        self.mean[rows] = mean
+        self.step[rows] = step
+        self.first[rows] = block[begins]
+        self.last[rows] = block[begins + lengths - 1]
         self.tick[rows] = np.minimum.reduceat(np.where(change > 0, change, np.inf), begins)
         self.changes[rows] = np.add.reduceat(change > 0, begins, dtype=np.float64)
         self.lengths[rows] = lengths
@@ -395,7 +399,8 @@ class PairFacts:
         self.correlation = np.full((episodes, width), np.nan)
         self.follows = np.full((episodes, len(LAGS)), np.nan)
         self.copies = np.zeros(episodes, bool)
-        self.frozen, self.frozen_frame = np.zeros(episodes, np.int64), np.zeros(episodes, np.int64)
+        self.frozen = np.zeros(episodes, np.int64)
+        self.frozen_frame = np.zeros(episodes, np.int64)
         self.meanwhile = np.zeros(episodes)
 
     def add(self, row: int, action: np.ndarray, state: np.ndarray) -> None:
@@ -441,7 +446,8 @@ class PairFacts:
             longest = int((ends - begins).argmax())
             begin = int(begins[longest])
             end = int(ends[longest]) + 1
-            self.frozen[row], self.frozen_frame[row] = end - begin, begin
+            self.frozen[row] = end - begin
+            self.frozen_frame[row] = begin
             self.meanwhile[row] = float(
                 (np.ptp(action[begin:end], axis=0)[moving] / extent[moving]).mean()
             )

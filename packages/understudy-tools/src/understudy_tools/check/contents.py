@@ -39,6 +39,9 @@ def describe_contents(
         names: standard key -> key of the dataset.
     """
     lengths = catalog.episodes.lengths
+    undeclared = rows.undeclared if rows is not None else {}
+    ranges = _ranges(rows, names) if rows is not None else {}
+    video_files = videos.files if videos else {}
     return {
         "robot": catalog.robot_type,
         "fps": catalog.fps,
@@ -54,11 +57,10 @@ def describe_contents(
             for key, feature in catalog.features.items()
         },
         "metadata": {name: _metadata(values, len(lengths)) for name, values in metadata.items()},
-        "undeclared": rows.undeclared if rows is not None else {},
-        "columns": _ranges(rows, names) if rows is not None else {},
+        "undeclared": undeclared,
+        "columns": ranges,
         "videos": {
-            camera: _encoding(catalog, files, camera)
-            for camera, files in (videos.files if videos else {}).items()
+            camera: _encoding(catalog, files, camera) for camera, files in video_files.items()
         },
     }
 
@@ -77,18 +79,22 @@ def _metadata(values: dict[int, Any], episodes: int) -> dict[str, Any]:
     present = [
         value for value in values.values() if not (isinstance(value, float) and not isfinite(value))
     ]
-    counts = Counter(
-        value if isinstance(value, (bool, int, float, str)) else str(value)[:80]
-        for value in present
-    )
+    counts = Counter(map(_countable, present))
     summary: dict[str, Any] = {"missing": episodes - len(present), "distinct": len(counts)}
     numbers = all(isinstance(value, (int, float)) for value in counts)
     if len(counts) > MOST_VALUES and numbers:
         return summary | {"min": min(counts), "max": max(counts)}
     shown = counts.most_common(MOST_VALUES)
-    return summary | {
-        "values": [[value, count] for value, count in (sorted(shown) if numbers else shown)]
-    }
+    if numbers:
+        shown.sort()
+    return summary | {"values": [[value, count] for value, count in shown]}
+
+
+def _countable(value: Any) -> bool | int | float | str:
+    """Return a scalar or a text as it is, and the begin of the text of anything else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)[:80]
 
 
 def _ranges(rows: RowFacts, names: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
@@ -118,15 +124,13 @@ def _encoding(catalog: Catalog, files: list[VideoFile], camera: str) -> dict[str
         "files_read": len(files),
     }
     for name in ("codec", "pixels", "width", "height", "fps", "gop", "b_frames"):
-        values = [value for file in files if (value := getattr(file, name)) is not None]
+        of_files = [getattr(file, name) for file in files]
+        values = [value for value in of_files if value is not None]
         entry[name] = max(set(values), key=values.count) if values else None
     frames = sum(file.count for file in files)
     size = sum(file.bytes or 0 for file in files) or None
-    return entry | {
-        "frames": frames,
-        "bytes": size,
-        "bytes_per_frame": size / frames if size and frames else None,
-    }
+    bytes_per_frame = size / frames if size and frames else None
+    return entry | {"frames": frames, "bytes": size, "bytes_per_frame": bytes_per_frame}
 
 
 UNUSUAL = 3.0
@@ -144,17 +148,18 @@ def format_report(report: Report, limit: int = 40) -> str:
     if "images" in report.read:  # the last
         cameras = sum(feature["camera"] for feature in report.contents["features"].values())
         read += f" of {report.frames * cameras:,}"
-    lines = (
-        [report.root, *_format_contents(report)]
-        if report.contents
-        else [report.root, "  LeRobot format unknown"]
-    )
+    lines = [report.root]
+    if report.contents:
+        lines += _format_contents(report)
+    else:
+        lines.append("  LeRobot format unknown")
     lines.append(f"read {read or 'metadata'}")
     for severity in SEVERITIES:
         findings = [finding for finding in report.findings if finding.severity == severity]
         for finding in findings[:limit]:
             place = str(finding.place)
-            lines.append(f"{severity} {finding.rule}" + (f": {place}" if place else ""))
+            at_place = f": {place}" if place else ""
+            lines.append(f"{severity} {finding.rule}{at_place}")
             lines.append(f"  {finding.message}")
             if finding.fix:
                 lines.append(f"  fix: {finding.fix}")
@@ -200,16 +205,11 @@ def _format_contents(report: Report) -> list[str]:
         lines.append(f"  idle in {report.idle_share:.1%} of the frames: {IDLE}")
     lines.append("tasks")
     for task in tasks[:MOST_TASKS]:
-        lines.append(
-            f"  {task['episodes']:>7,} {'episode ' if task['episodes'] == 1 else 'episodes'}  "
-            f"{task['task']}"
-        )
+        unit = "episode " if task["episodes"] == 1 else "episodes"
+        lines.append(f"  {task['episodes']:>7,} {unit}  {task['task']}")
     if len(tasks) > MOST_TASKS:
         lines.append(f"  and {len(tasks) - MOST_TASKS} more")
-    features = {
-        key: f"{entry['dtype']} {tuple(entry['shape'])}" + (", a camera" if entry["camera"] else "")
-        for key, entry in contents["features"].items()
-    }
+    features = {key: _format_feature(entry) for key, entry in contents["features"].items()}
     lines += ["features", *_aligned(features)]
     if contents["undeclared"]:
         lines.append("columns that info.json does not declare; they are read only by name")
@@ -224,6 +224,11 @@ def _format_contents(report: Report) -> list[str]:
     if "keep_ranges" in contents:
         lines += ["keep-ranges", *(f"  {line}" for line in contents["keep_ranges"]["lines"])]
     return lines
+
+
+def _format_feature(entry: dict[str, Any]) -> str:
+    camera = ", a camera" if entry["camera"] else ""
+    return f"{entry['dtype']} {tuple(entry['shape'])}{camera}"
 
 
 def _aligned(rows: dict[str, str]) -> list[str]:
@@ -248,7 +253,8 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{value if len(value) <= 60 else value[:57] + "..."}"'
+        shortened = value if len(value) <= 60 else value[:57] + "..."
+        return f'"{shortened}"'
     return f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
@@ -256,13 +262,16 @@ def format_encoding(entry: dict[str, Any]) -> str:
     """Format the encoding of a camera's files."""
     if not entry["files_read"]:
         return f"{plural(entry['files'], 'file')}, none readable"
+    pixels = " " + entry["pixels"] if entry["pixels"] else ""
     parts = [
-        f"{entry['codec']} "
-        f"{entry['width']}×{entry['height']}{' ' + entry['pixels'] if entry['pixels'] else ''}"
+        f"{entry['codec']} {entry['width']}×{entry['height']}{pixels}",
+        f"{entry['fps']:g} fps",
+        f"key frame every {entry['gop']} frames",
     ]
-    parts += [f"{entry['fps']:g} fps", f"key frame every {entry['gop']} frames"]
-    if entry["b_frames"] is not None:
-        parts.append("with B-frames" if entry["b_frames"] else "no B-frames")
+    if entry["b_frames"]:
+        parts.append("with B-frames")
+    elif entry["b_frames"] is not None:
+        parts.append("no B-frames")
     files = (
         f"{entry['files_read']} of {plural(entry['files'], 'file')} read, "
         f"{plural(entry['frames'], 'frame')}"

@@ -34,9 +34,9 @@ _WEAK = (
     "sensors.extent sensors.finite sensors.constant clock.jitter"
 )
 _RANK = {
-    rule: rank
-    for rank, rules in ((STOPS, _STOPS), (WRONG, _WRONG), (WEAK, _WEAK))
-    for rule in rules.split()
+    **dict.fromkeys(_STOPS.split(), STOPS),
+    **dict.fromkeys(_WRONG.split(), WRONG),
+    **dict.fromkeys(_WEAK.split(), WEAK),
 }
 _OWN = {
     "values.constant": "a training learns this one value for them, and the other dimensions as "

@@ -117,9 +117,8 @@ def examine(
     facts.sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
     if depth == "rows":
         return facts
-    most_files, most_episodes = (
-        (SAMPLED_FILES, SAMPLED_EPISODES) if depth == "sample" else (None, None)
-    )
+    most_files = SAMPLED_FILES if depth == "sample" else None
+    most_episodes = SAMPLED_EPISODES if depth == "sample" else None
     tables = catalog.episodes.videos.values()
     files = sum(min(len(videos.files), most_files or len(videos.files)) for videos in tables)
     with Progress(files, "videos", "file", shown=show_progress) as progress:
@@ -217,17 +216,19 @@ def check_dataset(
         ]
         contents = describe_contents(stored, metadata, facts.rows, facts.videos, names)
     decided = sort_findings(finding for finding in findings if finding.severity != "undecided")
+    named = tuple(_name_column(finding, stored, names) for finding in decided)
+    ranking = rank_episodes(catalog, facts.rows)[:20] if facts.rows is not None else []
     return Report(
         root=stored.root,
         version=stored.version,
         episodes=stored.num_episodes,
         frames=stored.num_frames,
         read=facts.read,
-        findings=rank_findings(tuple(_name_column(finding, stored, names) for finding in decided)),
+        findings=rank_findings(named),
         undecided=merge_undecided(
             finding for finding in findings if finding.severity == "undecided"
         ),
-        ranking=tuple(rank_episodes(catalog, facts.rows)[:20]) if facts.rows is not None else (),
+        ranking=tuple(ranking),
         seconds=time.monotonic() - begin,
         idle_share=_idle_share(catalog, facts.rows),
         contents=contents,

@@ -156,15 +156,11 @@ class Place:
         return cls(tuple(ids.tolist()), column, dimension, **where)
 
     def __str__(self) -> str:
-        parts = [
-            self.file,
-            self.camera,
-            self.column + (f"[{self.dimension}]" if self.dimension else ""),
-        ]
+        dimension = f"[{self.dimension}]" if self.dimension else ""
+        parts = [self.file, self.camera, self.column + dimension]
         if self.episodes:
-            parts.append(
-                f"episode{'s' if len(self.episodes) > 1 else ''} {list_ids(self.episodes)}"
-            )
+            unit = "episodes" if len(self.episodes) > 1 else "episode"
+            parts.append(f"{unit} {list_ids(self.episodes)}")
         if self.frame is not None:
             parts.append(f"frame {self.frame}")
         return ", ".join(part for part in parts if part)
@@ -277,12 +273,10 @@ class Report:
     @property
     def bad_episodes(self) -> tuple[int, ...]:
         """Ids of the episodes of all errors, ascending."""
-        bad = {
-            episode
-            for finding in self.findings
-            if finding.severity == "error"
-            for episode in finding.place.episodes
-        }
+        bad = set[int]()
+        for finding in self.findings:
+            if finding.severity == "error":
+                bad.update(finding.place.episodes)
         return tuple(sorted(bad))
 
     def to_json(self) -> dict[str, Any]:
@@ -338,7 +332,9 @@ def merge_undecided(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     merged = []
     for rule in sorted(by_rule, key=list(RULES).index):
         least = min(by_rule[rule], key=lambda finding: finding.measured)
-        merged.append(least if len(by_rule[rule]) == 1 else replace(least, place=Place()))
+        if len(by_rule[rule]) > 1:
+            least = replace(least, place=Place())
+        merged.append(least)
     return tuple(merged)
 
 
@@ -350,8 +346,12 @@ def list_ids(ids: Sequence[int], limit: int = 8) -> str:
             ranges[-1] = (ranges[-1][0], i)
         else:
             ranges.append((i, i))
-    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
+    shown = ", ".join(_format_range(first, last) for first, last in ranges[:limit])
     return shown if len(ranges) <= limit else f"{shown}, ... ({len(ids)} in all)"
+
+
+def _format_range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 EDIT = "understudy edit SRC OUT"
@@ -396,11 +396,10 @@ def fill(fix: str, root: str, leaves_none: bool = False) -> str:
     if leaves_none and any(
         flag in fix for flag in ("--exclude-", "--data.on-bad-episode", "--data.exclude-episodes")
     ):
-        fix = (
-            fix.split(", or leave")[0]
-            if ", or leave" in fix
-            else "all episodes have it: repair the files, or record anew"
-        )
+        if ", or leave" in fix:
+            fix = fix.split(", or leave")[0]
+        else:
+            fix = "all episodes have it: repair the files, or record anew"
     name = root.rstrip("/").rpartition("/")[2]
     return (
         fix.replace("SRC OUT", f"{root} {name}-mended")

@@ -166,11 +166,10 @@ def read_videos(
     facts = VideoFacts()
     absent = rows_without_files(catalog)
     work = ReadVideos(catalog)
-    items = [
-        (camera, place, file)
-        for camera in catalog.episodes.videos
-        for place, file in enumerate(files_to_open(catalog, camera, absent[camera], limit))
-    ]
+    items: list[tuple[str, int, int]] = []
+    for camera in catalog.episodes.videos:
+        files_of_camera = files_to_open(catalog, camera, absent[camera], limit)
+        items += [(camera, place, file) for place, file in enumerate(files_of_camera)]
     facts.files = {camera: [] for camera in catalog.episodes.videos}
     for part, result in workers.run(
         work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
@@ -201,8 +200,8 @@ def _probe(path: str, number: int, most_pixels: int) -> dict[str, Any]:
             context = main_stream(container).codec_context
             # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file
             # has no width either.
-            details |= {"pixels": str(context.pix_fmt) if context.width else None}
-            details |= {"b_frames": bool(context.has_b_frames)}
+            details["pixels"] = str(context.pix_fmt) if context.width else None
+            details["b_frames"] = bool(context.has_b_frames)
     return details
 
 
@@ -368,8 +367,8 @@ class ReadImages:
                         facts.depth.setdefault(camera, []).append(images.depth_range(row))
                     else:
                         facts.clips.setdefault(camera, []).append(images.clip(row, self.whole))
-                        if (before := images.row_before(row)) is not None:
-                            facts.cuts.setdefault(camera, []).append(images.cut(before, row))
+                        if (previous_row := images.row_before(row)) is not None:
+                            facts.cuts.setdefault(camera, []).append(images.cut(previous_row, row))
                 except SourceError:
                     raise
                 except DatasetError as error:
@@ -414,9 +413,12 @@ def read_images(
     chosen = {
         camera: _chosen(catalog, camera, rows, videos, limit) for camera in catalog.camera_keys
     }
-    items = [(camera, row) for camera, its_rows in chosen.items() for row in its_rows]
-    lengths = [int(catalog.episodes.lengths[row]) for _, row in items]
-    costs = [length if limit is None else min(length, WINDOW) for length in lengths]
+    items: list[tuple[str, int]] = []
+    for camera, its_rows in chosen.items():
+        items += [(camera, row) for row in its_rows]
+    costs = [int(catalog.episodes.lengths[row]) for _, row in items]
+    if limit is not None:
+        costs = [min(length, WINDOW) for length in costs]
     work = ReadImages(
         catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None
     )
@@ -476,9 +478,9 @@ class _Images:
         length = int(self._lengths[row])
         values = self._take(row, np.unique([0, length // 2, length - 1]))
         values = values[np.isfinite(values)]
-        return DepthRange(
-            row, *((float(values.min()), float(values.max())) if values.size else (np.nan, np.nan))
-        )
+        if not values.size:
+            return DepthRange(row, np.nan, np.nan)
+        return DepthRange(row, float(values.min()), float(values.max()))
 
     def clip(self, row: int, whole: bool) -> Clip:
         """Summarize an episode: its window, or all of it."""
@@ -546,11 +548,11 @@ class _Images:
         rows = np.flatnonzero(ends_there & (lengths > 0))
         return int(rows[0]) if len(rows) == 1 and lengths[rows[0]] >= CUT else None
 
-    def cut(self, before: int, row: int) -> Cut:
+    def cut(self, previous_row: int, row: int) -> Cut:
         """Measure the changes around the end of the episode `before`, which `row` follows."""
-        length = int(self._lengths[before])
+        length = int(self._lengths[previous_row])
         images = [
-            self._take(before, np.arange(length - CUT, length)),
+            self._take(previous_row, np.arange(length - CUT, length)),
             self._take(row, np.arange(CUT)),
         ]
         change = (
@@ -615,7 +617,7 @@ def shrink(images: np.ndarray, size: tuple[int, int] = (_HEIGHT, _WIDTH)) -> np.
         thin = np.repeat(thin, max(1, -(-cells // thin.shape[axis])), axis=axis)
         edges = np.linspace(0, thin.shape[axis], cells + 1).astype(int)
         counts = np.diff(edges).astype(np.float32)
-        thin = np.add.reduceat(thin, edges[:-1], axis=axis) / counts.reshape(
-            [-1 if a == axis else 1 for a in range(4)]
-        )
+        along_axis = [1, 1, 1, 1]
+        along_axis[axis] = -1
+        thin = np.add.reduceat(thin, edges[:-1], axis=axis) / counts.reshape(along_axis)
     return np.ascontiguousarray(thin.transpose(0, 2, 3, 1), np.float32)

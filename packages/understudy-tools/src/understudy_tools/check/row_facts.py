@@ -97,10 +97,8 @@ class IdleCounter:
     ) -> None:
         if len(steps):
             moved = np.flatnonzero(moves(steps, threshold, values, rates))
-            self._counts[row] = (
-                len(steps) - len(moved),
-                len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps),
-            )
+            idle_at_end = len(steps) - 1 - int(moved[-1]) if len(moved) else len(steps)
+            self._counts[row] = (len(steps) - len(moved), idle_at_end)
 
 
 @storable
@@ -295,8 +293,9 @@ def read_rows(
     frames = rows_of_files[np.unique(present)]
     progress(int(rows_of_files.sum() - frames.sum()))
     first = int(np.searchsorted(np.cumsum(frames), KNOWN)) + 1
-    later = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
-    for parts in ([tuple(files[:first].tolist())] if len(files) else [], later):
+    first_parts = [tuple(files[:first].tolist())] if len(files) else []
+    later_parts = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
+    for parts in (first_parts, later_parts):
         work = ReadRows(catalog, facts.thresholds)
         done = lambda part: progress(int(rows_of_files[list(part)].sum()))  # noqa: E731
         for part, result in workers.run(work, parts, done):
@@ -335,18 +334,15 @@ def _read_file(
         if feature.is_camera and not feature.is_video
     ]
     texts = [key for key, feature in catalog.features.items() if feature.is_text]
-    stored = {
-        key: [part.key for part in catalog.joined.get(key, ())]
-        or [catalog.stored_names.get(key, key)]
-        for key in (*keys, *cameras, *texts)
-    }
+    stored = {key: _stored_names(catalog, key) for key in (*keys, *cameras, *texts)}
+    numbers: list[str] = []
+    for key in keys:
+        numbers += stored[key]
     try:
         with catalog.files.parquet(path) as opened:
             schema = opened.schema_arrow
             total = int(opened.metadata.num_rows)
-        table = catalog.files.table(
-            path, [*(name for key in keys for name in stored[key]), *INDEX_KEYS]
-        )
+        table = catalog.files.table(path, [*numbers, *INDEX_KEYS])
     except SourceError:
         raise  # says nothing about the file
     except DatasetError as error:
@@ -390,6 +386,12 @@ def _read_file(
     return total
 
 
+def _stored_names(catalog: Catalog, key: str) -> list[str]:
+    """Names of the columns that hold a feature."""
+    joined = [part.key for part in catalog.joined.get(key, ())]
+    return joined or [catalog.stored_names.get(key, key)]
+
+
 def _read_columns(
     catalog: Catalog,
     file: int,
@@ -416,7 +418,8 @@ def _read_columns(
                         table.column(name), part or DEFAULTS.get(key)
                     )
                     arrays.append(_column(column, part, where, key))
-                    absent |= {key: rows_without} if rows_without is not None else {}
+                    if rows_without is not None:
+                        absent[key] = rows_without
                 if len(arrays) > 1:
                     arrays = [
                         np.concatenate([array.reshape(len(array), -1) for array in arrays], 1)

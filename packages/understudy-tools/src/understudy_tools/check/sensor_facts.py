@@ -58,7 +58,9 @@ class SensorFacts:
 
     def file_of(self, row: int) -> str:
         """Path of the file of a table row."""
-        return self.files[row if len(self.files) > 1 else 0]
+        if len(self.files) == 1:
+            return self.files[0]
+        return self.files[row]
 
 
 def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
@@ -111,4 +113,5 @@ def _describe(times: np.ndarray, values: np.ndarray) -> EpisodeSamples:
     still = np.full(values.shape[1], np.nan)
     if len(values) > 1:
         still = (np.diff(values, axis=0) == 0).mean(axis=0)
-    return EpisodeSamples(times, None if good.all() else int((~good).argmax()), still)
+    first_bad = None if good.all() else int((~good).argmax())
+    return EpisodeSamples(times, first_bad, still)

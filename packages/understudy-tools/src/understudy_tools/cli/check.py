@@ -87,11 +87,9 @@ class CheckConfig(WorkersConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        problems = (
-            []
-            if self.path
-            else ["path: required, the folder or URL of a dataset: understudy check PATH"]
-        )
+        problems = []
+        if not self.path:
+            problems.append("path: required, the folder or URL of a dataset: understudy check PATH")
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
             problems.append(
                 "keep_ranges: --chunk-size and --keep-rule need the file of ranges: --keep-ranges "
@@ -148,11 +146,10 @@ def check(config: CheckConfig) -> int:
         from understudy_tools.report.check_page import check_page
 
         write_page(Path(config.page), check_page(report, config.shown), is_new=not config.overwrite)
-    print(
-        json.dumps(report.to_json(), ensure_ascii=False)
-        if config.json
-        else format_report(report, config.limit)
-    )
+    if config.json:
+        print(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        print(format_report(report, config.limit))
     return 0 if report.is_sound else FOUND
 
 

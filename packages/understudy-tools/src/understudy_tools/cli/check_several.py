@@ -43,7 +43,7 @@ class SeveralReport:
     @property
     def wrong(self) -> list[Checked]:
         """Those with errors."""
-        return [one for one in self.datasets if not one.is_sound]
+        return [dataset for dataset in self.datasets if not dataset.is_sound]
 
     def by_rule(self) -> list[tuple[str, str, int, int]]:
         """Return (severity, rule, datasets, findings) of each broken rule: errors first, and of
@@ -51,8 +51,8 @@ class SeveralReport:
         """
         datasets = Counter[tuple[str, str]]()
         findings = Counter[tuple[str, str]]()
-        for one in self.datasets:
-            kinds = [(finding.severity, finding.rule) for finding in one.findings]
+        for dataset in self.datasets:
+            kinds = [(finding.severity, finding.rule) for finding in dataset.findings]
             findings.update(kinds)
             datasets.update(set(kinds))
         rank: dict[str, int] = {severity: number for number, severity in enumerate(SEVERITIES)}
@@ -61,19 +61,18 @@ class SeveralReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values of JSON."""
+        columns = ("severity", "rule", "datasets", "findings")
+        with_errors = []
+        for dataset in self.wrong:
+            errors = [_line(finding) for finding in _errors(dataset)]
+            with_errors.append({"root": dataset.root, "failed": dataset.failed, "errors": errors})
         return {
             "datasets": len(self.datasets),
             "sound": not self.wrong,
-            "episodes": sum(one.episodes for one in self.datasets),
-            "frames": sum(one.frames for one in self.datasets),
-            "rules": [
-                dict(zip(("severity", "rule", "datasets", "findings"), row))
-                for row in self.by_rule()
-            ],
-            "with_errors": [
-                {"root": one.root, "failed": one.failed, "errors": [_line(f) for f in _errors(one)]}
-                for one in self.wrong
-            ],
+            "episodes": sum(dataset.episodes for dataset in self.datasets),
+            "frames": sum(dataset.frames for dataset in self.datasets),
+            "rules": [dict(zip(columns, row)) for row in self.by_rule()],
+            "with_errors": with_errors,
         }
 
 
@@ -99,9 +98,14 @@ def check_several(
             names = ("action", "state", "video_path", "data_path", "version", "pairing")
             options = {name: source[name] for name in names if source.get(name)}
             try:
-                found = check_dataset(source["root"], depth, workers=workers, **options)
+                report_of_one = check_dataset(source["root"], depth, workers=workers, **options)
                 report.datasets.append(
-                    Checked(source["root"], found.episodes, found.frames, found.findings)
+                    Checked(
+                        source["root"],
+                        report_of_one.episodes,
+                        report_of_one.frames,
+                        report_of_one.findings,
+                    )
                 )
             except DatasetError as error:
                 report.datasets.append(Checked(source["root"], failed=str(error)))
@@ -111,14 +115,11 @@ def check_several(
 
 def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
     """Format a report: counts by rule, then at most `limit` datasets with errors, then the sums."""
-    episodes, frames = (
-        sum(getattr(one, name) for one in report.datasets) for name in ("episodes", "frames")
-    )
     sizes = ", ".join(
         [
             plural(len(report.datasets), "dataset"),
-            plural(episodes, "episode"),
-            plural(frames, "frame"),
+            plural(sum(dataset.episodes for dataset in report.datasets), "episode"),
+            plural(sum(dataset.frames for dataset in report.datasets), "frame"),
         ]
     )
     lines = [f"{address}: {sizes}"]
@@ -131,11 +132,11 @@ def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
         lines.append(
             "datasets with errors; `understudy check PATH` of one has all findings, with remedies"
         )
-    for one in wrong[:limit]:
-        errors = _errors(one)
-        first = one.failed.replace("\n", " ") or _line(errors[0])
+    for dataset in wrong[:limit]:
+        errors = _errors(dataset)
+        first = dataset.failed.replace("\n", " ") or _line(errors[0])
         more = f", and {plural(len(errors) - 1, 'more error')}" if len(errors) > 1 else ""
-        lines.append(f"  {one.root}: {_shortened(first)}{more}")
+        lines.append(f"  {dataset.root}: {_shortened(first)}{more}")
     if len(wrong) > limit:
         lines.append(f"  and {len(wrong) - limit:,} more")
     return "\n".join(
@@ -146,8 +147,8 @@ def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
     )
 
 
-def _errors(one: Checked) -> list[Finding]:
-    return [finding for finding in one.findings if finding.severity == "error"]
+def _errors(dataset: Checked) -> list[Finding]:
+    return [finding for finding in dataset.findings if finding.severity == "error"]
 
 
 def _line(finding: Finding) -> str:

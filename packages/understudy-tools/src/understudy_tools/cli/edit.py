@@ -183,19 +183,14 @@ def output_problems(paths: Sequence[str], command: str, work: str | None = None)
         fix = "name a folder of this machine; `understudy push` publishes it on the hub"
         return [f"paths: {strip_credentials(paths[-1])} is not writable here; {fix}"]
     if separator:
-        return (
-            []
-            if work
-            else [
-                "work: required for an output in a bucket: a folder for files until they are "
-                "uploaded"
-            ]
-        )
-    return (
-        [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"]
-        if is_taken(paths[-1])
-        else []
-    )
+        if work:
+            return []
+        return [
+            "work: required for an output in a bucket: a folder for files until they are uploaded"
+        ]
+    if is_taken(paths[-1]):
+        return [f"paths: {paths[-1]} exists; name a new folder, nothing is overwritten"]
+    return []
 
 
 def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
@@ -283,9 +278,9 @@ def make_plans(
         encode=encode,
         skip_bad=config.skip_bad,
     )
-    parts = (
-        split_pieces(sources, pieces, config.split, config.seed) if config.split else {"": pieces}
-    )
+    parts = {"": pieces}
+    if config.split:
+        parts = split_pieces(sources, pieces, config.split, config.seed)
     return {
         name: replace(plan, pieces=tuple(part), metadata=piece_metadata(sources, part, attached))
         for name, part in parts.items()
@@ -301,7 +296,8 @@ def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
     from understudy_tools.edit.plan import read_bad_episodes, select_pieces
 
     drop = list(config.exclude_episodes)
-    drop += read_bad_episodes(config.exclude_bad) if config.exclude_bad else []
+    if config.exclude_bad:
+        drop += read_bad_episodes(config.exclude_bad)
     selection = Selection(
         episodes=config.episodes or None,
         exclude_episodes=drop,
@@ -310,11 +306,10 @@ def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
         drop_n_first_frames=config.drop_n_first_frames,
         drop_n_last_frames=config.drop_n_last_frames,
     )
-    return [
-        piece
-        for number, source in enumerate(sources)
-        for piece in select_pieces(source, number, selection)
-    ]
+    pieces: list[Piece] = []
+    for number, source in enumerate(sources):
+        pieces += select_pieces(source, number, selection)
+    return pieces
 
 
 def _texts(config: EditConfig, sources: Sequence["Catalog"]) -> dict[str, "TextColumn"]:
@@ -349,7 +344,9 @@ def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
 def _task_of(config: EditConfig, sources: Sequence["Catalog"]) -> "Callable[[Piece, str], str]":
     from understudy_tools.edit.annotations import read_tasks
 
-    texts = [text for source in sources for text in source.tasks]
+    texts: list[str] = []
+    for source in sources:
+        texts += source.tasks
     changed = read_tasks(config.tasks, texts) if config.tasks else {}
     return partial(_change_task, config.task, changed)
 
@@ -482,19 +479,16 @@ def make_plan(config: SegmentConfig, catalog: "Catalog", out: "Path | Bucket") -
         pieces = cut_at_pauses(source, 0, keys, rule_of(ranges, source, keys))
     else:
         subtasks_file = config.subtasks
-        texts = (
-            read_subtasks(source, subtasks_file, config.unit)
-            if subtasks_file
-            else text_column(source, config.by)
-        )
+        if subtasks_file:
+            texts = read_subtasks(source, subtasks_file, config.unit)
+        else:
+            texts = text_column(source, config.by)
         pieces = cut_by_text(source, 0, texts)
     _check_cut(config, source, pieces)
     pieces = _long_enough(pieces, config.min_frames, source)
-    named = (
-        {piece: texts(piece)[0] for piece in pieces}
-        if texts is not None and config.task_from_text
-        else {}
-    )
+    named = {}
+    if texts is not None and config.task_from_text:
+        named = {piece: texts(piece)[0] for piece in pieces}
     return Plan(
         sources=sources,
         pieces=tuple(pieces),
@@ -562,18 +556,18 @@ def write_and_print(
     pool = Workers(config.processes(total), config.ray, config.work, apart=config.skip_bad)
     with pool as workers, Progress(total, "edit", "frame") as bar:
         written = write_outputs(plans, out, ["understudy", *sys.argv[1:]], workers, bar.update)
-    facts = {
-        name: describe(output, f"{out}/{name}" if name else str(out))
-        for name, output in written.items()
-    }
+    facts: dict[str, dict[str, Any]] = {}
+    for name, output in written.items():
+        root = f"{out}/{name}" if name else str(out)
+        facts[name] = describe(output, root)
     if config.json:
-        print(json.dumps(facts[""] if list(facts) == [""] else facts, ensure_ascii=False))
+        printed = facts[""] if list(facts) == [""] else facts
+        print(json.dumps(printed, ensure_ascii=False))
     else:
-        print(
-            "\n".join(
-                line for output_facts in facts.values() for line in format_summary(output_facts)
-            )
-        )
+        lines: list[str] = []
+        for output_facts in facts.values():
+            lines += format_summary(output_facts)
+        print("\n".join(lines))
     return int(any(output.skipped for output in written.values()))
 
 
@@ -652,6 +646,9 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
     from understudy_tools.edit.decode_cost import measure_cost
 
     plan = written.plan
+    skipped_features = dict[str, str]()
+    for source in plan.sources:
+        skipped_features |= source.skipped_features
     facts: dict[str, Any] = {
         "root": root,
         "episodes": written.episodes,
@@ -659,14 +656,12 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
         "tasks": written.tasks,
         "timestamps_rewritten": written.clocks,
         "undeclared_columns": written.undeclared,
-        "skipped_features": {
-            key: why for source in plan.sources for key, why in source.skipped_features.items()
-        },
+        "skipped_features": skipped_features,
         "cameras": {},
         "skipped": written.skipped,
         "left_out": written.left_out,
     }
-    after = Catalog.open(root)
+    output = Catalog.open(root)
     for key in plan.cameras:
         videos = written.videos[key]
         camera: dict[str, Any] = {"copied": videos.copied, "encoded": len(videos.encoded)}
@@ -679,7 +674,7 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
                 "ssim": quality.ssim,
             }
         if key in plan.encode:
-            cost = measure_cost(plan.sources, plan.pieces, after, key)
+            cost = measure_cost(plan.sources, plan.pieces, output, key)
             camera |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
         facts["cameras"][key] = camera
     return facts
@@ -697,9 +692,9 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
         )
         if camera["encoded"]:
             compared = f"{camera['images_compared']:,} images compared"
-            psnr = (
-                "equal images" if camera["psnr_db"] is None else f"PSNR {camera['psnr_db']:.1f} dB"
-            )
+            psnr = "equal images"
+            if camera["psnr_db"] is not None:
+                psnr = f"PSNR {camera['psnr_db']:.1f} dB"
             lines.append(f"    {psnr}, SSIM {camera['ssim']:.4f} ({compared})")
         if camera["encoded"] and camera["bytes"] > _LARGER * camera["bytes_before"] > 0:
             lines.append(
@@ -708,12 +703,12 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
                 "larger N makes them smaller"
             )
         if "decode_ms" in camera:
-            before = camera["decode_ms_before"]
-            after = camera["decode_ms"]
+            old_cost = camera["decode_ms_before"]
+            new_cost = camera["decode_ms"]
             lines.append(
-                f"    decoding, CPU ms per image: {before['stretch']:.3f} -> "
-                f"{after['stretch']:.3f} in a row, {before['single']:.3f} -> {after['single']:.3f} "
-                "at random places"
+                f"    decoding, CPU ms per image: {old_cost['stretch']:.3f} -> "
+                f"{new_cost['stretch']:.3f} in a row, {old_cost['single']:.3f} -> "
+                f"{new_cost['single']:.3f} at random places"
             )
     if facts["timestamps_rewritten"]:
         lines.append(

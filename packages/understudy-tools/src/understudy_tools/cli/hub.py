@@ -137,9 +137,9 @@ def push(config: PushConfig) -> None:
     assert repository is not None
     kind = folder_kind(folder)
     if kind is None:
-        problem = (
-            "holds no policy, run or dataset" if folder.is_dir() else "there is no such folder"
-        )
+        problem = "there is no such folder"
+        if folder.is_dir():
+            problem = "holds no policy, run or dataset"
         if not folder.exists() and (near := near_path(str(folder))):
             problem += f"; did you mean {near}?"
         raise ConfigError(
@@ -163,7 +163,8 @@ def push(config: PushConfig) -> None:
     except checksums.ChecksumError as error:
         raise ConfigError(f"path: {error}") from error
     if (kind == "dataset") != (repository.kind == "dataset"):
-        fits = HubId(repository.name, kind="dataset" if kind == "dataset" else "model")
+        fitting_kind: Literal["dataset", "model"] = "dataset" if kind == "dataset" else "model"
+        fits = HubId(repository.name, kind=fitting_kind)
         raise ConfigError(f"to: {repository}: {config.path} is a {kind}, and belongs to {fits}")
     commit = upload.push(
         folder,
@@ -193,7 +194,8 @@ def _check_dataset(folder: Path) -> str:
         catalog = Catalog.open(folder)
         problems = [gap.line for gap in catalog.missing_files() or []]
         contradiction, irregular = unfinished_recording(catalog)
-        problems += [contradiction] if contradiction else []
+        if contradiction:
+            problems.append(contradiction)
         if not problems:
             rows = catalog.episodes.rows_of(catalog.episodes.ids)
             problems = [

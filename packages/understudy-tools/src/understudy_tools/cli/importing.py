@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
@@ -18,7 +19,8 @@ def import_(config: ImportConfig) -> None:
     mapping = read_mapping(config.mapping) if config.mapping else ImportMapping()
     skipped: list[RecordingError] = []
     sources = config.paths if config.propose else config.paths[:-1]
-    recordings, layout = open_sources(sources, mapping, skipped if config.skip_bad else None)
+    tolerated = skipped if config.skip_bad else None
+    recordings, layout = open_sources(sources, mapping, tolerated)
     if config.propose:
         print(propose(recordings[0], layout))
         return
@@ -33,19 +35,18 @@ def import_(config: ImportConfig) -> None:
         return
     counts = ", ".join(plural(number, unit[:-1]) for unit, number in imported["counts"].items())
     print(f"{config.paths[-1]}: {counts}")
-    clocks = [
-        clock
-        for of in imported["recordings"]
-        for clock in of.get("streams", {}).items()
-        if "offset" in clock[1]
-    ]
-    for stream in dict.fromkeys(stream for stream, _ in clocks):
-        offsets = [clock["offset"] for name, clock in clocks if name == stream]
+    offsets_of_streams: dict[str, list[Any]] = {}
+    for recording in imported["recordings"]:
+        for stream, clock in recording.get("streams", {}).items():
+            if "offset" in clock:
+                offsets_of_streams.setdefault(stream, []).append(clock["offset"])
+    for stream, offsets in offsets_of_streams.items():
         least = min(offset[0] for offset in offsets)
         largest = max(offset[2] for offset in offsets)
         print(f"  {stream}: recorded {least:.3f} to {largest:.3f} s after its stamp")
-    for fault in (fault for of in imported["recordings"] for fault in of.get("findings", ())):
-        print(f"  {fault['kind']}: {fault['message']}")
+    for recording in imported["recordings"]:
+        for fault in recording.get("findings", ()):
+            print(f"  {fault['kind']}: {fault['message']}")
     for fault in imported["skipped"]:
         episodes = fault["episodes_kept"]
         after = f" after {plural(episodes, 'episode')}" if episodes else ""

@@ -139,12 +139,12 @@ def explain_file(config: ExplainConfig) -> list[str]:
     file = OrderFile(config.order)
     rows = file.stop - file.start
     batch = min(file.batch_size or config.batch_size, rows)
-    found = Order.from_file(file, batch_size=batch)
+    order = Order.from_file(file, batch_size=batch)
     datasets = [EpisodeArrays(path) for path in config.paths]
     if datasets:
-        found = found.of_datasets(datasets)
-    mixing = measure_mixing(found, datasets, found.start, spread=True)
-    lines = [f"{config.order}: {found.stop - found.start:,} samples", str(mixing)]
+        order = order.of_datasets(datasets)
+    mixing = measure_mixing(order, datasets, order.start, spread=True)
+    lines = [f"{config.order}: {order.stop - order.start:,} samples", str(mixing)]
     asked = f"--batch-size {config.batch_size}"
     if batch == file.batch_size != config.batch_size:
         lines.insert(
@@ -270,6 +270,7 @@ def render_choice(choice: "OrderChoice", tables: Sequence[Table], config: Explai
         "Of the orders up to 1.25, the one with the least deff over 8 batches is taken. deff is "
         f"an estimate. Terms: {page('glossary.md')}"
     )
-    return "\n".join(
-        [*lines, "", fill(notes, 118), *([fill(choice.advice, 118)] if choice.advice else []), ""]
-    )
+    lines += ["", fill(notes, 118)]
+    if choice.advice:
+        lines.append(fill(choice.advice, 118))
+    return "\n".join([*lines, ""])

@@ -24,11 +24,9 @@ class PublishConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        return (
-            ["paths: required: understudy publish WRITER [WRITER ...] OUT"]
-            if len(self.paths) < 2
-            else []
-        )
+        if len(self.paths) < 2:
+            return ["paths: required: understudy publish WRITER [WRITER ...] OUT"]
+        return []
 
 
 def publish(config: PublishConfig) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -87,11 +88,9 @@ class RangesConfig(WorkersConfig):
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = (
-            []
-            if self.path
-            else ["path: required, the folder or URL of a dataset: understudy ranges PATH"]
-        )
+        errors = []
+        if not self.path:
+            errors.append("path: required, the folder or URL of a dataset: understudy ranges PATH")
         folder = Path(self.output).absolute().parent
         if not self.output:
             errors.append("output: required, the JSON file to write: --output FILE.json")
@@ -182,29 +181,40 @@ def find_ranges(
                 idle = idle + idle_frames
                 steps = steps + int(episodes.lengths[row]) - 1
     spans = dict(sorted(spans.items()))
-    lengths = [stop - start for pairs in spans.values() for start, stop in pairs]
+    lengths = [stop - start for start, stop in chain.from_iterable(spans.values())]
     without = [int(episodes.ids[row]) for row, pairs in spans.items() if not pairs]
-    counts = [
-        (int(episodes.ids[row]), int(episodes.lengths[row]), sum(b - a for a, b in pairs))
-        for row, pairs in spans.items()
-    ]
+    threshold_share = config.threshold_share if isinstance(rule.threshold, tuple) else None
+    idle_share = idle / steps if steps else 0.0
     return spans, {
         "root": catalog.root,
         "keys": keys,
         "rule": asdict(rule),
-        "threshold_share": config.threshold_share if isinstance(rule.threshold, tuple) else None,
+        "threshold_share": threshold_share,
         "episodes": len(spans),
         "frames": int(episodes.frames),
         "frames_kept": sum(lengths),
-        "idle_share": idle / steps if steps else 0.0,
+        "idle_share": idle_share,
         "frames_in_pauses": paused,
         "ranges": len(lengths),
         "shortest": min(lengths, default=0),
         "longest": max(lengths, default=0),
         "episodes_without": len(without),
         "first_without": without[:5],
-        "cut": sorted((list(c) for c in counts if c[2] < c[1]), key=lambda c: (c[2] / c[1], c[0])),
+        "cut": _cut_episodes(catalog, spans),
     }
+
+
+def _cut_episodes(catalog: "Catalog", spans: dict[int, list[tuple[int, int]]]) -> list[list[int]]:
+    """[Episode id, frames, frames kept] of each episode that loses frames, the largest share
+    first.
+    """
+    cut: list[list[int]] = []
+    for row, pairs in spans.items():
+        frames = int(catalog.episodes.lengths[row])
+        kept = sum(stop - start for start, stop in pairs)
+        if kept < frames:
+            cut.append([int(catalog.episodes.ids[row]), frames, kept])
+    return sorted(cut, key=lambda counts: (counts[2] / counts[1], counts[0]))
 
 
 def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
@@ -212,15 +222,16 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
     rule = facts["rule"]
     way = "changes" if config.difference else "values"
     share = facts["frames_kept"] / facts["frames"]
+    pause = f"more than {rule['min_idle']} frames"
+    if not rule["settled"]:
+        pause = f"{rule['min_idle']} frames or more"
     lines = [
         f"{facts['out']}: {facts['frames_kept']:,} of {facts['frames']:,} frames kept "
         f"({share:.1%}), {facts['ranges']:,} ranges of {facts['shortest']} to {facts['longest']} "
         "frames",
         f"  idle in {facts['idle_share']:.1%} of the frames: {way} of {', '.join(facts['keys'])} "
         f"below {_threshold(facts)}",
-        f"  pauses, idle for {'more than ' if rule['settled'] else ''}{rule['min_idle']} "
-        f"frames{'' if rule['settled'] else ' or more'}: {facts['frames_in_pauses']:,} frames are "
-        "left out",
+        f"  pauses, idle for {pause}: {facts['frames_in_pauses']:,} frames are left out",
     ]
     if moving := facts["frames"] - facts["frames_in_pauses"] - facts["frames_kept"]:
         lines.append(
@@ -236,9 +247,9 @@ def format_summary(facts: dict[str, Any], config: RangesConfig) -> str:
             for episode, frames, used in cut[:SHOWN]
         ]
     if facts["episodes_without"]:
-        first = ", ".join(map(str, facts["first_without"])) + (
-            ", ..." if facts["episodes_without"] > 5 else ""
-        )
+        first = ", ".join(map(str, facts["first_without"]))
+        if facts["episodes_without"] > 5:
+            first += ", ..."
         lines.append(
             f"  {facts['episodes_without']:,} of {facts['episodes']:,} episodes are left with "
             f"nothing: {first}"
@@ -324,7 +335,8 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
     numeric = numeric_keys(catalog)
     keys = list(config.keys)
     if not keys and config.preset == "droid":
-        keys = [_VELOCITY if _VELOCITY in numeric else "action"]
+        velocity = _VELOCITY if _VELOCITY in numeric else "action"
+        keys = [velocity]
     if not keys:
         return motion_keys(catalog)
     for key in keys:

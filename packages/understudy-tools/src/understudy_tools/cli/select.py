@@ -43,10 +43,13 @@ class SelectConfig(SelectionConfig):
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         is_list = len(self.paths) == 1 and self == SelectConfig(paths=self.paths)
-        usage = (
-            "paths: give a dataset and the name of the view to save: understudy select PATH NAME"
-        )
-        return [*super().problems(), *([] if is_list or len(self.paths) == 2 else [usage])]
+        problems = list(super().problems())
+        if not is_list and len(self.paths) != 2:
+            problems.append(
+                "paths: give a dataset and the name of the view to save: understudy select PATH "
+                "NAME"
+            )
+        return problems
 
 
 def select(config: SelectConfig) -> None:
@@ -113,14 +116,11 @@ def _flags(select: Mapping[str, Any]) -> str:
     """Return settings as flags; of a list its first values, and their number."""
     words = list[str]()
     for name, value in select.items():
-        values = [
-            shlex.quote(str(item)) for item in (value if isinstance(value, tuple) else (value,))
-        ]
-        words += [
-            flag_of(name),
-            *values[:_LISTED],
-            *[f"... ({len(values):,} in all)"] * (len(values) > _LISTED),
-        ]
+        items = value if isinstance(value, tuple) else (value,)
+        values = [shlex.quote(str(item)) for item in items]
+        words += [flag_of(name), *values[:_LISTED]]
+        if len(values) > _LISTED:
+            words.append(f"... ({len(values):,} in all)")
     return " ".join(words) or "all frames"
 
 
@@ -128,10 +128,9 @@ def _chosen(config: SelectConfig) -> dict[str, Any]:
     """Return the settings that are not the default, and the use of a file that is given."""
     from understudy_data.datasets.format.views import SETTINGS
 
+    settings = {name: getattr(config, name) for name in SETTINGS}
     chosen = {
-        name: value
-        for name in SETTINGS
-        if (value := getattr(config, name)) != getattr(SelectConfig, name)
+        name: value for name, value in settings.items() if value != getattr(SelectConfig, name)
     }
     used = {"keep_ranges": "keep_rule", "frame_weights": "frame_weights_in"}
     return chosen | {use: getattr(config, use) for name, use in used.items() if name in chosen}

@@ -63,11 +63,11 @@ class ViewConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        errors = (
-            []
-            if self.path
-            else ["path: required, the folder or URL of a dataset, or a run: understudy view PATH"]
-        )
+        errors = []
+        if not self.path:
+            errors.append(
+                "path: required, the folder or URL of a dataset, or a run: understudy view PATH"
+            )
         if self.export and not self.episodes:
             errors.append("export: name the episodes to write, as in --episodes 0 3 7")
         if self.rerun and not self.episodes:

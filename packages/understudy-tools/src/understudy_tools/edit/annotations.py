@@ -64,7 +64,8 @@ def _parse(
     entry: Any, key: object, fps: float, unit: Unit, path: str
 ) -> list[tuple[int, int | None, str]]:
     subtasks = []
-    for item in entry if isinstance(entry, list) else [None]:
+    items = entry if isinstance(entry, list) else [None]
+    for item in items:
         start, stop, text = (_first(item, names) for names in (_STARTS, _STOPS, _TEXTS))
         frame = to_frame(start, fps, unit)
         last = None if stop is None else to_frame(stop, fps, unit)
@@ -89,14 +90,14 @@ def _fill(
     subtasks: list[tuple[int, int | None, str]], key: object, length: int, path: str
 ) -> list[str]:
     texts = [""] * length
-    before = 0
+    previous_end = 0
     following = [start for start, _, _ in subtasks[1:]] + [length]
-    for (start, stop, text), after in zip(subtasks, following):
-        end = after if stop is None else stop
-        if not before <= start < end <= length or end > max(after, start):
+    for (start, stop, text), next_start in zip(subtasks, following):
+        end = next_start if stop is None else stop
+        if not previous_end <= start < end <= length or end > max(next_start, start):
             problem = (
                 f"{key!r}: subtask {text!r} has frames {start} to {end} of {length}, and the "
-                f"next begins at {after}"
+                f"next begins at {next_start}"
             )
             raise DatasetError(
                 problem,
@@ -104,7 +105,7 @@ def _fill(
                 fix="give subtasks that neither overlap nor leave their episode",
             )
         texts[start:end] = [text] * (end - start)
-        before = end
+        previous_end = end
     return texts
 
 
@@ -212,9 +213,9 @@ def piece_metadata(
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
-    names = dict.fromkeys(
-        name for metadata in of_source for name in metadata if not OF_FORMAT.match(name)
-    )
+    names = dict[str, None]()
+    for metadata in of_source:
+        names.update(dict.fromkeys(name for name in metadata if not OF_FORMAT.match(name)))
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for piece in pieces:
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
@@ -225,18 +226,18 @@ def piece_metadata(
         ):
             columns.get(END_IS_CUT, [None])[-1] = None
     lengths = [catalog.episodes.lengths for catalog in catalogs]
-    before = columns.get(END_IS_CUT, [False] * len(pieces))
+    marks = columns.get(END_IS_CUT, [False] * len(pieces))
     cut = [
         bool(mark) or piece.stop < lengths[piece.source][piece.row]
-        for piece, mark in zip(pieces, before)
+        for piece, mark in zip(pieces, marks)
     ]
     if any(cut):
         columns[END_IS_CUT] = cut
-    return {
-        name: values
-        for name, values in columns.items()
-        if any(value is not None for value in values)
-    }
+    return {name: values for name, values in columns.items() if _has_value(values)}
+
+
+def _has_value(column: Sequence[Any]) -> bool:
+    return any(value is not None for value in column)
 
 
 def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
@@ -251,11 +252,9 @@ def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
             f"cannot be read as CSV: {error}", where=path, fix="give UTF-8 text with a head line"
         ) from None
     if "" in head or len(set(head)) < len(head):
-        problem = (
-            "a column has no name"
-            if "" in head
-            else f"two columns are named {max(head, key=head.count)!r}"
-        )
+        problem = "a column has no name"
+        if "" not in head:
+            problem = f"two columns are named {max(head, key=head.count)!r}"
         raise DatasetError(
             problem, where=path, fix="name each column once; for pandas, to_csv(..., index=False)"
         )
@@ -271,15 +270,16 @@ def _read_csv(path: str) -> list[tuple[str, dict[str, str]]]:
 
 def _typed_columns(lines: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """Values of CSV fields. A column in which one field is a text holds texts only, as written."""
-    typed = [{name: _typed(text) for name, text in line.items()} for line in lines]
-    texts = {name for line in typed for name, value in line.items() if isinstance(value, str)}
-    return [
-        {
-            name: (lines[row][name] or None) if name in texts else value
-            for name, value in line.items()
-        }
-        for row, line in enumerate(typed)
-    ]
+    rows: list[dict[str, Any]] = []
+    texts = set[str]()
+    for line in lines:
+        row = {name: _typed(text) for name, text in line.items()}
+        rows.append(row)
+        texts.update(name for name, value in row.items() if isinstance(value, str))
+    for line, row in zip(lines, rows):
+        for name in texts & row.keys():
+            row[name] = line[name] or None
+    return rows
 
 
 def _typed(text: str) -> Any:
@@ -320,4 +320,5 @@ def read_tasks(path: str, old_tasks: Sequence[str]) -> dict[str, str]:
 
 def _brief(texts: Sequence[str]) -> str:
     """First few of the texts."""
-    return ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
+    listed = ", ".join(map(repr, texts[:5]))
+    return f"{listed}, ..." if len(texts) > 5 else listed

@@ -59,7 +59,7 @@ def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     are left out.
     """
     infos = [source.info for source in _used(plan)]
-    names = dict.fromkeys(name for info in infos for name in info if name not in _WRITTEN)
+    names = [name for name in _all_names(infos) if name not in _WRITTEN]
     carried = {}
     left_out = []
     for name in names:
@@ -72,9 +72,11 @@ def carried_info(plan: Plan) -> tuple[dict[str, Any], list[str]]:
             left_out.append(f"{name} of info.json: left out, since the sources differ")
         else:
             carried[name] = values[0]
-    others = [name for info in infos for name in _other_splits(info)]
-    if others:
-        listed = ", ".join(dict.fromkeys(others))
+    other_splits: list[str] = []
+    for info in infos:
+        other_splits += _other_splits(info)
+    if other_splits:
+        listed = ", ".join(dict.fromkeys(other_splits))
         left_out.append(
             f"splits {listed} of info.json: left out, since episodes are numbered anew; see --split"
         )
@@ -87,17 +89,14 @@ def carried_entries(plan: Plan, key: str) -> tuple[dict[str, Any], dict[str, Any
     """
     entries = [_entry(source, key) for source in _used(plan)]
     resized = key in plan.encode and plan.encode[key].size is not None
-    whole = [
-        {name: value for name, value in entry.items() if name not in _OF_FEATURE}
-        for entry in entries
-    ]
+    whole = [_further_entries(entry) for entry in entries]
     is_video = key in plan.features and plan.features[key].is_video
     details = [_details(entry, is_video) for entry in entries]
     left_out: list[str] = []
     carried = []
     for place, parts in (("", whole), ("info.", details)):
         agreed = {}
-        for name in dict.fromkeys(name for part in parts for name in part):
+        for name in _all_names(parts):
             values = [part[name] for part in parts if name in part]
             differ = len(values) < len(parts) or _differ(values)
             if resized or differ:
@@ -124,6 +123,14 @@ def left_files(plan: Plan) -> list[str]:
     return lines
 
 
+def _all_names(entries: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    """Names in any of the entries, in order of their first appearance."""
+    names = dict[str, None]()
+    for entry in entries:
+        names.update(dict.fromkeys(entry))
+    return names
+
+
 def _differ(values: Sequence[Any]) -> bool:
     """Return whether values of JSON differ; NaN is equal to NaN."""
     texts = {json.dumps(value, sort_keys=True) for value in values}
@@ -131,7 +138,8 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _used(plan: Plan) -> list[Catalog]:
-    return [plan.sources[number] for number in sorted({piece.source for piece in plan.pieces})]
+    numbers = {piece.source for piece in plan.pieces}
+    return [plan.sources[number] for number in sorted(numbers)]
 
 
 def _other_splits(info: Mapping[str, Any]) -> Sequence[str]:
@@ -144,6 +152,10 @@ def _entry(source: Catalog, key: str) -> dict[str, Any]:
     return dict(entry) if isinstance(entry, dict) else {}
 
 
+def _further_entries(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in _OF_FEATURE}
+
+
 def _details(entry: Mapping[str, Any], is_video: bool) -> dict[str, Any]:
     """Entries of `info`; of a video without those that its file decides."""
     info = entry.get("info") or entry.get("video_info") or {}
@@ -154,14 +166,18 @@ def _details(entry: Mapping[str, Any], is_video: bool) -> dict[str, Any]:
     }
 
 
+def _as_listed(path: str, is_folder: bool) -> str:
+    return f"{path}/" if is_folder else path
+
+
 def _further_files(source: Catalog, written: set[str]) -> list[str]:
     top = source.files.entries("") or []
-    names = [f"{name}/" if is_folder else name for name, is_folder in top if name not in _FOLDERS]
+    names = [_as_listed(name, is_folder) for name, is_folder in top if name not in _FOLDERS]
     for name, is_folder in source.files.entries("meta") or []:
         path = f"meta/{name}"
-        known = name.startswith(_FILES) and (path != "meta/contract.json" or path in written)
-        if not known:
-            names.append(f"{path}/" if is_folder else path)
+        is_known = name.startswith(_FILES) and (path != "meta/contract.json" or path in written)
+        if not is_known:
+            names.append(_as_listed(path, is_folder))
     return [
         name
         for name in names

@@ -38,14 +38,12 @@ def edit_features(
         DatasetError: no source has a key, a new key exists or is not valid, or a feature cannot be
             cast.
     """
-    all_keys = list(
-        dict.fromkeys(
-            key for catalog in catalogs for key in catalog.features if key not in INDEX_KEYS
-        )
-    )
-    droppable = {
-        key for catalog in catalogs for key in (*catalog.skipped_features, *catalog.sensors)
-    }
+    found_keys = dict[str, None]()
+    droppable = set[str]()
+    for catalog in catalogs:
+        found_keys.update(dict.fromkeys(catalog.features))
+        droppable.update(catalog.skipped_features, catalog.sensors)
+    all_keys = [key for key in found_keys if key not in INDEX_KEYS]
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
             if key not in all_keys and not (name == "drop_features" and key in droppable):
@@ -179,12 +177,13 @@ def _compare(a: Feature, b: Feature, first: Catalog, other: Catalog, ignore_name
         raise DatasetError(
             problem, where=other.root, fix=f"make them equal with --cast {a.key}=DTYPE"
         )
-    if (a.size, a.channels) != (b.size, b.channels) if a.is_encoded else a.shape != b.shape:
-        fix = (
-            "make them equal with --size"
-            if a.is_video
-            else "leave it out with --drop-features, or merge other sets"
-        )
+    has_other_shape = a.shape != b.shape
+    if a.is_encoded:
+        has_other_shape = (a.size, a.channels) != (b.size, b.channels)
+    if has_other_shape:
+        fix = "leave it out with --drop-features, or merge other sets"
+        if a.is_video:
+            fix = "make them equal with --size"
         raise DatasetError(
             f"{a.key!r} has shape {b.shape}, in {first.root} {a.shape}", where=other.root, fix=fix
         )
@@ -214,7 +213,9 @@ def common_rate(catalogs: Sequence[Catalog]) -> float:
 
 def common_robot(catalogs: Sequence[Catalog], name: str) -> str | None:
     """Return `name`, or the robot type of all sources. Raises DatasetError where they differ."""
-    for other in catalogs[1:] if not name else ():
+    if name:
+        return name
+    for other in catalogs[1:]:
         if other.robot_type != catalogs[0].robot_type:
             problem = (
                 f"is of robot type {other.robot_type!r}, {catalogs[0].root} of "
@@ -223,7 +224,7 @@ def common_robot(catalogs: Sequence[Catalog], name: str) -> str | None:
             raise DatasetError(
                 problem, where=other.root, fix="name the robot of the output: --robot-type NAME"
             )
-    return name or catalogs[0].robot_type
+    return catalogs[0].robot_type
 
 
 def bytes_per_frame(features: Mapping[str, Feature]) -> int:
@@ -252,7 +253,9 @@ def parse_size(text: str) -> tuple[int, int | None]:
             f"size is {text!r}",
             fix=f"give even sides from 16 to {_MOST}: 224, or WIDTHxHEIGHT as in 224x168",
         )
-    return sides[0], sides[1] if len(sides) > 1 else None
+    if len(sides) > 1:
+        return sides[0], sides[1]
+    return sides[0], None
 
 
 def fit_size(size: tuple[int, int], goal: tuple[int, int | None]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,12 +152,11 @@ class Plan:
     def without(self, numbers: Container[int]) -> "Plan":
         """Return the plan without the pieces of these numbers."""
         remaining = [number for number in range(len(self.pieces)) if number not in numbers]
-        metadata = {
-            name: [values[number] for number in remaining] for name, values in self.metadata.items()
-        }
-        return replace(
-            self, pieces=tuple(self.pieces[number] for number in remaining), metadata=metadata
-        )
+        pieces = tuple(self.pieces[number] for number in remaining)
+        metadata = {}
+        for name, values in self.metadata.items():
+            metadata[name] = [values[number] for number in remaining]
+        return replace(self, pieces=pieces, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -213,9 +212,8 @@ def run_plan(
     """
     for part, results in workers.run(work, parts, done):
         if isinstance(results, Lost):
-            pieces = [
-                plan.pieces[number] for number in (part if isinstance(part[0], int) else part[0][1])
-            ]
+            numbers = part if isinstance(part[0], int) else part[0][1]
+            pieces = [plan.pieces[number] for number in numbers]
             source = plan.sources[pieces[0].source]
             episodes = source.episodes.ids[
                 [piece.row for piece in pieces if piece.source == pieces[0].source]
@@ -459,21 +457,23 @@ def _segments(
     if not isinstance(entry, list):
         raise refuse(f"{str(entry)[:60]} is not a list")
     pairs = all(isinstance(item, list) and len(item) == 2 for item in entry)
-    flat = [time for item in entry for time in item] if pairs else entry
+    flat = list(chain.from_iterable(entry)) if pairs else entry
     frames = [to_frame(time, fps, unit) for time in flat]
     if None in frames:
         raise refuse(f"{flat[frames.index(None)]!r} is not a time in {unit}")
     numbers = [frame for frame in frames if frame is not None]
     if not pairs:
-        numbers = [n for point in numbers for n in (point, point)]
-        numbers = [0, *numbers, length]
+        bounds = [0]
+        for point in numbers:
+            bounds += [point, point]
+        numbers = [*bounds, length]
     segments = list(zip(numbers[::2], numbers[1::2]))
     for start, stop in segments:
         if not 0 <= start < stop <= length:
             raise refuse(f"frames {start} to {stop} of an episode of {length} frames")
-    for (_, before), (after, _) in pairwise(segments):
-        if after < before:
-            raise refuse(f"segments overlap at frame {after}, or are not in order")
+    for (_, previous_stop), (start, _) in pairwise(segments):
+        if start < previous_stop:
+            raise refuse(f"segments overlap at frame {start}, or are not in order")
     return segments
 
 
@@ -507,12 +507,10 @@ def cut_at_pauses(
     Raises:
         DatasetError: a column cannot be read.
     """
-    pieces = [
-        Piece(source, row, start, stop)
-        for part in FindRanges(catalog, tuple(keys), (), rule).run(Workers())
-        for row, ranges, *_ in part
-        for start, stop in ranges
-    ]
+    pieces = []
+    for part in FindRanges(catalog, tuple(keys), (), rule).run(Workers()):
+        for row, ranges, *_ in part:
+            pieces += [Piece(source, row, start, stop) for start, stop in ranges]
     return sorted(pieces, key=lambda piece: (piece.row, piece.start))
 
 
@@ -529,10 +527,10 @@ def match_all(catalog: Catalog, entries: Record, path: str) -> list[tuple[str, i
             f"{lost[0]!r} is not an episode of {catalog.root}", where=path, fix="remove it"
         )
     pairs = sorted(((key, matched[key]) for key in entries), key=lambda item: item[1])
-    for (key, row), (other, after) in pairwise(pairs):
-        if row == after:
+    for (key, row), (next_key, next_row) in pairwise(pairs):
+        if row == next_row:
             raise DatasetError(
-                f"{key!r} and {other!r} are one episode",
+                f"{key!r} and {next_key!r} are one episode",
                 where=path,
                 fix="give each episode one key",
             )

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,11 +132,11 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
             number = len(writers) + (old is not None)
             writers.append(writer)
             pieces += [Piece(number, row, 0, int(writer.episodes.lengths[row])) for row in rows]
-            added[name], published[name] = len(rows), _digest(writer)
+            added[name] = len(rows)
+            published[name] = _digest(writer)
         if pieces:
-            plan = _plan(
-                old, writers, pieces, [name for name, count in added.items() for _ in range(count)]
-            )
+            writer_of_episode = list(Counter(added).elements())
+            plan = _plan(old, writers, pieces, writer_of_episode)
             _add_version(plan, old, published, store, out, workers or Workers())
         return added
 
@@ -234,11 +235,13 @@ def _digest(writer: Catalog, last: int | None = None) -> str:
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
     keys = numeric_keys(writer)
     rows = Rows(writer, keys, cache_bytes=0)
-    for row in sorted({0, count - 1}) if count else ():
-        for key in keys if writer.episodes.lengths[row] else ():
-            numbers.update(
-                np.ascontiguousarray(rows.span(row, key, 0, int(writer.episodes.lengths[row]))).data
-            )
+    first_and_last = sorted({0, count - 1}) if count else []
+    for row in first_and_last:
+        length = int(writer.episodes.lengths[row])
+        if not length:
+            continue
+        for key in keys:
+            numbers.update(np.ascontiguousarray(rows.span(row, key, 0, length)).data)
     return f"{lengths} {numbers.hexdigest()[:32]}"
 
 
@@ -261,7 +264,8 @@ def _first_new(writer: Catalog, published: str) -> int:
 def _plan(
     old: Catalog | None, writers: list[Catalog], pieces: list[Piece], names: list[str]
 ) -> Plan:
-    sources = edit_features([old, *writers] if old else writers, {}, (), {})
+    catalogs = [old, *writers] if old else writers
+    sources = edit_features(catalogs, {}, (), {})
     base = Base()
     if old:
         tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
@@ -297,23 +301,21 @@ def _add_version(
     workers: Workers,
 ) -> None:
     """Write the new episodes and the version with them, and publish it."""
-    before = os.path.basename(os.readlink(out)) if old else "000000"
-    version = store / f"{int(before) + 1:06d}"
+    old_version = os.path.basename(os.readlink(out)) if old else "000000"
+    version = store / f"{int(old_version) + 1:06d}"
     draft = store / DRAFT
     files = store / "files"
     link = store / LINK
-    for folder in _removable(store, before):
+    for folder in _removable(store, old_version):
         shutil.rmtree(folder)
     link.unlink(missing_ok=True)  # after the version that it excuses
     try:
         write_set(plan, draft, workers, version.name)
-        now = {
-            number: Catalog.open(plan.sources[number].root)
-            for number in {piece.source for piece in plan.pieces}
-        }
+        numbers = {piece.source for piece in plan.pieces}
+        reopened = {number: Catalog.open(plan.sources[number].root) for number in numbers}
         for piece in plan.pieces:  # a recorder that joins its files uses their names again
             source = plan.sources[piece.source]
-            writer = now[piece.source]
+            writer = reopened[piece.source]
             if writer.data_path(piece.row) != source.data_path(piece.row):
                 raise DatasetError(
                     "its files were joined meanwhile", where=source.root, fix="publish again"
@@ -321,7 +323,7 @@ def _add_version(
         os.symlink(f"{store.name}/{version.name}", link)
         (version / "meta").mkdir(parents=True)
         if old:
-            shutil.copytree(store / before, version, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(store / old_version, version, symlinks=True, dirs_exist_ok=True)
         else:
             (files / "views").mkdir(exist_ok=True)
             os.symlink("../../files/views", version / VIEWS)
@@ -353,15 +355,15 @@ def _add_version(
         shutil.rmtree(draft, ignore_errors=True)  # its files are in the version, or unpublished
 
 
-def _removable(store: Path, before: str) -> list[Path]:
+def _removable(store: Path, old_version: str) -> list[Path]:
     """Remains of a kill, and versions of earlier times than `KEPT`; nothing that a publication did
     not make.
     """
     versions = sorted(
         path for path in store.iterdir() if _VERSION.fullmatch(path.name) and _is_folder(path)
     )
-    old = [path for path in versions if path.name <= before][: 1 - KEPT]
-    unpublished = [path for path in versions if path.name > before]
+    old = [path for path in versions if path.name <= old_version][: 1 - KEPT]
+    unpublished = [path for path in versions if path.name > old_version]
     return [*old, *unpublished, *(path for path in [store / DRAFT] if _is_folder(path))]
 
 

@@ -172,8 +172,8 @@ class SourceRows:
             elif feature.dtype == "image":
                 taken[key] = self._encoded(piece, key)
             elif key in plan.columns:
-                made = plan.columns[key](piece)
-                taken[key] = made if isinstance(made, np.ndarray) else list(made)
+                column = plan.columns[key](piece)
+                taken[key] = column if isinstance(column, np.ndarray) else list(column)
             elif feature.dtype == "language" and piece.length < source.episodes.lengths[piece.row]:
                 taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
         return taken, tasks, bool(has_clock)
@@ -256,7 +256,8 @@ class RowWriter:
         self._tasks = tasks
         self.starts = row_starts(self._plan)
         self._stride = sample_stride(self._plan.frames)
-        self._features, self._nested = {**self._plan.features, **DEFAULTS}, nested_types(self._plan)
+        self._features = {**self._plan.features, **DEFAULTS}
+        self._nested = nested_types(self._plan)
         images = {
             key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"
         }
@@ -309,10 +310,9 @@ class RowWriter:
         if key in self._nested:
             return pa.array(values, self._nested[key])
         feature = self._features[key]
-        return to_column(
-            np.reshape(values, (-1, *feature.shape)) if isinstance(values, np.ndarray) else values,
-            feature,
-        )
+        if isinstance(values, np.ndarray):
+            values = np.reshape(values, (-1, *feature.shape))
+        return to_column(values, feature)
 
     def _measure(self, images: Sequence[bytes], key: str, number: int) -> ImageStatistics:
         """Statistics of an image column of one piece."""

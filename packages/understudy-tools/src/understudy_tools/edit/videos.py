@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from math import inf, log10
 from pathlib import Path
 from typing import Any
@@ -178,10 +178,11 @@ class CameraVideos:
     def place(self, files: Sequence[tuple[int, Sequence[int]]], lengths: Sequence[int]) -> None:
         """Set the places of pieces with these lengths, which lie in `files` in order."""
         for file, members in files:
-            before = 0
+            first = 0
             for number in members:
-                self.file[number], self.first[number] = file, before
-                before += lengths[number]
+                self.file[number] = file
+                self.first[number] = first
+                first += lengths[number]
 
     @property
     def copied(self) -> int:
@@ -356,7 +357,7 @@ class JoinPieces(CameraWork):
         """Write a file; return its bytes and `CameraVideos.stream`."""
         path = self.path(item[0])
         path.parent.mkdir(parents=True, exist_ok=True)
-        spans = [span for number in item[1] if (span := self.span(number))]
+        spans = [span for span in map(self.span, item[1]) if span]
         assert len(spans) == len(item[1])
         copy_spans(spans, path, self.plan.fps)
         index = _read_index(str(path))
@@ -468,6 +469,13 @@ def _before_encoding(length: int) -> int:
     return length // 2
 
 
+def _after_encoding(length: int, is_encoded: bool) -> int:
+    """Frames of a piece that count as done when it is measured."""
+    if not is_encoded:
+        return length
+    return length - _before_encoding(length)
+
+
 def find_streams(
     plan: Plan,
     camera: str,
@@ -511,8 +519,8 @@ def _encode(
     def done(part: Part) -> None:
         count(sum(_before_encoding(pieces[number].length) for number in part))
 
-    made = keep_sound(run_plan(work.plan, workers, work, parts, done), bad)
-    streams.made.update((pieces[number], result) for number, result in made.items())
+    encodings = keep_sound(run_plan(work.plan, workers, work, parts, done), bad)
+    streams.made.update((pieces[number], result) for number, result in encodings.items())
 
 
 def write_videos(
@@ -559,25 +567,27 @@ def write_videos(
             yield settings, size
 
     def finish(part: Part) -> None:
-        count(sum(lengths[n] - (_before_encoding(lengths[n]) if encoded[n] else 0) for n in part))
+        count(sum(_after_encoding(lengths[number], bool(encoded[number])) for number in part))
 
     work = MeasurePieces(*base, done.file, done.first)
     waiting = dict[int, ImageStatistics]()
     files = _divide(sizes(), file_mb)
-    while group := sorted(islice(files, FILES if plan.bucket else None)):
+    most_files = FILES if plan.bucket else None
+    while group := sorted(islice(files, most_files)):
         done.place(group, lengths)
         for (number, _), (size, stream) in write_files(
             plan, workers, JoinPieces(*base), group, bad
         ):
             done.bytes = done.bytes + size
             done.stream = done.stream if number else stream
-        numbers = sorted(number for _, members in group for number in members)
+        numbers = sorted(chain.from_iterable(members for _, members in group))
         if not plan.skip_bad:
             for number in numbers:
                 work.encoded_path(number).unlink(missing_ok=True)
-        for number, measured in (
-            () if bad else run_plan(plan, workers, work, _cut(plan, numbers), finish)
-        ):
+        measurements: Iterable[tuple[Any, Any]] = ()
+        if not bad:
+            measurements = run_plan(plan, workers, work, _cut(plan, numbers), finish)
+        for number, measured in measurements:
             if isinstance(measured, DatasetError):
                 bad[number] = measured
             elif not bad:
@@ -607,11 +617,15 @@ def _is_encodable(index: VideoIndex) -> bool:
 
 def _complete(encoding: Encoding, index: VideoIndex) -> Encoding:
     """Fill in the settings that are not given from the source's video."""
-    codec = encoding.codec or (_ENCODER[index.codec] if _is_encodable(index) else "libx264")
-    same = encoding.size in (None, index.image_size) and _ENCODER.get(index.codec) == codec
-    crf = (
-        encoding.crf if encoding.crf is not None else default_crf(codec) - (_BETTER if same else 0)
-    )
+    codec = encoding.codec
+    if not codec:
+        codec = _ENCODER[index.codec] if _is_encodable(index) else "libx264"
+    is_same = encoding.size in (None, index.image_size) and _ENCODER.get(index.codec) == codec
+    crf = encoding.crf
+    if crf is None:
+        crf = default_crf(codec)
+        if is_same:
+            crf -= _BETTER
     return replace(encoding, codec=codec, gop=encoding.gop or index.gops.median_length, crf=crf)
 
 
@@ -634,11 +648,9 @@ def encode_frames(original: Original, settings: Encoding, fps: float, path: Path
         raise DatasetError(
             f"cannot be encoded as {error}", where=original.source.where, fix=fix
         ) from None
-    resize = (
-        None
-        if (height, width) == (reader.height, reader.width)
-        else AreaResize(reader.height, reader.width, (height, width))
-    )
+    resize = None
+    if (height, width) != (reader.height, reader.width):
+        resize = AreaResize(reader.height, reader.width, (height, width))
     total = original.stop - original.first
     sampled = set(np.linspace(0, total - 1, min(_SAMPLES, total)).round().astype(int).tolist())
     samples: list[np.ndarray] = []
@@ -676,7 +688,8 @@ def _divide(
     files = 0
     for number, (settings, count) in enumerate(streams):
         if settings not in open_files:
-            open_files[settings], files = (files, [], 0.0), files + 1
+            open_files[settings] = (files, [], 0.0)
+            files += 1
         file, members, size = open_files[settings]
         members.append(number)
         open_files[settings] = file, members, size + count

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,9 @@ def write_set(
     _check_plan(plan)
     work = replace(plan, metadata={}, origin={})
     lengths = [piece.length for piece in plan.pieces]
-    path = (
-        workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
-        if workers.folder
-        else None
-    )
+    path = None
+    if workers.folder:
+        path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
     bad: Bad = read_result(path) if path is not None and is_result(path) else {}
     read = ReadTasks(work, mark)
     texts = keep_sound(
@@ -159,7 +158,7 @@ def write_set(
             write_result(path, bad)  # no later call may write the files of another choice
         numbers = [number for number in range(len(lengths)) if number not in bad]
         late = Bad()
-        used = dict.fromkeys(text for number in numbers for text in texts[number])
+        used = dict.fromkeys(chain.from_iterable(texts[number] for number in numbers))
         choice = f"{mark} {sorted(bad)}"
         written = _write_kept(plan.without(bad), root, workers, choice, used, streams, late, count)
         if not late:
@@ -190,16 +189,11 @@ def _write_kept(
     work = replace(plan, metadata={}, origin={})
     tasks = _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
-    statistics: Statistics = {
-        key: ImageStatistics(feature.channels or 3)
-        if feature.is_encoded
-        else number_statistics(feature)
-        for key, feature in features.items()
-        if not feature.is_text
-    }
+    statistics = _new_statistics(features)
     tables, clocks = _write_rows(work, root, tasks, statistics, workers, mark, count, bad)
     videos: dict[str, CameraVideos] = {}
-    for key in () if bad else plan.cameras:
+    cameras = () if bad else plan.cameras
+    for key in cameras:
         part = statistics[key]
         assert isinstance(part, ImageStatistics)
         videos[key] = write_videos(
@@ -231,18 +225,15 @@ def _write_kept(
     for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
         draft.unlink()  # of a killed process
     files = {root / file_path(DATA_PATH, number) for number in range(len(tables))}
-    files |= {
-        root / file_path(VIDEO_PATH, number, key)
-        for key, done in videos.items()
-        for number in done.file
-    }
+    for key, done in videos.items():
+        files |= {root / file_path(VIDEO_PATH, number, key) for number in done.file}
     for other in {*root.glob("data/*/*"), *root.glob("videos/*/*/*")} - files:
         other.unlink()  # of a choice with more pieces
         with suppress(OSError):
             other.parent.rmdir()
-    undeclared = {
-        name for number in range(len(plan.sources)) for name in undeclared_columns(plan, number)
-    }
+    undeclared = set[str]()
+    for number in range(len(plan.sources)):
+        undeclared.update(undeclared_columns(plan, number))
     left_out = [*left_out, *left_entries, *left_files(plan)]
     return replace(written, undeclared=sorted(undeclared), left_out=left_out)
 
@@ -264,7 +255,8 @@ def describe_bad(plan: Plan, bad: Bad) -> list[dict[str, Any]]:
 def _check_plan(plan: Plan) -> None:
     """Refuse a plan with features that are not written."""
     unwritten = {key: "depth" for key, feature in plan.features.items() if feature.is_depth}
-    unwritten |= {key: "a sensor" for source in plan.sources for key in source.sensors}
+    for source in plan.sources:
+        unwritten |= dict.fromkeys(source.sensors, "a sensor")
     for key, kind in unwritten.items():
         fix = f"write a dataset without it first: understudy edit SRC OUT --drop-features {key}"
         raise DatasetError(
@@ -305,12 +297,23 @@ class WriteRows(PlanWork):
         return RowWriter(SourceRows(self.plan), self.tasks)
 
 
+def _new_statistics(features: Mapping[str, Feature]) -> Statistics:
+    statistics: Statistics = {}
+    for key, feature in features.items():
+        if feature.is_encoded and not feature.is_text:
+            statistics[key] = ImageStatistics(feature.channels or 3)
+        elif not feature.is_text:
+            statistics[key] = number_statistics(feature)
+    return statistics
+
+
 def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
     """Number the task texts in use: in order of the sources and of their task lists, then new texts
     as they appear.
     """
     used = dict.fromkeys(used)
-    listed = dict.fromkeys(text for source in plan.sources for text in source.tasks if text in used)
+    all_tasks = chain.from_iterable(source.tasks for source in plan.sources)
+    listed = dict.fromkeys(text for text in all_tasks if text in used)
     return {
         text: number for number, text in enumerate(dict.fromkeys(plan.base.tasks) | listed | used)
     }
@@ -337,7 +340,8 @@ def _write_rows(
     clocks = 0
 
     def done(part: Part) -> None:
-        count(sum(plan.pieces[piece].length for _, group in part for piece in group))
+        written_pieces = chain.from_iterable(group for _, group in part)
+        count(sum(plan.pieces[piece].length for piece in written_pieces))
 
     files = write_files(
         plan, workers, WriteRows(plan, mark, root, tasks), list(enumerate(groups)), bad, done
@@ -439,7 +443,9 @@ def _entries(
             "names": feature.names,
         }
         further, details, lines = carried_entries(plan, key)
-        entries[key] |= further | ({"info": details} if details else {})
+        entries[key] |= further
+        if details:
+            entries[key]["info"] = details
         left_out += lines
         if key in videos and (stream := videos[key].stream) is not None:
             height, width, codec, pix_fmt, gop = stream
@@ -452,7 +458,8 @@ def _entries(
             if videos[key].encoded:
                 settings = plan.encode.get(key, Encoding())
                 entries[key]["info"]["video.g"] = settings.gop or gop
-                entries[key]["info"] |= {} if settings.crf is None else {"video.crf": settings.crf}
+                if settings.crf is not None:
+                    entries[key]["info"]["video.crf"] = settings.crf
     return entries, left_out
 
 
@@ -477,12 +484,11 @@ _ENDS = 1 << 16  # bytes at each end of a file that count for its digest
 
 def describe_sources(plan: Plan) -> list[dict[str, Any]]:
     """Describe the sources of a plan, as far as it uses them (`describe_source`)."""
-    return [
-        describe_source(
-            catalog, sorted({p.row for p in plan.pieces if p.source == number}), plan.cameras
-        )
-        for number, catalog in enumerate(plan.sources)
-    ]
+    descriptions = []
+    for number, catalog in enumerate(plan.sources):
+        rows = {piece.row for piece in plan.pieces if piece.source == number}
+        descriptions.append(describe_source(catalog, sorted(rows), plan.cameras))
+    return descriptions
 
 
 def write_provenance(
@@ -499,13 +505,14 @@ def write_provenance(
     """
     plan = written.plan
     ids = [catalog.episodes.ids for catalog in plan.sources]
+    skipped = {"skipped": written.skipped} if written.skipped else {}
     content = {
         "format": 1,
         "command": [strip_credentials(word) for word in command],
         "versions": VERSIONS,
         "sources": sources,
         **plan.origin,
-        **({"skipped": written.skipped} if written.skipped else {}),
+        **skipped,
         "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
     }
     replace_json(root / PATH, content)
@@ -547,11 +554,10 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
     tables = [(episodes.data, episodes.data_file)] + [
         (v.files, v.file) for v in map(catalog.videos, cameras)
     ]
-    paths = [
-        table.find(catalog.files, file)
-        for table, of in tables
-        for file in np.unique(of[list(rows)]).tolist()
-    ]
+    paths = []
+    for table, file_of_row in tables:
+        files = np.unique(file_of_row[list(rows)]).tolist()
+        paths += [table.find(catalog.files, file) for file in files]
     digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
     chosen = list(rows)
     for column in (
@@ -609,7 +615,8 @@ def missing_pieces(plan: Plan) -> Bad:
                 error = DatasetError(gap.line, where=source.root, fix=fix)
                 if not plan.skip_bad:
                     raise error
-                bad |= {place: error for row in lost for place in of_row[row]}
+                for row in lost:
+                    bad |= dict.fromkeys(of_row[row], error)
     return bad
 
 
@@ -658,14 +665,14 @@ def write_outputs(
     try:
         # The processes end before the folder of an interrupted edit is removed, in which they
         # write.
-        with (
-            bucket.create(mark)
-            if bucket
-            else create_folder(Path(str(out)), workers.folder) as draft,
-            workers,
-        ):
+        if bucket:
+            opened = bucket.create(mark)
+        else:
+            opened = create_folder(Path(str(out)), workers.folder)
+        with opened as draft, workers:
             for name, plan in plans.items():
-                plan = replace(plan, bucket=None if plan.skip_bad else bucket)
+                target = None if plan.skip_bad else bucket
+                plan = replace(plan, bucket=target)
                 root = draft / name if name else draft
                 root.mkdir(exist_ok=True)
                 written = write_set(plan, root, workers, f"{mark} {name}", count)
@@ -707,7 +714,8 @@ def _digest(value: Any) -> str:
 
 
 def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:
-    problem = f"{f'the part {name!r} of split' if name else 'the output'} would hold no episode"
+    subject = f"the part {name!r} of split" if name else "the output"
+    problem = f"{subject} would hold no episode"
     if bad:
         ids = describe_ids(np.unique([entry["episode"] for entry in bad]))
         problem += f": those chosen are bad, {ids}; the first: {bad[0]['reason']}"

@@ -123,12 +123,17 @@ class Rows(Recording):
 
     def scan(self, streams: Collection[str]) -> dict[str, Times]:
         """Return the times of the rows: the array `time`, or row / rate."""
-        keys = [*streams, *([self._time] if self._time else [])]
+        keys = [*streams]
+        if self._time:
+            keys.append(self._time)
         if self._time and self._time not in self.kinds:
             raise RecordingError("missing", "is not there", self._time, fix="`time` in the mapping")
         for key in keys:
             self.require(key)
-        counts = {key: stop - start for key in keys for start, stop in [self._rows(key)]}
+        counts = dict[str, int]()
+        for key in keys:
+            start, stop = self._rows(key)
+            counts[key] = stop - start
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{key} {count}" for key, count in counts.items())
             raise RecordingError(

@@ -2,7 +2,7 @@
 time.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -56,14 +56,21 @@ class Days:
     def add(self, topic: str, count: int, first: int, last: int) -> None:
         """Count messages of one day."""
         days = self.topics.setdefault(topic, {})
-        before = days.get(first // DAY, (0, first, last))
-        days[first // DAY] = before[0] + count, min(before[1], first), max(before[2], last)
+        old_count, old_first, old_last = days.get(first // DAY, (0, first, last))
+        days[first // DAY] = old_count + count, min(old_first, first), max(old_last, last)
 
     def add_times(self, topic: str, times: np.ndarray) -> None:
         """Count messages at times, int64 (N,)."""
         for day in np.unique(times // DAY).tolist():
             of_day = times[times // DAY == day]
             self.add(topic, len(of_day), int(of_day.min()), int(of_day.max()))
+
+    def first_times(self, topics: Iterable[str]) -> list[int]:
+        """Return the first time of each day of some topics."""
+        firsts: list[int] = []
+        for topic in topics:
+            firsts += [first for _, first, _ in self.topics.get(topic, {}).values()]
+        return firsts
 
     def middle(self) -> int:
         """Return the day that half of the messages are before."""

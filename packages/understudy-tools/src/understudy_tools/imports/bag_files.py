@@ -41,7 +41,9 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path, file: Path) -> None:
-        self.path, self.days, self.faults = path, Days(), list[str]()
+        self.path = path
+        self.days = Days()
+        self.faults = list[str]()
         self._base = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         self._base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_MESSAGES)
         try:
@@ -75,7 +77,8 @@ class SqliteFile:
                 kind: (_FORMATS.get(form, ""), text)
                 for kind, form, text in self._base.execute(query)
             }
-        self.topics, self._names = list[Topic](), dict[int, str]()
+        self.topics = list[Topic]()
+        self._names = dict[int, str]()
         query = f"SELECT id, name, type, serialization_format, {digest} FROM topics ORDER BY id"
         for number, name, kind, encoding, hashed in self._base.execute(query):
             form, text = definitions.get(kind, ("", ""))
@@ -111,7 +114,7 @@ class SqliteFile:
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics as one stretch."""
-        firsts = [day[1] for topic in topics for day in self.days.topics.get(topic, {}).values()]
+        firsts = self.days.first_times(topics)
         return [Stretch(min(firsts), partial(self.recorded, topics))] if firsts else []
 
     def close(self) -> None:
@@ -131,7 +134,9 @@ class Ros1File:
         with optional_imports():
             from rosbags.rosbag1 import Reader
 
-        self.path, self.days, self.faults = path, Days(), list[str]()
+        self.path = path
+        self.days = Days()
+        self.faults = list[str]()
         self._reader = Reader(path)
         try:
             self._reader.open()
@@ -159,20 +164,24 @@ class Ros1File:
             file.seek(place)
             (length,) = struct.unpack("<I", file.read(4))
             header = file.read(min(length, 1 << 16))
-        _, found, rest = header.partition(b"size=")
-        size = struct.unpack_from("<I", rest)[0] if found and len(rest) >= 4 else MAX_MESSAGES
+        _, field, remaining = header.partition(b"size=")
+        size = MAX_MESSAGES
+        if field and len(remaining) >= 4:
+            (size,) = struct.unpack_from("<I", remaining)
         require_size(size, MAX_MESSAGES, f"a chunk of {self.path.name}")
         return int(size)
 
     def recorded(self, topics: Collection[str]) -> Iterator[Message]:
         """Yield the messages of topics by time."""
         connections = [of for of in self._reader.connections if of.topic in topics]
-        for of, time, data in self._reader.messages(connections) if connections else ():
+        if not connections:
+            return
+        for of, time, data in self._reader.messages(connections):
             yield of.topic, time, data
 
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics as one stretch."""
-        firsts = [day[1] for topic in topics for day in self.days.topics.get(topic, {}).values()]
+        firsts = self.days.first_times(topics)
         return [Stretch(min(firsts), partial(self.recorded, topics))] if firsts else []
 
     def close(self) -> None:
@@ -248,7 +257,8 @@ def open_bag(path: Path) -> tuple[list[BagFile], str, list[RecordingError]]:
         for opened in files:
             opened.close()
         raise
-    return files, "zstd" if mode == "message" else "", findings
+    compression = "zstd" if mode == "message" else ""
+    return files, compression, findings
 
 
 _REINDEX = (
@@ -312,9 +322,9 @@ def _unpack(path: Path, target: Any) -> None:
             piece = decoder.decompress(data, max_length=1 << 20)
             size += len(piece)
             if size > limit:
-                before = path.stat().st_size
+                stored_size = path.stat().st_size
                 problem = (
-                    f"{path.name} of {before:,} bytes decodes to more than {limit:,} bytes, "
+                    f"{path.name} of {stored_size:,} bytes decodes to more than {limit:,} bytes, "
                     "its limit"
                 )
                 raise RecordingError(

@@ -71,10 +71,10 @@ class Bag(Recording):
         with reading():
             self._types = MessageTypes(self._distro, self._path.suffix == ".bag")
             self._files, self._compression, self.findings = open_bag(self._path)
-        self._topics = {topic.name: topic for file in self._files for topic in file.topics}
-        self.findings += [
-            RecordingError("unreadable", fault) for of in self._files for fault in of.faults
-        ]
+        self._topics = dict[str, Topic]()
+        for opened in self._files:
+            self._topics |= {topic.name: topic for topic in opened.topics}
+            self.findings += [RecordingError("unreadable", fault) for fault in opened.faults]
         self.kinds = {topic.name: topic.kind for topic in self._topics.values()}
         self._days = Days()
         for opened in self._files:
@@ -150,14 +150,16 @@ class Bag(Recording):
         for stream, parts in tables.items():
             table = np.concatenate([np.zeros((0, 2), np.int64), *(part for _, part in parts)])
             log, stamps = table[np.argsort(table[:, 0], kind="stable")].T
-            clocks[stream] = Times(log, stamps if stamps.any() else None)
+            header = stamps if stamps.any() else None
+            clocks[stream] = Times(log, header)
         return clocks
 
     def _scan_file(self, file: BagFile, wanted: set[str]) -> dict[str, np.ndarray]:
         """Return stream -> log times and stamps of a file's messages, by log time, int64 (N, 2)."""
-        for stream, before, time in file.resets() if isinstance(file, SqliteFile) else ():
-            if stream in wanted and not self._is_far(before) and not self._is_far(time):
-                _refuse_reset(stream, before, time)
+        if isinstance(file, SqliteFile):
+            for stream, previous, time in file.resets():
+                if stream in wanted and not self._is_far(previous) and not self._is_far(time):
+                    _refuse_reset(stream, previous, time)
         # time, stamp, time, stamp, ...
         flat = {stream: array("q") for stream in wanted}
         latest = dict[str, int]()
@@ -185,8 +187,9 @@ class Bag(Recording):
                 "unreadable", f"has a message of {len(raw)} bytes, too few for a header", topic.name
             )
         is_big = self._path.suffix != ".bag" and not raw[1] & 1
-        seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", raw, _STAMP)
-        return int(seconds * NANO + rest)
+        form = ">iI" if is_big else "<iI"
+        seconds, nanoseconds = struct.unpack_from(form, raw, _STAMP)
+        return int(seconds * NANO + nanoseconds)
 
     def _check_sequence(self, tables: dict[str, list[tuple[BagFile, np.ndarray]]]) -> None:
         """Compare the times of a stream in several files with each other, and with the list of the
@@ -215,7 +218,7 @@ class Bag(Recording):
                         "in metadata.yaml"
                     )
                     raise RecordingError("reset", problem, stream, int(late[0, 0]) / NANO, fix)
-                if _by_number(names[0]) < _by_number(names[1]):
+                if by_number(names[0]) < by_number(names[1]):
                     back = (int(early[-1, 0]) - int(late[0, 0])) / NANO
                     problem = (
                         f"the recorder's clock goes back by {back:.3f} s from {names[0]} to "
@@ -248,11 +251,16 @@ class Bag(Recording):
             return store.deserialize_cdr(raw, topic.kind)
 
 
-def _by_number(name: str) -> list[int | str]:
-    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)]
+def by_number(name: str) -> list[int | str]:
+    """Return the key of a name by which 2 is before 10."""
+    return [_as_number(word) for word in re.split(r"(\d+)", name)]
 
 
-def _refuse_reset(stream: str, before: int, time: int) -> None:
-    problem = f"the recorder's clock goes back by {(before - time) / NANO:.3f} s"
+def _as_number(word: str) -> int | str:
+    return int(word) if word.isdecimal() else word
+
+
+def _refuse_reset(stream: str, previous: int, time: int) -> None:
+    problem = f"the recorder's clock goes back by {(previous - time) / NANO:.3f} s"
     fix = "cut the bag there, and import both parts as recordings of their own"
-    raise RecordingError("reset", problem, stream, before / NANO, fix)
+    raise RecordingError("reset", problem, stream, previous / NANO, fix)

@@ -41,11 +41,11 @@ def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
     """
     pieces = list[bytes]()
     size = 0
-    rest = bytes(data)
-    while rest:
+    remaining = bytes(data)
+    while remaining:
         decoder = _DECODERS[kind]()
         while not decoder.eof:
-            piece, rest, is_stuck = _step(decoder, rest)
+            piece, remaining, is_stuck = _step(decoder, remaining)
             size += len(piece)
             if size > limit:
                 problem = (
@@ -55,8 +55,8 @@ def decompress(kind: str, data: Any, limit: int, what: str) -> bytes:
             pieces.append(piece)
             if is_stuck:
                 raise EOFError(f"{kind} data ends early")
-        rest = getattr(decoder, "unused_data", b"") or b""
-        if kind in ("gzip", "zlib", "lzma") and not rest.strip(b"\0"):
+        remaining = getattr(decoder, "unused_data", b"") or b""
+        if kind in ("gzip", "zlib", "lzma") and not remaining.strip(b"\0"):
             break  # padding
     return b"".join(pieces)
 

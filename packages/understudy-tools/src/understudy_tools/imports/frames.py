@@ -37,17 +37,15 @@ def read_frames(
     """
     parts = layout.mapping.parts
     episodes = timeline.episodes
-    picks, nexts = (
-        {
-            name: np.concatenate([getattr(episode, kind)[name] for episode in episodes])
-            for name in parts
-        }
-        for kind in ("picks", "nexts")
-    )
+    picks = dict[str, np.ndarray]()
+    nexts = dict[str, np.ndarray]()
+    for name in parts:
+        picks[name] = np.concatenate([episode.picks[name] for episode in episodes])
+        nexts[name] = np.concatenate([episode.nexts[name] for episode in episodes])
 
     def value(name: str, frame: int, time: int) -> Any:
         pick = int(picks[name][frame])
-        after = int(nexts[name][frame])
+        next_pick = int(nexts[name][frame])
         of_part = held[name]
         with _placed(layout, timeline, name, pick):
             if name in layout.images:
@@ -59,10 +57,11 @@ def read_frames(
                     if brightest[name] <= 1:
                         brightest[name] = max(brightest[name], int(image.max()))
             sample = of_part[pick]
-            if after != pick:
-                before, later = (int(timeline.clocks[name][number]) for number in (pick, after))
-                sample = sample + (time - before) / (later - before) * (
-                    of_part[after].astype(np.float64) - sample
+            if next_pick != pick:
+                begin = int(timeline.clocks[name][pick])
+                end = int(timeline.clocks[name][next_pick])
+                sample = sample + (time - begin) / (end - begin) * (
+                    of_part[next_pick].astype(np.float64) - sample
                 )
             if name not in layout.images and name != TASK and not np.isfinite(sample).all():
                 raise RecordingError(
@@ -72,11 +71,9 @@ def read_frames(
 
     needed = {name: set(picks[name].tolist()) for name in layout.images}
     brightest = dict.fromkeys(layout.images, 0)
-    places = [
-        (number, frame)
-        for number, episode in enumerate(episodes)
-        for frame in range(len(episode.times))
-    ]
+    places: list[tuple[int, int]] = []
+    for number, times in enumerate(episode.times for episode in episodes):
+        places += [(number, frame) for frame in range(len(times))]
     latest = dict.fromkeys(parts, -1)
     done = 0
     for stream, number, load in recording.samples(layout.mapping.streams):

@@ -41,28 +41,27 @@ def hdf5_episodes(path: Path, mapping: ImportMapping) -> tuple[list[Recording], 
 
     with reading(fix=explain), h5py.File(path, "r") as file:
         data = _at(file, file, "data")
-        groups = (
-            [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
-            if _is_group(data)
-            else []
-        )
+        groups: list[str] = []
+        if _is_group(data):
+            groups = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
         groups.sort(key=lambda name: int(name[5:]))
-        env_args, problem_info = (
-            {name: _fact(data, name)} if groups else {} for name in ("env_args", "problem_info")
-        )
+        env_args = _fact(data, "env_args") if groups else {}
+        problem_info = _fact(data, "problem_info") if groups else {}
         layout = "" if _at(file, file, "observations/qpos") is None else "aloha"
         if groups:
-            layout = (
-                "libero" if _is_there(file, data, f"{groups[0]}/obs/agentview_rgb") else "robomimic"
-            )
-        rate = None if mapping.source_fps else _rate(env_args.get("env_args", {}))
-        task = _task(problem_info.get("problem_info", {}))
+            is_libero = _is_there(file, data, f"{groups[0]}/obs/agentview_rgb")
+            layout = "libero" if is_libero else "robomimic"
+        rate = None if mapping.source_fps else _rate(env_args)
+        task = _task(problem_info)
     size = path.stat().st_size // max(1, len(groups))
     places = {f"{path}, {name}": f"data/{name}" for name in groups} or {str(path): "/"}
     recordings: list[Recording] = []
     for where, group in places.items():
         rows = Rows(where, size, partial(_open, path, group), mapping, None, rate, explain=explain)
-        rows.task, rows.task_fault = (task, None) if isinstance(task, str) else ("", task)
+        if isinstance(task, str):
+            rows.task = task
+        else:
+            rows.task_fault = task
         recordings.append(rows)
     return recordings, layout
 
@@ -73,7 +72,8 @@ def _fact(data: Any, name: str) -> dict[str, Any]:
         return {}
     text = data.attrs[name]
     try:
-        content = json.loads(text.decode() if isinstance(text, bytes) else text)
+        decoded = text.decode() if isinstance(text, bytes) else text
+        content = json.loads(decoded)
     except (ValueError, TypeError, RecursionError) as error:
         problem = f"attribute {name} of data is {str(text)[:40]!r}, expected JSON: {error}"
         raise RecordingError("unreadable", problem) from error
@@ -165,9 +165,10 @@ def _at(file: Any, group: Any, path: str, depth: int = 0) -> Any:
             place = f"{item.name.rstrip('/')}/{name}"
             problem = f"{place} is a link to {link.path} in another file, {link.filename}"
             raise RecordingError("link", problem, fix=_FIX)
-        item = (
-            _at(file, item, link.path, depth + 1) if isinstance(link, h5py.SoftLink) else item[name]
-        )
+        if isinstance(link, h5py.SoftLink):
+            item = _at(file, item, link.path, depth + 1)
+        else:
+            item = item[name]
     return item
 
 
@@ -264,24 +265,26 @@ def check_size(array: Any) -> None:
     kinds = [of[0] for of in filters]
     if kinds.count(_DEFLATE) > 1:
         raise RecordingError("size", "is compressed twice, so that its size cannot be known")
+    if not kinds:
+        return
     chunk = array.dtype.itemsize * int(np.prod(array.chunks, dtype=object))
     limit = max(_DECODED, min(4 * chunk, MAX_CHUNK))
-    for info in _stored_chunks(array) if kinds else ():
+    for info in _stored_chunks(array):
         if info.size > chunk + chunk // 8 + (1 << 16):
             problem = f"stores {info.size:,} bytes of a chunk that declares {chunk:,}"
             raise RecordingError("size", problem)
         if _DEFLATE in kinds and info.size * _RATIO > limit:
             decoder = zlib.decompressobj()
             size = 0
-            rest = array.id.read_direct_chunk(info.chunk_offset)[1]
-            while rest and not decoder.eof and size <= limit:
+            remaining = array.id.read_direct_chunk(info.chunk_offset)[1]
+            while remaining and not decoder.eof and size <= limit:
                 try:
-                    size += len(decoder.decompress(rest, 1 << 20))
+                    size += len(decoder.decompress(remaining, 1 << 20))
                 except zlib.error:
                     # its filter is switched off for this chunk, or it is damaged: the library says
                     # so
                     break
-                rest = decoder.unconsumed_tail
+                remaining = decoder.unconsumed_tail
             if size > limit:
                 problem = (
                     f"has a chunk of {info.size:,} bytes that decodes to more than "

@@ -1,7 +1,6 @@
 """Features of the dataset, from the first sample of each stream of the first recording."""
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,12 @@ class Layout:
     names: dict[str, list[str] | None]
 
 
+def _stored_dtype(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "f":
+        return "float32"
+    return "int64" if dtype == np.uint64 else str(dtype)
+
+
 def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConfig) -> Layout:
     """Return the layout of an opened recording.
 
@@ -69,13 +74,10 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
                     if name != key:
                         raise RecordingError("image", f"is an image, and {key} has other parts")
                     images.add(name)
-                    scaled |= (
-                        {name} if _is_unit(recording, part.stream, firsts[part.stream]) else set()
-                    )
-                    samples[name], names[name] = (
-                        to_image(firsts[part.stream], part.color, name in scaled),
-                        None,
-                    )
+                    if _is_unit(recording, part.stream, firsts[part.stream]):
+                        scaled.add(name)
+                    samples[name] = to_image(firsts[part.stream], part.color, name in scaled)
+                    names[name] = None
                 else:
                     part = replace(part, joints=joint_names(part, firsts[part.stream]))
                     samples[name] = to_numbers(part, firsts[part.stream])
@@ -87,20 +89,13 @@ def read_layout(recording: Recording, mapping: ImportMapping, config: ImportConf
             features[key] = {"dtype": config.storage, "shape": samples[key].shape}
             continue
         values = np.concatenate([samples[name] for name in mapping.names(key)])
-        dtype = (
-            "float32"
-            if values.dtype.kind == "f"
-            else "int64"
-            if values.dtype == np.uint64
-            else str(values.dtype)
-        )
+        dtype = _stored_dtype(values.dtype)
         features[key] = {"dtype": dtype, "shape": values.shape, "names": None}
         if any(names[name] for name in mapping.names(key)):
-            labeled = [
-                names[name] or [f"{name}[{i}]" for i in range(len(samples[name]))]
-                for name in mapping.names(key)
-            ]
-            labels = features[key]["names"] = list(chain(*labeled))
+            labels: list[str] = []
+            for name in mapping.names(key):
+                labels += names[name] or [f"{name}[{i}]" for i in range(len(samples[name]))]
+            features[key]["names"] = labels
             if len(labels) != len(values) or len(set(labels)) < len(labels):
                 fix = "give a different name for each with `names`"
                 raise RecordingError(

@@ -80,16 +80,16 @@ class McapFile:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
         self._file = file
-        self.days, self.faults = Days(), list[str]()
+        self.days = Days()
+        self.faults = list[str]()
         self._schemas = dict[int, tuple[str, str, str]]()
         self._channels = dict[int, Topic]()
         self._parts = list[_Chunk | _Loose]()
         self._size = file.seek(0, 2)
         file.seek(0)
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise RecordingError(
-                "unreadable", f"{path.name} is {'no MCAP file' if self._size else 'empty'}"
-            )
+            problem = "no MCAP file" if self._size else "empty"
+            raise RecordingError("unreadable", f"{path.name} is {problem}")
         try:
             self._open()
         except struct.error as error:
@@ -244,11 +244,9 @@ class McapFile:
         if schema and schema not in self._schemas:
             return  # the summary repeats channels alone
         kind, encoding, definition = self._schemas.get(schema, ("", "", ""))
-        strange = (
-            ""
-            if messages in ("cdr", "") and encoding in _FORMATS
-            else f"{messages} with a schema of {encoding}"
-        )
+        strange = ""
+        if messages not in ("cdr", "") or encoding not in _FORMATS:
+            strange = f"{messages} with a schema of {encoding}"
         of = Topic(
             topic, kind or strange or "no type", _FORMATS.get(encoding, ""), definition, "", strange
         )
@@ -346,13 +344,17 @@ class McapFile:
     def stretches(self, topics: Collection[str]) -> list[Stretch]:
         """Return the messages of topics: a chunk each, and those outside of chunks."""
         wanted = self._wanted(topics)
-        found = list[Stretch]()
+        all_stretches = list[Stretch]()
         for part in self._parts:
             if isinstance(part, _Loose):
-                found.append(Stretch(min(part.times), partial(self._of_loose, part, wanted, True)))
+                all_stretches.append(
+                    Stretch(min(part.times), partial(self._of_loose, part, wanted, True))
+                )
             elif part.ids and not part.ids.isdisjoint(wanted):
-                found.append(Stretch(part.start, _sorted(partial(self._of_chunk, part, wanted))))
-        return found
+                all_stretches.append(
+                    Stretch(part.start, _sorted(partial(self._of_chunk, part, wanted)))
+                )
+        return all_stretches
 
     def recorded(self, topics: Collection[str]) -> Iterator[Message]:
         """Yield the messages of topics as they were written."""

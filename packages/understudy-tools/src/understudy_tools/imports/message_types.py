@@ -87,11 +87,10 @@ class MessageTypes:
                     f"it declares {values:,} values in each message, the limit is {MAX_VALUES:,}"
                 )
             if topic.digest:
-                digest = (
-                    store.generate_msgdef(topic.kind)[1]
-                    if self._is_ros1
-                    else store.hash_rihs01(topic.kind)
-                )
+                if self._is_ros1:
+                    digest = store.generate_msgdef(topic.kind)[1]
+                else:
+                    digest = store.hash_rihs01(topic.kind)
                 if digest != topic.digest:
                     raise ValueError(f"its hash is {digest}, the bag states {topic.digest}")
         except Exception as error:
@@ -127,7 +126,8 @@ def _missing(definitions: Any, kind: str) -> set[str]:
         name = left.pop()
         if name not in seen:
             seen.add(name)
-            left += [of for _, field in definitions.get(name, ((), ()))[1] for of in _names(field)]
+            for _, field in definitions.get(name, ((), ()))[1]:
+                left += _names(field)
     return seen - definitions.keys()
 
 

@@ -36,7 +36,10 @@ class RecordingError(DatasetError):
         self.kind = kind
         self.stream = stream
         self.time = time
-        if place := stream + (f" at {time:.3f} s" if time is not None else ""):
+        place = stream
+        if time is not None:
+            place += f" at {time:.3f} s"
+        if place:
             self.args = (str(self).replace(self.what, f"{place.strip()}: {self.what}", 1),)
 
     def fields(self) -> dict[str, object]:

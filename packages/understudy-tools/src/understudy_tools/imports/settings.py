@@ -104,12 +104,12 @@ class ImportMapping:
         """Part name -> part: the feature's key, numbered where it has several; `task` for the
         text.
         """
-        named = {
-            name: part
-            for key in self.features
-            for name, part in zip(self.names(key), self.features[key])
-        }
-        return named | ({TASK: self.task_from} if self.task_from else {})
+        parts = dict[str, Part]()
+        for key in self.features:
+            parts.update(zip(self.names(key), self.features[key]))
+        if self.task_from:
+            parts[TASK] = self.task_from
+        return parts
 
     def names(self, key: str) -> list[str]:
         """Return the names of a feature's parts."""
@@ -132,12 +132,13 @@ def read_mapping(path: str) -> ImportMapping:
         alone = isinstance(value, dict) and isinstance(value.get("field"), str)
         return {**value, "field": [value["field"]]} if alone else value
 
+    def parts(value: Any) -> list[Any]:
+        values = value if isinstance(value, list) else [value]
+        return list(map(part, values))
+
     content = read_file(path)
     if isinstance(features := content.get("features"), dict):
-        lists = {
-            key: value if isinstance(value, list) else [value] for key, value in features.items()
-        }
-        content["features"] = {key: list(map(part, values)) for key, values in lists.items()}
+        content["features"] = {key: parts(value) for key, value in features.items()}
     content |= {name: part(content[name]) for name in ("task_from", "episodes") if name in content}
     return complete(validate(ImportMapping, content, path), path)
 
@@ -187,17 +188,13 @@ class ImportConfig:
                 "OUT"
             ]
         if self.propose:
-            return (
-                ["paths: give one source with --propose, not " + ", ".join(self.paths)]
-                if len(self.paths) > 1
-                else []
-            )
+            if len(self.paths) == 1:
+                return []
+            return ["paths: give one source with --propose, not " + ", ".join(self.paths)]
         out = Path(self.paths[-1])
-        errors = (
-            [f"paths: {out} exists; name a new folder, nothing is overwritten"]
-            if is_taken(out)
-            else []
-        )
+        errors = []
+        if is_taken(out):
+            errors.append(f"paths: {out} exists; name a new folder, nothing is overwritten")
         inside = [
             path for path in self.paths[:-1] if out.resolve().is_relative_to(Path(path).resolve())
         ]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from understudy_tools.imports.bags import SUFFIXES, Bag
+from understudy_tools.imports.bags import SUFFIXES, Bag, by_number
 from understudy_tools.imports.hdf5 import HDF5, hdf5_episodes
 from understudy_tools.imports.inside import require_inside
 from understudy_tools.imports.recording import Recording, RecordingError
@@ -50,7 +50,7 @@ def open_sources(
     """
     recordings: list[Recording] = []
     layouts: dict[str, Path] = {}
-    for root, path in ((Path(text), file) for text in paths for file in _files(Path(text))):
+    for root, path in _with_roots(paths):
         kind = _kind(path)
         episodes: Sequence[Recording] = []
         try:
@@ -61,7 +61,8 @@ def open_sources(
             if kind == "bag":
                 episodes = [Bag(path, mapping.ros_distro)]
             else:
-                episodes, kind = (hdf5_episodes if kind == "hdf5" else zarr_episodes)(path, mapping)
+                open_episodes = hdf5_episodes if kind == "hdf5" else zarr_episodes
+                episodes, kind = open_episodes(path, mapping)
             layouts.setdefault(kind, path)
         except RecordingError as error:
             fault = error.replaced(where=path)
@@ -92,17 +93,21 @@ def _kind(path: Path) -> str:
     )
 
 
+def _with_roots(paths: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+    """Yield each path with the recordings at it."""
+    for text in paths:
+        root = Path(text)
+        for file in _files(root):
+            yield root, file
+
+
 def _files(path: Path) -> Iterator[Path]:
     """Yield the recordings at a path: itself, or those in the folder, by name, 2 before 10."""
     if path.exists() and _kind(path):
         yield path
         return
     entries = list(path.iterdir()) if path.is_dir() else [path]
-    entries.sort(
-        key=lambda entry: [
-            int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", entry.name)
-        ]
-    )
+    entries.sort(key=lambda entry: by_number(entry.name))
     inside = [
         entry
         for entry in entries
@@ -142,7 +147,10 @@ def default_mapping(recordings: Sequence[Recording], layout: str) -> ImportMappi
         # one that cannot be read is named when it is written
         with suppress(RecordingError), recording:
             streams |= dict.fromkeys(recording.kinds)
-    images = {key: image for key in streams if (image := _IMAGE.fullmatch(key))}
+    images = dict[str, re.Match[str]]()
+    for key in streams:
+        if image := _IMAGE.fullmatch(key):
+            images[key] = image
     *state, action = ([Part(key)] * (key in streams) for key in _LAYOUTS[layout])
     if not images and not any(state):
         listed = ", ".join(sorted(streams)[:20]) or "no array"
@@ -173,9 +181,10 @@ def propose(recording: Recording, layout: str) -> str:
     if not kinds:
         raise RecordingError("empty", "has no stream to propose", where=recording.where)
     features = default_mapping([recording], layout).features if layout in _LAYOUTS else {}
-    lines = [
-        f"  {key}: [{', '.join(part.stream for part in parts)}]" for key, parts in features.items()
-    ]
+    lines = []
+    for key, parts in features.items():
+        listed = ", ".join(part.stream for part in parts)
+        lines.append(f"  {key}: [{listed}]")
     used = {part.stream for part in chain(*features.values())}
     slowest = 0.0
     for topic, kind in sorted(
@@ -183,9 +192,10 @@ def propose(recording: Recording, layout: str) -> str:
     ):
         if topic in used:
             continue
-        field = (
-            f", field: {'position' if kind.endswith('/JointState') else 'data'}" if rates else ""
-        )
+        field = ""
+        if rates:
+            name = "position" if kind.endswith("/JointState") else "data"
+            field = f", field: {name}"
         entry = f"# NAME: {{stream: {topic}{field}}}"
         if kind.endswith(("/Image", "/CompressedImage")):
             words = [
@@ -196,16 +206,16 @@ def propose(recording: Recording, layout: str) -> str:
             entry = f"observation.images.{'_'.join(words)}: {topic}"
             if rates[topic]:
                 slowest = min(slowest or 1000, rates[topic])
-        rate = (
-            f"{rates[topic]:.1f} per second" if rates.get(topic) else "too few messages for a rate"
-        )
-        lines.append(f"  {entry}  # {kind}" + f", {rate}" * bool(rates))
+        rate = "too few messages for a rate"
+        if rates.get(topic):
+            rate = f"{rates[topic]:.1f} per second"
+        comment = f"{kind}, {rate}" if rates else kind
+        lines.append(f"  {entry}  # {comment}")
     if rates:
         lines.append("  # observation.state and action: no type names their topics")
     fps = max(1, round(slowest or 20)) if rates else recording.rate
-    head = [
-        f"fps: {fps:g}" if fps else "# fps: N",
-        *["clock: log # or header"] * bool(rates),
-        "# task: TEXT",
-    ]
+    head = [f"fps: {fps:g}"] if fps else ["# fps: N"]
+    if rates:
+        head.append("clock: log # or header")
+    head.append("# task: TEXT")
     return "\n".join([*head, "features:", *lines])

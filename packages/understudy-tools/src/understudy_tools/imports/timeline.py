@@ -105,16 +105,14 @@ def _check_clocks(clock: str, times: Mapping[str, Times]) -> list[RecordingError
             if lowest > 0 or (lowest == 0 and values is not used):
                 continue
             assert values is not None
-            kind, fix = (
-                ("reset", "cut the recording there, or use the other `clock`")
-                if lowest
-                else ("duplicates", "")
-            )
-            problem = (
-                f"its clock goes back by {-lowest / NANO:.3f} s"
-                if lowest
-                else f"{(steps == 0).sum()} times repeat"
-            )
+            if lowest:
+                kind = "reset"
+                problem = f"its clock goes back by {-lowest / NANO:.3f} s"
+                fix = "cut the recording there, or use the other `clock`"
+            else:
+                kind = "duplicates"
+                problem = f"{(steps == 0).sum()} times repeat"
+                fix = ""
             findings.append(RecordingError(kind, problem, stream, float(values[row]) / NANO, fix))
             if lowest and values is used:
                 raise findings[-1]
@@ -149,22 +147,19 @@ def _place_span(
     middle = int(every[len(every) // 2])
     far = FAR * DAY
     pieces = [(start, end)]
-    steps = [
-        (name, row)
-        for name in clocks
-        for row in np.flatnonzero(np.diff(clocks[name]) > ages[name]).tolist()
-    ]
-    for before, after, name in sorted(
-        (int(clocks[name][row]), int(clocks[name][row + 1]), name) for name, row in steps
-    ):
-        if before >= end or after <= start:
+    gaps_of_parts: list[tuple[int, int, str]] = []
+    for name, clock in clocks.items():
+        rows = np.flatnonzero(np.diff(clock) > ages[name]).tolist()
+        gaps_of_parts += [(int(clock[row]), int(clock[row + 1]), name) for row in rows]
+    for gap_start, gap_end, name in sorted(gaps_of_parts):
+        if gap_start >= end or gap_end <= start:
             continue
         fix = "--gaps cut or hold, or a larger max_age in the mapping"
-        problem = f"has a gap of {(after - before) / NANO:.3f} s"
+        problem = f"has a gap of {(gap_end - gap_start) / NANO:.3f} s"
         kind = "gap"
-        time = before
-        if after - before > far:
-            time = max(before, after, key=lambda of: abs(of - middle))
+        time = gap_start
+        if gap_end - gap_start > far:
+            time = max(gap_start, gap_end, key=lambda of: abs(of - middle))
             kind = "time"
             fix = (
                 "mend the clock of its source, and leave these messages out; --gaps cut splits "
@@ -180,7 +175,7 @@ def _place_span(
             raise timeline.findings[-1]
         if gaps == "cut":
             begin, stop = pieces.pop()
-            pieces += [(begin, before), (max(begin, after), stop)]
+            pieces += [(begin, gap_start), (max(begin, gap_end), stop)]
     timeline.episodes += [
         _place(clocks, ages, layout, *piece) for piece in pieces if piece[0] <= piece[1]
     ]
@@ -220,11 +215,11 @@ def _place(
     for name in layout.linear:
         clock = clocks[name]
         pick = picks[name]
-        after = np.minimum(pick + 1, len(clock) - 1)
+        next_pick = np.minimum(pick + 1, len(clock) - 1)
         is_near = (
             (clock[pick] < times)
-            & (clock[after] <= end)
-            & (clock[after] - clock[pick] <= ages[name])
+            & (clock[next_pick] <= end)
+            & (clock[next_pick] - clock[pick] <= ages[name])
         )
-        nexts[name] = np.where(is_near, after, pick)
+        nexts[name] = np.where(is_near, next_pick, pick)
     return Episode(times, picks, nexts)

@@ -47,7 +47,9 @@ def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
         return _from_raw(value, value.encoding, color)
     if "compressedDepth" in getattr(value, "format", ""):
         raise RecordingError("image", "is depth (compressedDepth), which is not imported")
-    pixels = np.asarray(getattr(value, "data", value) if hasattr(value, "format") else value)
+    if hasattr(value, "format"):
+        value = getattr(value, "data", value)
+    pixels = np.asarray(value)
     if pixels.ndim == 1:
         return _to_rgb(_from_file(pixels), color == "bgr")  # in ALOHA, with zeros behind
     if pixels.ndim == 3:
@@ -65,20 +67,18 @@ def to_image(value: Any, color: str = "", is_unit: bool = False) -> np.ndarray:
     is_good = (pixels >= 0) & (pixels <= 1) if is_unit else pixels == pixels.astype(np.uint8)
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not is_good.all():
         odd = "".join(f" with {number:g}" for number in pixels[~is_good][:1])
-        rule = (
-            "0 to 1, as in the first recording"
-            if is_unit
-            else "whole numbers of 0 to 255, or of 3 floats of 0 to 1"
-        )
+        rule = "whole numbers of 0 to 255, or of 3 floats of 0 to 1"
+        if is_unit:
+            rule = "0 to 1, as in the first recording"
         problem = (
             f"is {pixels.dtype} {pixels.shape}{odd}, expected (height, width, 3 or 1) of {rule}"
         )
         raise RecordingError(
             "image", problem, fix="write one of both in all recordings, or leave the stream out"
         )
-    return _to_rgb(
-        (np.rint(pixels * 255.0) if is_unit else pixels).astype(np.uint8), color == "bgr"
-    )
+    if is_unit:
+        pixels = np.rint(pixels * 255.0)
+    return _to_rgb(pixels.astype(np.uint8), color == "bgr")
 
 
 def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
@@ -103,10 +103,13 @@ def _from_raw(message: Any, encoding: str, color: str) -> np.ndarray:
 
 
 def _to_rgb(pixels: np.ndarray, is_bgr: bool) -> np.ndarray:
-    pixels = (
-        np.broadcast_to(pixels, (*pixels.shape[:2], 3)) if pixels.shape[2] == 1 else pixels[..., :3]
-    )
-    return np.ascontiguousarray(pixels[..., ::-1] if is_bgr else pixels)
+    if pixels.shape[2] == 1:
+        pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+    else:
+        pixels = pixels[..., :3]
+    if is_bgr:
+        pixels = pixels[..., ::-1]
+    return np.ascontiguousarray(pixels)
 
 
 def _from_file(data: np.ndarray) -> np.ndarray:
@@ -125,11 +128,9 @@ def _from_file(data: np.ndarray) -> np.ndarray:
         raise RecordingError("image", f"cannot be decoded: {summarize(error)}") from error
     is_deep = image.mode.startswith(("I", "F"))
     fix = "depth is not imported: leave the stream out" if is_deep else "write it as RGB or gray"
-    kind = (
-        f"has {image.mode}, more than 8 bits a pixel"
-        if is_deep
-        else f"is {image.format} of mode {image.mode}"
-    )
+    kind = f"is {image.format} of mode {image.mode}"
+    if is_deep:
+        kind = f"has {image.mode}, more than 8 bits a pixel"
     raise RecordingError("image", f"{kind}; 8-bit RGB, RGBA, gray and palettes are read", fix=fix)
 
 
@@ -150,16 +151,18 @@ def joint_names(part: Part, value: Any) -> tuple[str, ...]:
     """Return the joints of a part: those of the mapping, or of its first message; () where it has
     no names.
     """
+    if part.joints:
+        return part.joints
     is_whole = not part.names and part.field in (("position",), ("velocity",), ("effort",))
-    return part.joints or (tuple(_names(value)) if is_whole else ())
+    return tuple(_names(value)) if is_whole else ()
 
 
 def value_names(part: Part, count: int) -> list[str] | None:
     """Return the names of a part's values; None where the recording has none."""
-    return (
-        list(part.names or part.joints or (part.field if len(part.field) == count > 1 else ()))
-        or None
-    )
+    names = part.names or part.joints
+    if not names and len(part.field) == count > 1:
+        names = part.field
+    return list(names) or None
 
 
 def to_numbers(part: Part, value: Any) -> np.ndarray:

@@ -141,30 +141,27 @@ class _Importer:
                 "shape", str(error), fix="--storage image takes any size"
             ) from error
         self.writer = stack.enter_context(writer)
-        self._used = {
-            *mapping.streams,
-            mapping.time,
-            *([mapping.episodes.stream] if mapping.episodes else []),
-        }
+        self._used = {*mapping.streams, mapping.time}
+        if mapping.episodes:
+            self._used.add(mapping.episodes.stream)
         self.unused = set[str]()
         self._rate = first.rate or layout.fps
         is_even = not first.has_clock and self._rate == layout.fps
-        names = (
-            []
-            if is_even
-            else [name for name in mapping.parts if name not in layout.images | {TASK}]
-        )
+        names = []
+        if not is_even:
+            names = [name for name in mapping.parts if name not in layout.images | {TASK}]
         self._sensors = dict[str, pq.ParquetWriter]()
         entries = {}
         for name in names:
             sample = layout.samples[name]
             path = f"sensors/raw.{name}.parquet"
+            interpolation = "linear" if name in layout.linear else "hold"
             entries[f"raw.{name}"] = {
                 "path": path,
                 "dtype": str(sample.dtype),
                 "shape": list(sample.shape),
                 "names": layout.names[name],
-                "interpolation": "linear" if name in layout.linear else "hold",
+                "interpolation": interpolation,
             }
             kind = pa.list_(pa.from_numpy_dtype(sample.dtype), len(sample))
             schema = pa.schema(
@@ -193,8 +190,10 @@ class _Importer:
                 episode.times[frame] - clock[episode.picks[name][frame]]
                 for name, clock in timeline.clocks.items()
             ]
-            values = {key: [parts[name] for name in mapping.names(key)] for key in mapping.features}
-            row = {key: of[0] if len(of) == 1 else np.concatenate(of) for key, of in values.items()}
+            row = {}
+            for key in mapping.features:
+                values = [parts[name] for name in mapping.names(key)]
+                row[key] = values[0] if len(values) == 1 else np.concatenate(values)
             text = parts.get(TASK) or mapping.task or recording.stated_task()
             if not text:
                 raise RecordingError(

@@ -94,12 +94,12 @@ class _Buffer:
     def bounded(self) -> Iterator[None]:
         """Bound what codecs decode to in the block."""
         global _limit
-        before = _limit
+        previous_limit = _limit
         _limit = self.limit
         try:
             yield
         finally:
-            _limit = before
+            _limit = previous_limit
 
     def close(self) -> None:
         """Close the store."""

@@ -1,7 +1,7 @@
 """The page of `understudy check`: findings, contents, and episodes with their images and curves."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ from understudy_tools.check.contents import (
     format_metadata,
 )
 from understudy_tools.check.effects import effect_of, view_command
-from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report
+from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report, Severity
 from understudy_tools.check.rules.episodes import MEASURES
 
 WORST = 6
@@ -79,18 +79,9 @@ def check_page(report: Report, shown: int) -> str:
         (f"{report.frames:,}", "frames"),
         *_figures(report),
     ]
-    findings = {
-        f"{severity.title()}s": [
-            finding for finding in report.findings if finding.severity == severity
-        ]
-        for severity in SEVERITIES
-    }
-    note = "Those that stop a training first, then those that make it learn something wrong."
-    sections = [
-        section(title, *_findings(group, report.root), note=note if len(group) > 1 else "")
-        for title, group in findings.items()
-    ]
-    sections += _contents(report, catalog, shown) if catalog is not None else ()
+    sections = [_of_severity(report, severity) for severity in SEVERITIES]
+    if catalog is not None:
+        sections += _contents(report, catalog, shown)
     sections.append(section("Too little data", _too_little(report.undecided)))
     top = [text(about + (read or "metadata")), tiles(figures)]
     return render_page(
@@ -111,6 +102,15 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield f"{100 * report.idle_share:.1f} %", "idle frames"
 
 
+def _of_severity(report: Report, severity: Severity) -> Block:
+    """Render the section of the findings of one severity."""
+    findings = [finding for finding in report.findings if finding.severity == severity]
+    note = ""
+    if len(findings) > 1:
+        note = "Those that stop a training first, then those that make it learn something wrong."
+    return section(f"{severity.title()}s", *_findings(findings, report.root), note=note)
+
+
 def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
     """Render each finding as a card of paragraphs, which no screen cuts off."""
     for finding in findings:
@@ -120,11 +120,14 @@ def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
             text(f"A sound dataset: {RULES[finding.rule]}."),
             text(f"Effect: {effect_of(finding)}."),
         ]
-        blocks += [text(f"Fix: {finding.fix}", "")] if finding.fix else []
+        if finding.fix:
+            blocks.append(text(f"Fix: {finding.fix}", ""))
         command = view_command(root, finding)
-        blocks += [text(command, "code")] if command and command not in finding.fix else []
+        if command and command not in finding.fix:
+            blocks.append(text(command, "code"))
+        title = f"{finding.rule}: {place}" if place else finding.rule
         style = "bad" if finding.severity == "error" else ""
-        yield card(f"{finding.rule}: {place}" if place else finding.rule, *blocks, style=style)
+        yield card(title, *blocks, style=style)
 
 
 def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
@@ -134,11 +137,9 @@ def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
         for rule in undecided
     ]
     block = listing(lines)
-    return (
-        card("", block, note="These rules found nothing and passed nothing: they need more.")
-        if block
-        else None
-    )
+    if not block:
+        return None
+    return card("", block, note="These rules found nothing and passed nothing: they need more.")
 
 
 def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
@@ -158,14 +159,13 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
         "distance gives them: from 5 on "
     )
     note += "it is a note, from 8 on a warning."
-    block = (
-        card("", table(["episode", "robust z", "because"], ranking), terms, note=note)
-        if ranking
-        else None
-    )
+    block = None
+    if ranking:
+        block = card("", table(["episode", "robust z", "because"], ranking), terms, note=note)
     yield section("Most unusual episodes", block)
     lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
-    yield section("Keep-ranges", card("", lines) if lines else None)
+    keep_ranges = card("", lines) if lines else None
+    yield section("Keep-ranges", keep_ranges)
     videos = contents["videos"].items()
     yield section(
         "Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos)
@@ -174,27 +174,14 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     yield section(
         "Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note
     )
-    yield section("First and last frames", *(_walls(catalog) if shown else ()))
+    walls = _walls(catalog) if shown else ()
+    yield section("First and last frames", *walls)
     yield _actions(catalog)
     tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
     yield section("Tasks", table_card("", ["task", "episodes"], tasks))
     metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
     yield section("Metadata of episodes", table_card("", ["name", "values"], metadata))
-    features = [
-        [
-            key,
-            entry["dtype"] + (", a camera" if entry["camera"] else ""),
-            " × ".join(map(str, entry["shape"])),
-        ]
-        for key, entry in contents["features"].items()
-    ]
-    features += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
-    yield section(
-        "Features",
-        card("", table(["key", "dtype", "shape"], features), *_dimensions(catalog))
-        if features
-        else None,
-    )
+    yield _features(contents, catalog)
     lengths = catalog.episodes.lengths
     bars = histogram(
         "episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180
@@ -322,10 +309,26 @@ def _left_out(width: int) -> Block | None:
     return text(f"and {width - DIMENSIONS} more dimensions") if width > DIMENSIONS else None
 
 
+def _features(contents: Mapping[str, Any], catalog: Catalog) -> Block:
+    """Render the features, and the columns that are not declared."""
+    rows = []
+    for key, entry in contents["features"].items():
+        kind = entry["dtype"]
+        if entry["camera"]:
+            kind += ", a camera"
+        rows.append([key, kind, " × ".join(map(str, entry["shape"]))])
+    rows += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
+    if not rows:
+        return section("Features", None)
+    features = table(["key", "dtype", "shape"], rows)
+    return section("Features", card("", features, *_dimensions(catalog)))
+
+
 def _actions(catalog: Catalog) -> Block:
     """Render the distribution of actions in some episodes, spread over the dataset."""
     parts: list[np.ndarray] = []
-    for row in _spread(catalog, SAMPLED if ACTION in numeric_keys(catalog) else 0):
+    sampled = SAMPLED if ACTION in numeric_keys(catalog) else 0
+    for row in _spread(catalog, sampled):
         with _collect([]):  # findings name unreadable columns
             length = int(catalog.episodes.lengths[row])
             parts.append(
@@ -350,6 +353,6 @@ def _dimensions(catalog: Catalog) -> Iterator[Block]:
     for key in numeric_keys(catalog):
         names = catalog.features[key].dimension_names
         if len(names) > 1:
-            yield text(
-                f"{key}: {', '.join(names[:DIMENSIONS])}{', …' if len(names) > DIMENSIONS else ''}"
-            )
+            listed = ", ".join(names[:DIMENSIONS])
+            more = ", …" if len(names) > DIMENSIONS else ""
+            yield text(f"{key}: {listed}{more}")

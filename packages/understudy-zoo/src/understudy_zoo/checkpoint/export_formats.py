@@ -126,5 +126,9 @@ def _camera_sizes(
     stored = robots.get(head, {}).get("cameras", {})
     recorded = {key: CameraFacts.from_json(camera).size for key, camera in stored.items()}
     cameras = metadata.get("cameras", network.cameras)
-    sizes = {key: recorded.get(key, (0, 0)) for key in network.cameras if key in cameras}
-    return {key: size if all(size) else network.image_size for key, size in sizes.items()}
+    sizes: dict[str, tuple[int, int]] = {}
+    for key in network.cameras:
+        if key in cameras:
+            size = recorded.get(key, (0, 0))
+            sizes[key] = size if all(size) else network.image_size
+    return sizes

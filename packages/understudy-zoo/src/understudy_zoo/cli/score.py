@@ -229,10 +229,11 @@ def describe(
         "device": config.device,
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
     }
+    outcomes = function.dataset.returns.digest if function.dataset.returns is not None else ""
     return {
         "values": causes,
         "returns": dict(function.policy.config.return_target),
-        "outcomes": function.dataset.returns.digest if function.dataset.returns is not None else "",
+        "outcomes": outcomes,
         **{name: getattr(config, name) for name in ("num_steps", "positive", "interventions")},
     }
 
@@ -287,11 +288,9 @@ def score_episodes(
             n_step_advantages(episode_values, rewards, is_terminal, config.num_steps, discount)
         )
         tasks.append(reader.span(row, "task_index", 0, length)[:, 0])
-        changed = (
-            reader.span(row, config.interventions, 0, length)[:, 0]
-            if config.interventions
-            else np.zeros(length)
-        )
+        changed = np.zeros(length)
+        if config.interventions:
+            changed = reader.span(row, config.interventions, 0, length)[:, 0]
         helped.append(changed != 0)
     task = np.concatenate(tasks)
     advantage = np.concatenate(advantages)

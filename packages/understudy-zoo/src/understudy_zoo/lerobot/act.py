@@ -79,9 +79,9 @@ class LerobotAct(LerobotPolicy):
                 is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch)
             )
         }
-        return counts | (
-            {KL: torch.full_like(counts[L1], LATENT in draws)} if self.config.theirs.use_vae else {}
-        )
+        if self.config.theirs.use_vae:
+            counts[KL] = torch.full_like(counts[L1], LATENT in draws)
+        return counts
 
     def losses(
         self, batch: Batch, draws: Draws, terms: Collection[str] | None = None, detail: bool = False
@@ -136,7 +136,8 @@ class LerobotAct(LerobotPolicy):
         has_latent = LATENT in draws
         trains = self.training and (has_latent or not self.config.theirs.use_vae)
         self.model.train(trains)
-        with GivenNoise(draws[LATENT]) if trains and has_latent else nullcontext():
+        given_noise = GivenNoise(draws[LATENT]) if trains and has_latent else nullcontext()
+        with given_noise:
             yield trains
 
 

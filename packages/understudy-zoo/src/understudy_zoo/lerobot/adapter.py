@@ -62,7 +62,8 @@ class LerobotPolicy(Policy):
         """
         image: Tensor = value_of(batch, camera)
         past = self.config.past_steps
-        check_image(camera, image, (None, *([past + 1] if past else []), 3, None, None))
+        times = [past + 1] if past else []
+        check_image(camera, image, (None, *times, 3, None, None))
         return image.float() / 255
 
     def normal_images(self, batch: Batch, camera: str) -> Tensor:
@@ -106,7 +107,12 @@ class GivenNoise(TorchFunctionMode):
             return func(*args, **named)
         like = func is torch.randn_like
         first = args[0] if args else named["size"]
-        shape = tuple(first.shape if like else first if isinstance(first, Iterable) else args)
+        if like:
+            shape = tuple(first.shape)
+        elif isinstance(first, Iterable):
+            shape = tuple(first)
+        else:
+            shape = tuple(args)
         noise = self._noises.pop(0) if self._noises else None
         if noise is None or tuple(noise.shape) != shape:
             raise RuntimeError(

@@ -199,9 +199,8 @@ class LerobotDiffusion(LerobotPolicy):
             images = self.normal_images(batch, camera)  # [B, (n,) 3, H, W]
             images = images if images.ndim == 5 else images[:, None]
             images = images if self._resize is None else self._resize(images)
-            views.append(
-                cropped(images, self._crop_size, None if crop is None else crop[:, number])
-            )
+            crop_of_camera = None if crop is None else crop[:, number]
+            views.append(cropped(images, self._crop_size, crop_of_camera))
         states = self.normalizer.states(batch, batch[STATES])
         inputs = {STATE: states, "observation.images": torch.stack(views, dim=2)}
         condition: Tensor = self.diffusion._prepare_global_conditioning(inputs)

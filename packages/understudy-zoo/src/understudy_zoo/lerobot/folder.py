@@ -80,21 +80,21 @@ def read_folder(
     }
     values |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
-        found = read_lerobot(folder)
-        if found.delta:
+        robot = read_lerobot(folder)
+        if robot.delta:
             raise ValueError(
-                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(found.delta)} "
+                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(robot.delta)} "
                 f"are differences to the state, and {name} is read with absolute actions alone"
             )
-        maps = found.maps
+        maps = robot.maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
             raise ConfigError(
                 f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file"
             )
-        normalization = {
-            "heads": [""],
-            **{key: {n: [list(affine[n])] for n in affine} for key, affine in maps.items()},
-        }
+        of_one_head: dict[str, Any] = {"heads": [""]}
+        for key, affine in maps.items():
+            of_one_head[key] = {name: [list(affine[name])] for name in affine}
+        normalization = of_one_head
     return values, dict(normalization)
 
 
@@ -174,15 +174,14 @@ def describe_folder(
         DEVICE,
     ]
     figures = map_figures(robot.maps)
-    for camera in config.cameras if colors != "IDENTITY" else ():
+    cameras = config.cameras if colors != "IDENTITY" else ()
+    for camera in cameras:
         stated = {"mean": config.image_mean, "std": config.image_std}  # type: ignore[attr-defined]
         for name, values in stated.items():
             figures[f"{camera}.{name}"] = np.asarray(values, np.float32).reshape(3, 1, 1)
     files = {"config.json": to_json(about)} | processor_files(before, behind, figures)
     height, width = config.image_size
-    notes = (
-        []
-        if colors == "IDENTITY"
-        else [f"image_size: LeRobot resizes no images: send {height} x {width}"]
-    )
+    notes = []
+    if colors != "IDENTITY":
+        notes.append(f"image_size: LeRobot resizes no images: send {height} x {width}")
     return ForeignFolder(files, lambda name: [name], {}, notes)

@@ -124,9 +124,8 @@ class LerobotSettings(PolicySettings):
         except draccus.utils.DraccusException as error:
             # others hide that of LeRobot's class
             is_named = isinstance(error, draccus.utils.DecodingError)
-            raise ValueError(
-                f"config: {error if is_named else error.__cause__ or error}"
-            ) from error
+            cause = error if is_named else error.__cause__ or error
+            raise ValueError(f"config: {cause}") from error
         for name in values.keys() - plain.keys():
             if not hasattr(theirs, name):
                 raise ValueError(f"config: {name}: {type(theirs).__name__} has no such field")
@@ -481,12 +480,11 @@ class LerobotSmolvlaSettings(LerobotSettings):
                 raise ValueError(f"type: {stored.get('type', name)}: policy.type is {self.type}")
             if "input_features" in stored:
                 mapping = stored.get("normalization_mapping")
-                mode = (
-                    mapping.get(VISUAL, "IDENTITY") if isinstance(mapping, Mapping) else "IDENTITY"
-                )
-                stored = self.read_stored(
-                    stored, IDENTITY if mode == "IDENTITY" else {VISUAL: mode}
-                )
+                mode = "IDENTITY"
+                if isinstance(mapping, Mapping):
+                    mode = mapping.get(VISUAL, "IDENTITY")
+                figures = IDENTITY if mode == "IDENTITY" else {VISUAL: mode}
+                stored = self.read_stored(stored, figures)
             chunk = stored.get("chunk")
             if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
                 raise ValueError(f"chunk_size: {chunk!r}: must be a whole number of at least 1")
@@ -523,7 +521,9 @@ class LerobotSmolvlaConfig(LerobotSmolvlaSettings, LerobotConfig):
     def fact_problems(self) -> list[str]:
         """List the rules that the facts of the data break, one line each."""
         lines = super().fact_problems()
-        for name in () if lines or self.problems() else ("state_dim", "action_dim"):
+        if lines or self.problems():
+            return lines
+        for name in ("state_dim", "action_dim"):
             width = getattr(self, name)
             most = getattr(self.theirs, f"max_{name}")
             if width > most:
@@ -642,7 +642,8 @@ def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
 
 def _config_file(weights: str) -> Path:
     path = Path(weights)
-    return (path if path.is_dir() else path.parent) / "config.json"
+    folder = path if path.is_dir() else path.parent
+    return folder / "config.json"
 
 
 def _import(target: str) -> Any:

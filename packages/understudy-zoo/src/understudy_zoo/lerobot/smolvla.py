@@ -142,7 +142,8 @@ class LerobotSmolvla(LerobotPolicy):
         """Copy a state dict into the policy; LeRobot's may lack the head that shares the
         embedding's weights.
         """
-        fill_state(self.state_dict(), weights, {} if HEAD in weights else {HEAD: EMBEDDING})
+        shared = {} if HEAD in weights else {HEAD: EMBEDDING}
+        fill_state(self.state_dict(), weights, shared)
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
@@ -215,21 +216,20 @@ class LerobotSmolvla(LerobotPolicy):
                 pixels = self._resize(pixels, size[1], size[0], pad_value=0)
             missing = batch.get(f"{camera}_is_missing")
             images.append(pixels * 2 - 1)
-            masks.append(
-                torch.ones_like(pixels[:, 0, 0, 0], dtype=torch.bool)
-                if missing is None
-                else ~missing
-            )
+            if missing is None:
+                masks.append(torch.ones_like(pixels[:, 0, 0, 0], dtype=torch.bool))
+            else:
+                masks.append(~missing)
         if TOKENS not in batch:
             device = images[0].device
-            made = self.preprocess(dict(batch))
-            batch = {**batch, **{key: made[key].to(device) for key in (TOKENS, TOKENS_MASK)}}
+            tokenized = self.preprocess(dict(batch))
+            batch = {**batch, **{key: tokenized[key].to(device) for key in (TOKENS, TOKENS_MASK)}}
         state = self.normalizer.states(batch, state_now(batch))
         padded = F.pad(state, (0, self.config.theirs.max_state_dim - self.config.state_dim))
         return images, masks, batch[TOKENS], batch[TOKENS_MASK], padded
 
     def _tokenize(self, prompts: Sequence[str], padding: str, truncation: bool = True) -> Any:
-        texts = [text if text.endswith("\n") else f"{text}\n" for text in prompts]
+        texts = [text.removesuffix("\n") + "\n" for text in prompts]
         most = {"max_length": self.config.theirs.tokenizer_max_length} if truncation else {}
         with _TOKENIZING:
             return self.model.vlm_with_expert.processor.tokenizer(

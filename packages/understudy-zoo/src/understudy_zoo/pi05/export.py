@@ -83,7 +83,8 @@ def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes],
     sizes = config.sizes
     if config.tokenizer:
         path = Path(config.tokenizer)
-        files[TOKENIZER] = (path / TOKENIZER if path.is_dir() else path).read_bytes()
+        file = path / TOKENIZER if path.is_dir() else path
+        files[TOKENIZER] = file.read_bytes()
     released = Sizes.BASE
     if (sizes.vision, sizes.vlm, sizes.expert, sizes.vocab) != (
         released.vision,
@@ -162,7 +163,8 @@ def _keys(name: str) -> Sequence[str]:
     requires both.
     """
     key = released_key(name)
-    return [f"model.{name_there}" for name_there in ((HEAD, EMBEDDING) if key == HEAD else (key,))]
+    names_there = (HEAD, EMBEDDING) if key == HEAD else (key,)
+    return [f"model.{name_there}" for name_there in names_there]
 
 
 def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
@@ -205,7 +207,10 @@ def _config(
     released = config.flow_time == "released"
     mode = NORMALIZED[config.type]
     names, excluded = _relative_names(robot, facts)
-    return {
+    their_dtype = "bfloat16" if dtype == "bf16" else "float32"
+    scale = 0.999 if released else 1.0
+    offset = 0.001 if released else 0.0
+    fields = {
         "type": config.type,
         "n_obs_steps": 1,
         "input_features": {key: value for key, value in features.items() if key != ACTION},
@@ -213,7 +218,7 @@ def _config(
         "normalization_mapping": {VISUAL: "IDENTITY", "STATE": mode, "ACTION": mode},
         "paligemma_variant": variant(sizes.vlm),
         "action_expert_variant": variant(sizes.expert),
-        "dtype": "bfloat16" if dtype == "bf16" else "float32",
+        "dtype": their_dtype,
         "chunk_size": config.chunk,
         "n_action_steps": config.chunk,
         "max_state_dim": sizes.dim,
@@ -221,13 +226,15 @@ def _config(
         "image_resolution": [sizes.vision.image] * 2,
         "tokenizer_max_length": config.prompt_tokens,
         "num_inference_steps": 10,
-        "time_sampling_scale": 0.999 if released else 1.0,
-        "time_sampling_offset": 0.001 if released else 0.0,
+        "time_sampling_scale": scale,
+        "time_sampling_offset": offset,
         "use_relative_actions": bool(robot.delta),
         "relative_exclude_joints": excluded,
         "action_feature_names": names,
-        **(MESSAGE_FIELDS if config.has_messages else {}),
     }
+    if config.has_messages:
+        fields |= MESSAGE_FIELDS
+    return fields
 
 
 def _relative_names(robot: Robot, facts: Record) -> tuple[list[str] | None, list[str]]:
@@ -244,14 +251,14 @@ def _relative_names(robot: Robot, facts: Record) -> tuple[list[str] | None, list
         if len(names) != width:
             continue
         excluded = [name for dim, name in enumerate(names) if dim not in robot.delta]
-        relative = [
-            dim
-            for dim, name in enumerate(names)
-            if not any(part.lower() in name.lower() for part in excluded)
-        ]
+        relative = [dim for dim, name in enumerate(names) if not _has_any(name, excluded)]
         if tuple(relative) == robot.delta and all(excluded):
             break
     return names, excluded
+
+
+def _has_any(name: str, parts: Sequence[str]) -> bool:
+    return any(part.lower() in name.lower() for part in parts)
 
 
 def _processors(
@@ -324,9 +331,8 @@ def openpi_folder(
         "max_token_len": config.prompt_tokens,
         "discrete_state_input": config.prompt == "state",
     }
-    files["config.json"] = to_json(
-        ours | {"precision": "bfloat16" if dtype == "bf16" else "float32"}
-    )
+    precision = "bfloat16" if dtype == "bf16" else "float32"
+    files["config.json"] = to_json(ours | {"precision": precision})
     asset = (
         re.sub(r"[^\w.-]+", "_", str(list(normalization.get("heads", [""]))[head])).strip("._")
         or "robot"
@@ -373,9 +379,12 @@ def openpi_folder(
 def _common_facts(config: Pi05PolicyConfig, robot: Robot) -> dict[str, Any]:
     """Facts for which neither tool has a place."""
     constant = robot.maps[STATE].constant if STATE in robot.maps else []
-    return ({"constant": constant} if constant else {}) | (
-        {"max_delay": config.max_delay} if config.max_delay else {}
-    )
+    facts: dict[str, Any] = {}
+    if constant:
+        facts["constant"] = constant
+    if config.max_delay:
+        facts["max_delay"] = config.max_delay
+    return facts
 
 
 def _facts_file(facts: Record) -> dict[str, bytes]:
@@ -398,7 +407,8 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
     for key, (offset, stored) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its
         # constant in reverse.
-        spread = np.where(stored == 0, 1.0 if key == STATE else least, stored)
+        spread_of_constant = 1.0 if key == STATE else least
+        spread = np.where(stored == 0, spread_of_constant, stored)
         if (narrow := np.flatnonzero(spread < least * (1 - 1e-6))).size:
             raise ConfigError(
                 f"format: openpi: {key}[{narrow[0]}] has the spread {spread[narrow[0]]:.3g}, and "

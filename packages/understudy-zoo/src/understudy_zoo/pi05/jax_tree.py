@@ -121,9 +121,10 @@ def _table() -> dict[str, dict[str, tuple[tuple[int, ...], Form]]]:
             block=block, attention=attention, llm=llm, end=end, name=name, tower=f"layers.*.{name}"
         ).split("\n")
         for place, parameter, kind in (line.split() for line in lines if line):
-            array, _, index = place.rstrip("]").partition("[")
+            array, _, number = place.rstrip("]").partition("[")
+            index = (int(number),) if number else ()
             for array_end, end_of_name, form in MODULES.get(kind, [("", "", kind)]):
-                entry = (int(index),) if index else (), FORMS[form]
+                entry = index, FORMS[form]
                 table.setdefault(array + array_end, {})[parameter + end_of_name] = entry
     return table
 
@@ -150,15 +151,16 @@ def find_places(arrays: Mapping[str, Shape]) -> dict[str, tuple[Place, tuple[int
     for array, shape in arrays.items():
         for name, (index, form) in TABLE.get(array, {array: ((), SAME)}).items():
             stacked = "*" in name
-            rest = shape[stacked + len(index) :]
-            if form.dimensions not in (0, len(rest)) or len(shape) < stacked + len(index):
+            inner_shape = shape[stacked + len(index) :]
+            if form.dimensions not in (0, len(inner_shape)) or len(shape) < stacked + len(index):
                 places[array] = Place(array, (), SAME), tuple(shape)
                 continue
-            for layer in range(shape[0]) if stacked else (0,):
+            layers = range(shape[0]) if stacked else range(1)
+            for layer in layers:
                 place_index = (layer, *index) if stacked else index
                 places[name.replace("*", str(layer), 1)] = (
                     Place(array, place_index, form),
-                    form.shape(rest),
+                    form.shape(inner_shape),
                 )
     return places
 
@@ -257,9 +259,8 @@ class JaxTree(TensorReader):
         place = self._places[key]
         try:
             array = self._arrays[place.array]
-            values = place.form.convert(
-                np.asarray((array[index] if index else array).read().result())
-            )
+            chosen = array[index] if index else array
+            values = place.form.convert(np.asarray(chosen.read().result()))
         except Exception as error:  # tensorstore has no class of errors
             raise ValueError(
                 f"{self.path}: {place.array} cannot be read: {_line(error)}"

@@ -126,7 +126,8 @@ class ReturnPolicy(Policy):
             ERROR: (logits.softmax(dim=1) @ centers - returns).abs(),
             ACCURACY: ((logits.argmax(dim=1) == 0) == in_lowest).float(),
         }
-        chosen = [term for term in figures if term in (self.loss_terms if terms is None else terms)]
+        wanted = self.loss_terms if terms is None else terms
+        chosen = [term for term in figures if term in wanted]
         return {
             term: Loss(torch.where(counts[term] > 0, figures[term], 0.0), counts[term])
             for term in chosen

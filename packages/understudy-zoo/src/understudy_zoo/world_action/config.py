@@ -40,7 +40,9 @@ class WorldActionSettings(Pi05Settings):
     @property
     def patch_side(self) -> int:
         """Side of the patches of future images, in pixels."""
-        return self.future_patch or (32 if self.size == "base" else 16)
+        if self.future_patch:
+            return self.future_patch
+        return 32 if self.size == "base" else 16
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
         """Return the frames ahead of the future images, evenly spaced, the last at the end of the

@@ -121,13 +121,13 @@ class Future(nn.Module):
         tokens = []
         spread = [times[name] for name in self.streams]
         for name in self.streams:
-            embed, x = (
-                (network.action_in_proj, actions)
-                if name == FLOW
-                else (self.in_proj[name], points[name])
-            )
-            slots = F.pad(self.slots[name].float(), (0, 0, before if name == FLOW else 0, 0))
-            tokens.append(rows(embed, x.float()) + slots)
+            padding = before if name == FLOW else 0
+            slots = F.pad(self.slots[name].float(), (0, 0, padding, 0))
+            if name == FLOW:
+                embedded = rows(network.action_in_proj, actions.float())
+            else:
+                embedded = rows(self.in_proj[name], points[name].float())
+            tokens.append(embedded + slots)
         if now is not None:
             count = tokens[-1].shape[2] // now.shape[1]
             tokens[-1] = tokens[-1] + rows(self.now_proj, now).repeat(1, count, 1)[:, None]
@@ -153,11 +153,12 @@ class Future(nn.Module):
         ahead = [tokens for name, (tokens, _) in self.streams.items() if name != FLOW]
         actions, *parts = whole.split([whole.shape[2] - sum(ahead), *ahead], dim=2)
         moves = rows(network.action_out_proj, actions)
-        alone, joint = moves.split(
-            [before := moves.shape[2] - self.streams[FLOW][0], self.streams[FLOW][0]], dim=2
-        )
+        joint_count = self.streams[FLOW][0]
+        alone_count = moves.shape[2] - joint_count
+        alone, joint = moves.split([alone_count, joint_count], dim=2)
         names = (name for name in self.streams if name != FLOW)
         predicted = {
             name: rows(self.out_proj[name], part) for name, part in zip(names, parts, strict=True)
         }
-        return {FLOW: joint, **predicted}, alone if before else None
+        own_velocity = alone if alone_count else None
+        return {FLOW: joint, **predicted}, own_velocity

@@ -89,7 +89,9 @@ class WorldActionPolicy(Pi05Policy):
         """Names of the loss terms: those of pi0.5, and with a future `dynamics` of the states,
         `images`.
         """
-        return (*super().loss_terms, *(list(self.future.streams)[1:] if self.config.future else ()))
+        if not self.config.future:
+            return super().loss_terms
+        return (*super().loss_terms, *list(self.future.streams)[1:])
 
     @property
     def suffix_tokens(self) -> int:
@@ -214,9 +216,10 @@ class WorldActionPolicy(Pi05Policy):
                 (len(stream.clean), time.shape[1], *self.future.streams[term]),
             )
             clean = stream.clean[:, None].expand_as(noise)
-            times[term] = (
-                time if stream.given is None else torch.where(stream.given[:, None], 0.0, time)
-            )
+            if stream.given is None:
+                times[term] = time
+            else:
+                times[term] = torch.where(stream.given[:, None], 0.0, time)
             points[term] = noisy_actions(clean, noise, times[term])
             targets[term] = clean if term == IMAGES else velocity(clean, noise)
         noise = draws["flow noise"]
@@ -315,9 +318,9 @@ class WorldActionPolicy(Pi05Policy):
         for camera in self.config.cameras:
             patches = self._patches(present(value_of(batch, camera))[:, None])[:, 0]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
-            parts.append(
-                patches if lacks is None else torch.where(lacks[:, None, None], 0.0, patches)
-            )
+            if lacks is not None:
+                patches = torch.where(lacks[:, None, None], 0.0, patches)
+            parts.append(patches)
         return torch.cat(parts, dim=1)
 
     def _images(self, changes: Tensor, batch: Batch) -> Tensor:
@@ -341,11 +344,11 @@ class WorldActionPolicy(Pi05Policy):
         """
         expert = self.expert_alone(self._before_acting(batch))
         now = self._now(batch)
-        noises = {
-            term: value_of(draws, "noise" if term == FLOW else f"{term} noise")
-            for term in self.future.streams
-            if term not in inputs
-        }
+        noises = {}
+        for term in self.future.streams:
+            if term not in inputs:
+                name = "noise" if term == FLOW else f"{term} noise"
+                noises[term] = value_of(draws, name)
         for term, noise in noises.items():
             check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
         sizes = [noise[0].numel() for noise in noises.values()]
@@ -360,9 +363,8 @@ class WorldActionPolicy(Pi05Policy):
             points = split(x)
             later = (time - 1 / steps).clamp(min=0)
             times = {term: torch.zeros_like(time) for term in inputs}
-            times |= {
-                term: shift_times(time, IMAGE_SHIFT) if term == IMAGES else time for term in noises
-            }
+            for term in noises:
+                times[term] = shift_times(time, IMAGE_SHIFT) if term == IMAGES else time
             suffix = self.future.suffix(
                 self,
                 {term: x[:, None] for term, x in {**points, **inputs}.items()},

@@ -133,9 +133,8 @@ class Catalog:
         """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as
         `read_view` does.
         """
-        return replace(
-            self, view=read_view(self.files, address[1:], self.episodes) if address else None
-        )
+        view = read_view(self.files, address[1:], self.episodes) if address else None
+        return replace(self, view=view)
 
     @property
     def root(self) -> str:
@@ -187,19 +186,20 @@ class Catalog:
         for key, feature in self.features.items():
             if feature.is_depth and key in stats:
                 entry = feature.convert_statistics(stats.pop(key))
-                stats |= {key: entry} if entry is not None else {}
+                if entry is not None:
+                    stats[key] = entry
         return stats
 
     def episode_texts(self) -> dict[str, dict[int, str]]:
         """Read the texts about episodes in the metadata, tasks aside: name -> episode id ->
         text.
         """
-        columns = self.episode_metadata().items()
-        texts = {
-            name: {e: text for e, text in column.items() if isinstance(text, str)}
-            for name, column in columns
-        }
-        return {name: column for name, column in texts.items() if column}
+        texts: dict[str, dict[int, str]] = {}
+        for name, column in self.episode_metadata().items():
+            texts_of_column = {e: text for e, text in column.items() if isinstance(text, str)}
+            if texts_of_column:
+                texts[name] = texts_of_column
+        return texts
 
     def episode_metadata(self) -> dict[str, dict[int, Any]]:
         """Read the metadata of episodes beyond the format's own: name -> episode id -> value,
@@ -299,9 +299,9 @@ class Catalog:
         Raises:
             DatasetError: a folder may not be read.
         """
-        return find_missing(
-            self.files, self.episodes, self.episodes.videos if cameras is None else cameras
-        )
+        if cameras is None:
+            cameras = self.episodes.videos
+        return find_missing(self.files, self.episodes, cameras)
 
     def metadata_notes(self) -> list[str]:
         """Lines of `report` about info.json and the tables, without recorded statistics."""
@@ -511,7 +511,9 @@ def read_tables_of_many(openings: Sequence[Opening]) -> None:
     """
     members: list[Member[MetaTables]] = []
     small: list[Opening] = []
-    for opening in openings if are_many(len(openings)) else ():
+    if not are_many(len(openings)):
+        return
+    for opening in openings:
         with suppress(DatasetError):  # which `finish` raises
             if opening.files.is_local and (member := _small_member(opening)) is not None:
                 members.append(member)
@@ -524,11 +526,11 @@ def read_tables_of_many(openings: Sequence[Opening]) -> None:
 def _small_member(opening: Opening) -> Member[MetaTables] | None:
     """Member of a dataset with small tables; None for another one."""
     first, size = opening.inputs()
-    known = [first]
+    computed_keys = [first]
 
     def key() -> str:
-        if known:
-            return known.pop()
+        if computed_keys:
+            return computed_keys.pop()
         try:
             return opening.inputs()[0]
         except DatasetError:
@@ -559,9 +561,9 @@ def catalog_mark(catalog: Catalog) -> str:
         table.task_offsets,
         table.task_indices,
     ]
-    for array in arrays + [
-        array for videos in table.videos.values() for array in (videos.file, videos.first)
-    ]:
+    for videos in table.videos.values():
+        arrays += [videos.file, videos.first]
+    for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(json.dumps([catalog.info, catalog.tasks], sort_keys=True, default=str).encode())
     return digest.hexdigest()
@@ -658,11 +660,12 @@ def _override(
     """
     overrides = {"video_path": video_path, "data_path": data_path, "codebase_version": version}
     info |= {name: value for name, value in overrides.items() if value is not None}
-    version = _version(info, files.where(INFO) if version is None else files.root)
+    source = files.where(INFO) if version is None else files.root
+    version = _version(info, source)
     for name, template in (("video_path", video_path), ("data_path", data_path)):
-        fields = layouts.LAYOUTS[version].fields | (
-            {"video_key"} if name == "video_path" else set()
-        )
+        fields = layouts.LAYOUTS[version].fields
+        if name == "video_path":
+            fields = fields | {"video_key"}
         try:
             if template is not None:
                 check_template(template, fields)
@@ -714,7 +717,8 @@ def _why_no_video(files: Files, videos: Videos, features: Mapping[str, Feature])
         return f"{why}: the episodes name none"
     path = videos.files.path(0)
     near = similar_folder(files, path, features)
-    return f"{why}: {path} is not there" + (f"; there is {near}/" if near else "")
+    hint = f"; there is {near}/" if near else ""
+    return f"{why}: {path} is not there{hint}"
 
 
 def _list_tasks(by_index: dict[int, str], where: str, oddities: list[str]) -> tuple[str, ...]:

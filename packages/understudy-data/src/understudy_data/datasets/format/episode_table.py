@@ -190,12 +190,11 @@ class EpisodeTable:
             rows = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
             exists = self.ids[rows] == ids
         if not exists.all():
-            raise DatasetError(
-                f"there is no episode {int(ids[~exists][0])}",
-                fix=f"the only episode is {int(self.ids[0])}"
-                if len(self) == 1
-                else f"the {len(self)} episodes are {describe_ids(self.ids)}",
-            )
+            if len(self) == 1:
+                listed = f"the only episode is {int(self.ids[0])}"
+            else:
+                listed = f"the {len(self)} episodes are {describe_ids(self.ids)}"
+            raise DatasetError(f"there is no episode {int(ids[~exists][0])}", fix=listed)
         return rows
 
     @cached_property
@@ -239,11 +238,12 @@ _BY_EPISODE = (
 
 
 def _take(table: object, rows: np.ndarray) -> dict[str, Any]:
-    return {
-        name: column[rows]
-        for name in _BY_EPISODE
-        if (column := getattr(table, name, None)) is not None
-    }
+    columns = {}
+    for name in _BY_EPISODE:
+        column = getattr(table, name, None)
+        if column is not None:
+            columns[name] = column[rows]
+    return columns
 
 
 def describe_ids(ids: np.ndarray) -> str:
@@ -301,15 +301,15 @@ def load_episode_table(
     def versions() -> list[tuple[str, str]]:
         return [(path, files.version(path)) for path in meta_files()]
 
-    before = versions()
-    inputs = [mapped_tables.code_version(), files.root, before, info, depends_on]
+    versions_before = versions()
+    inputs = [mapped_tables.code_version(), files.root, versions_before, info, depends_on]
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
     def make() -> tuple[tuple[dict[str, Any], list[str]], bool]:
         notes: list[str] = []
         table = read(notes)
         pa.default_memory_pool().release_unused()  # more than the table itself
-        is_large = len(table) >= mapped_tables.MIN_ROWS and versions() == before
+        is_large = len(table) >= mapped_tables.MIN_ROWS and versions() == versions_before
         return ({part.name: getattr(table, part.name) for part in fields(table)}, notes), is_large
 
     parts, notes = mapped_tables.once_per_host(key, make, files.cache)
@@ -402,10 +402,9 @@ def _needed_files(lengths: np.ndarray, file_of: np.ndarray) -> tuple[np.ndarray,
     """Files of episodes with frames, and rows of those that name none; an episode without frames
     needs no file.
     """
-    some = lengths > 0
-    return np.flatnonzero(np.bincount(file_of[some & (file_of >= 0)])), np.flatnonzero(
-        some & (file_of < 0)
-    )
+    has_frames = lengths > 0
+    needed = np.flatnonzero(np.bincount(file_of[has_frames & (file_of >= 0)]))
+    return needed, np.flatnonzero(has_frames & (file_of < 0))
 
 
 def has_any_file(files: Files, videos: Videos) -> bool:
@@ -458,11 +457,11 @@ _LFS = "are git LFS pointers"
 
 def _find_pointers(files: Files, paths: Mapping[int, str]) -> list[int]:
     """Numbers of the files (number -> path, "" for a missing one) that are git LFS pointers."""
-    there = [file for file, path in paths.items() if path] if files.is_local else []
-    some = [there[place] for place in spread_evenly(len(there), _MAX_OPENED)]
-    if not any(files.is_pointer(paths[file]) for file in some):
+    present = [file for file, path in paths.items() if path] if files.is_local else []
+    sample = [present[place] for place in spread_evenly(len(present), _MAX_OPENED)]
+    if not any(files.is_pointer(paths[file]) for file in sample):
         return []
-    return [file for file in there if files.is_pointer(paths[file])]
+    return [file for file in present if files.is_pointer(paths[file])]
 
 
 class _Listing:
@@ -501,7 +500,8 @@ class _Listing:
         match = _IN_CHUNK.fullmatch(path)
         if match is None:
             return ""
-        head, (under, _, name) = match[1], match[2].rpartition("/")
+        head = match[1]
+        under, _, name = match[2].rpartition("/")
         # once: an interrupted download lacks most of its files
         if (head, under) not in self._chunks:
             chunk_of: dict[str, str] = {}

@@ -153,11 +153,9 @@ class Feature:
         They are uint8 of three axes that look like images, or of any dtype with axes named height
         and width, both of at least 8.
         """
-        names = (
-            [str(name).lower() for name in self.names]
-            if isinstance(self.names, (list, tuple))
-            else []
-        )
+        names = []
+        if isinstance(self.names, (list, tuple)):
+            names = [str(name).lower() for name in self.names]
         if (
             len(names) == len(self.shape)
             and {"height", "width"} <= set(names)
@@ -243,9 +241,8 @@ class Feature:
             )
         if not unit and stored_unit == "m" and not self.is_video:
             unit = "m"
-        return Pixels(
-            1, "float32" if unit else "uint16", None, pixel_format, stored_unit or "", unit
-        )
+        dtype = "float32" if unit else "uint16"
+        return Pixels(1, dtype, None, pixel_format, stored_unit or "", unit)
 
     def convert_statistics(self, entry: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
         """Convert recorded statistics of depth to the unit of its images; None where their unit is
@@ -258,7 +255,10 @@ class Feature:
         if recorded is None:
             return None
         factor = 1000 if unit == "mm" else 1 / 1000
-        return {name: value if name == "count" else value * factor for name, value in entry.items()}
+        converted = {}
+        for name, value in entry.items():
+            converted[name] = value if name == "count" else value * factor
+        return converted
 
     @property
     def unreadable(self) -> str:
@@ -286,7 +286,8 @@ class Feature:
             for fact, unit in zip(facts, ("", " Hz", " channels"))
             if fact is not None
         )
-        return f"has an audio stream{f' ({details})' if details else ''}, which is not read"
+        in_brackets = f" ({details})" if details else ""
+        return f"has an audio stream{in_brackets}, which is not read"
 
     @property
     def value_shape(self) -> tuple[int, ...]:
@@ -346,8 +347,11 @@ class Feature:
 
 
 DEFAULTS = {
-    key: Feature(key, "float32" if key == "timestamp" else "int64", (1,))
-    for key in ("timestamp", "frame_index", "episode_index", "index", "task_index")
+    "timestamp": Feature("timestamp", "float32", (1,)),
+    "frame_index": Feature("frame_index", "int64", (1,)),
+    "episode_index": Feature("episode_index", "int64", (1,)),
+    "index": Feature("index", "int64", (1,)),
+    "task_index": Feature("task_index", "int64", (1,)),
 }
 """The five columns of every dataset, filled by its writer."""
 
@@ -395,10 +399,10 @@ def _parse(key: str, entry: Any, where: str) -> Feature:
         shape = [1]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise refuse(f"shape {_shorten(shape)} is not a list of sizes")
-    info = entry.get("info") or entry.get("video_info") or {}
-    return Feature(
-        key, dtype, tuple(shape), entry.get("names"), info if isinstance(info, dict) else {}
-    )
+    info = entry.get("info") or entry.get("video_info")
+    if not isinstance(info, dict):
+        info = {}
+    return Feature(key, dtype, tuple(shape), entry.get("names"), info)
 
 
 def _flatten(names: Any, depth: int = 8) -> list[str]:
@@ -410,7 +414,10 @@ def _flatten(names: Any, depth: int = 8) -> list[str]:
             return [str(name) for name in sorted(names, key=lambda name: int(names[name]))]
         names = list(names.values())
     if isinstance(names, (list, tuple)) and depth:
-        return [name for part in names for name in _flatten(part, depth - 1)]
+        flat = []
+        for part in names:
+            flat += _flatten(part, depth - 1)
+        return flat
     return [] if names is None else [str(names)]
 
 
@@ -447,9 +454,13 @@ def join_features(parts: Sequence[Feature]) -> Feature:
     """Return the feature (D,) of joined vectors (D1,), (D2,), …; `joint_0`, … names where they are
     unique.
     """
-    names = [name for part in parts for name in part.dimension_names]
+    names: list[str] = []
+    for part in parts:
+        names += part.dimension_names
     if len(set(names)) < len(names):  # both have dimensions "0", "1", or arms of one kind
-        names = [f"{part.key}.{name}" for part in parts for name in part.dimension_names]
+        names = []
+        for part in parts:
+            names += [f"{part.key}.{name}" for name in part.dimension_names]
     dtype = np.result_type(*(np.dtype(part.dtype) for part in parts)).name
     return Feature(
         joined_name([part.key for part in parts]), dtype, (len(names),), names, is_vector=True
@@ -460,10 +471,12 @@ def join_stats(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarra
     """Return the recorded statistics of a joined vector: those that all parts have; the count is
     the first one's.
     """
-    common = [name for name in parts[0] if all(name in part for part in parts)]
-    return {
-        name: parts[0][name]
-        if name == "count"
-        else np.concatenate([part[name].reshape(-1) for part in parts])
-        for name in common
-    }
+    joined: dict[str, np.ndarray] = {}
+    for name, figure in parts[0].items():
+        if not all(name in part for part in parts):
+            continue
+        if name == "count":
+            joined[name] = figure
+        else:
+            joined[name] = np.concatenate([part[name].reshape(-1) for part in parts])
+    return joined

@@ -87,7 +87,8 @@ OF_FORMAT = re.compile(
 END_IS_CUT = "end_is_cut"
 """Metadata of episodes: true where the episode is a part of a longer one, without its last frame.
 """
-_CHUNK, _FILE = re.compile(r"chunk-\d+"), re.compile(r"file-\d+\.parquet")
+_CHUNK = re.compile(r"chunk-\d+")
+_FILE = re.compile(r"file-\d+\.parquet")
 
 
 def asked_first(
@@ -131,10 +132,8 @@ def _read_packed_tasks(files: Files, oddities: list[str]) -> dict[int, str]:
     where = files.where(_TASKS)
     table = files.table(_TASKS)
     texts = [f.name for f in table.schema if _is_text(f.type)]
-    name = next(
-        (n for n in ("task", "__index_level_0__") if n in texts),
-        texts[0] if len(texts) == 1 else None,
-    )
+    only_text = texts[0] if len(texts) == 1 else None
+    name = next((n for n in ("task", "__index_level_0__") if n in texts), only_text)
     if name is None:
         raise DatasetError(
             f"no text column among {table.column_names}",
@@ -222,11 +221,10 @@ def read_episodes(
     """
     where = files.where(layout.episodes)
     cameras = [key for key, feature in features.items() if feature.is_video]
-    table = (
-        _read_packed(files, cameras)
-        if layout.is_packed
-        else read_columns(files, layout.episodes, _EPISODES_SCHEMA)
-    )
+    if layout.is_packed:
+        table = _read_packed(files, cameras)
+    else:
+        table = read_columns(files, layout.episodes, _EPISODES_SCHEMA)
     ids = integer_column(table, "episode_index", where)
     lengths = integer_column(table, "length", where)
     order = _check_episodes(ids, lengths, where)
@@ -478,7 +476,8 @@ def _videos(
         start = table.column(column).fill_null(np.nan).to_numpy(zero_copy_only=False)
     timed = np.isfinite(start)
     # Recorded times give the order, even when they drift. Without them the ids do.
-    first = starts_within(file, np.where(timed, start, 0.0) if timed.all() else ids, lengths)
+    sort_keys = np.where(timed, start, 0.0) if timed.all() else ids
+    first = starts_within(file, sort_keys, lengths)
     off = np.where(timed & (file >= 0), np.abs(np.where(timed, start, 0.0) * fps - first), 0.0)
     drift = np.zeros(len(files))
     expected = np.zeros(len(files), np.int64)
@@ -504,9 +503,8 @@ def _videos(
     np.minimum.at(shortest, file[moved], lengths[moved])
     doubtful &= drift > np.maximum(0.5, _CLEAR * shortest)
     by_time = _first_by_time(file, first, start, lengths, fps)
-    return Videos(
-        files, file, first, drift, expected, by_time, doubtful if doubtful.any() else None
-    )
+    doubts = doubtful if doubtful.any() else None
+    return Videos(files, file, first, drift, expected, by_time, doubts)
 
 
 def _first_by_time(

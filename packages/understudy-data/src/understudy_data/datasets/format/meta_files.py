@@ -124,9 +124,8 @@ def _coerce(value: Any, kind: pa.DataType) -> Any:
         if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
             raise ValueError
         return value
-    return [
-        _coerce(item, kind.value_type) for item in (value if isinstance(value, list) else [value])
-    ]
+    items = value if isinstance(value, list) else [value]
+    return [_coerce(item, kind.value_type) for item in items]
 
 
 def whole_numbers(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
@@ -192,7 +191,10 @@ def check_template(template: object, fields: Collection[str]) -> str:
             raise ValueError(f"{{{name}!{conversion}}} is converted")
         if spec and (name == "video_key" or not _WIDTH.fullmatch(spec)):
             raise ValueError(f"{{{name}:{spec}}} has another format than 03d")
-    if not is_inside(template.format(**{key: "x" if key == "video_key" else 1 for key in fields})):
+    examples: dict[str, Any] = dict.fromkeys(fields, 1)
+    if "video_key" in examples:
+        examples["video_key"] = "x"
+    if not is_inside(template.format(**examples)):
         raise ValueError("leaves the dataset's folder")
     return template
 

@@ -85,8 +85,10 @@ def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
         claimed = MIXED
         try:
             columns = files.table(table.data.find(files, file), ["episode_index", "index"])
-            found = {name: _numbers(columns.column(name)) for name in columns.column_names}
-            claimed = claimed_episode(table, row, found.get("episode_index"), found.get("index"))
+            numbers = {name: _numbers(columns.column(name)) for name in columns.column_names}
+            claimed = claimed_episode(
+                table, row, numbers.get("episode_index"), numbers.get("index")
+            )
         except SourceError:
             raise
         except (DatasetError, pa.ArrowException):
@@ -161,11 +163,13 @@ def doubtful_places(
     absent = (counts == 0) & (lengths > 0) & is_full  # other rows are in its place
     if not table.lists_places:
         return np.asarray(absent)
-    there = (counts == lengths) & (lengths > 0)
-    in_order = bool((np.diff(begins[there][np.argsort(places[there], kind="stable")]) > 0).all())
+    is_whole = (counts == lengths) & (lengths > 0)
+    in_order = bool(
+        (np.diff(begins[is_whole][np.argsort(places[is_whole], kind="stable")]) > 0).all()
+    )
     if in_order and not is_full:
         return none
-    is_moved = there & (begins != places)
+    is_moved = is_whole & (begins != places)
     if index is not None:
         is_moved &= index[np.minimum(begins, max(0, total - 1))] != table.index_from[rows]
     return np.asarray(is_moved | absent)

@@ -54,12 +54,12 @@ def aggregate(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     do not follow from quantiles and are left out.
     """
     count = np.asarray([part["count"].reshape(-1)[0] for part in parts], np.float64)
-    mean, std = (np.stack([part[name] for part in parts]) for name in ("mean", "std"))
-    weight = (
-        (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1))
-        if count.sum() > 0
-        else np.zeros((len(parts), 1))
-    )
+    mean = np.stack([part["mean"] for part in parts])
+    std = np.stack([part["std"] for part in parts])
+    if count.sum() > 0:
+        weight = (count / count.sum()).reshape(-1, *[1] * (mean.ndim - 1))
+    else:
+        weight = np.zeros((len(parts), 1))
     total = (weight * mean).sum(0)
     with np.errstate(over="ignore", invalid="ignore"):  # overflow stays inf or NaN
         variance = (weight * (std**2 + (mean - total) ** 2)).sum(0)

@@ -75,10 +75,8 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     for name in entry:
         if name not in _FIELDS:
             near = get_close_matches(name, _FIELDS, n=1)
-            raise refuse(
-                f"{name!r} is not a field",
-                f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS),
-            )
+            hint = f"did you mean {near[0]!r}?" if near else ", ".join(_FIELDS)
+            raise refuse(f"{name!r} is not a field", hint)
     feature = parse_features(
         {key: {name: entry.get(name) for name in ("dtype", "shape", "names")}}, where
     )[key]
@@ -103,9 +101,5 @@ def _parse(key: str, entry: Any, taken: Collection[str], where: str) -> Sensor:
     ):
         raise refuse(f"max_age is {age!r}", "give seconds, or leave it out")
     assert isinstance(path, str)
-    return Sensor(
-        feature,
-        path,
-        interpolation == "linear",
-        None if age is None or not isfinite(age) else float(age),
-    )
+    max_age = None if age is None or not isfinite(age) else float(age)
+    return Sensor(feature, path, interpolation == "linear", max_age)

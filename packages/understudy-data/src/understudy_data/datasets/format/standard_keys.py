@@ -12,6 +12,7 @@ action.gripper_position" (`features.py`).
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 
 from understudy_base.errors import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
@@ -50,16 +51,11 @@ def rename_keys(
             raise DatasetError(
                 f"{name} is {str(mapping)[:80]}", fix=f"give an object, as in {_EXAMPLES[name]}"
             )
-    wrong = [
-        problem
-        for key, source in names.items()
-        for problem in _mapping_errors(catalog, key, source)
-    ]
-    wrong += [
-        problem
-        for key, size in (missing_cameras or {}).items()
-        for problem in _missing_camera_errors(catalog, names, key, size)
-    ]
+    wrong: list[str] = []
+    for key, source in names.items():
+        wrong += _mapping_errors(catalog, key, source)
+    for key, size in (missing_cameras or {}).items():
+        wrong += _missing_camera_errors(catalog, names, key, size)
     if wrong:
         fix = (
             "correct the mapping: `names`, or --data.action, --data.state and data.cameras; "
@@ -71,32 +67,36 @@ def rename_keys(
     features = catalog.features
     videos = catalog.episodes.videos
     parts = {key: key_parts(source, features) for key, source in names.items()}
-    joined = {
-        key: tuple(features[part] for part in source)
-        for key, source in parts.items()
-        if len(source) > 1
-    }
-    mapped = {part for source in parts.values() for part in source}
+    joined: dict[str, tuple[Feature, ...]] = {}
+    for key, own_parts in parts.items():
+        if len(own_parts) > 1:
+            joined[key] = tuple(features[part] for part in own_parts)
+    mapped = set(chain.from_iterable(parts.values()))
     unmapped = [key for key in features if key not in names and key not in mapped]
     places: dict[str, list[str]] = {key: [key] for key in unmapped}  # in the dataset's own order
     for key, own_parts in parts.items():
         places.setdefault(own_parts[0], []).append(key)
-    now = [(key, source) for source in features for key in places.get(source, [])]
-    stored = {key: catalog.stored_names.get(source, source) for key, source in now}
-    stored |= {key: joined_name([part.key for part in source]) for key, source in joined.items()}
+    source_of: dict[str, str] = {}
+    for source in features:
+        source_of |= dict.fromkeys(places.get(source, []), source)
+    stored = {key: catalog.stored_names.get(source, source) for key, source in source_of.items()}
+    renamed: dict[str, Feature] = {}
+    for key, source in source_of.items():
+        feature = features[source]
+        if key in joined:
+            feature = join_features(joined[key])
+            stored[key] = joined_name([part.key for part in joined[key]])
+        renamed[key] = replace(feature, key=key)
+    kept_joins = {
+        key: catalog.joined[source] for key, source in source_of.items() if source in catalog.joined
+    }
+    own_videos = {key: videos[source] for key, source in source_of.items() if source in videos}
     return replace(
         catalog,
-        features={
-            key: replace(join_features(joined[key]) if key in joined else features[source], key=key)
-            for key, source in now
-        },
-        episodes=replace(
-            catalog.episodes,
-            videos={key: videos[source] for key, source in now if source in videos},
-        ),
+        features=renamed,
+        episodes=replace(catalog.episodes, videos=own_videos),
         stored_names={key: name for key, name in stored.items() if name != key},
-        joined={key: catalog.joined[source] for key, source in now if source in catalog.joined}
-        | joined,
+        joined=kept_joins | joined,
     )
 
 
@@ -163,10 +163,8 @@ def _missing_camera_errors(
     if not isinstance(key, str) or not key or key in _FIXED or key in _VECTORS:
         return [f"missing_cameras names {key!r}, which is not a camera"]
     if key in names or (key in catalog.features and key not in names.values()):
-        return [
-            f"missing_cameras names {key!r}, which exists"
-            + (f" ({names[key]!r})" if key in names else "")
-        ]
+        source = f" ({names[key]!r})" if key in names else ""
+        return [f"missing_cameras names {key!r}, which exists{source}"]
     pair = list(size) if isinstance(size, (list, tuple)) else []
     if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
         return [f"missing_cameras[{key!r}] is {size!r}, not (height, width) in pixels"]

@@ -203,10 +203,9 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
             raise DatasetError(
                 f"version {number} gives no number of selected episodes", where=where, fix=_SAVE
             )
-        select = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in content["select"].items()
-        }
+        select: dict[str, Any] = {}
+        for key, value in content["select"].items():
+            select[key] = tuple(value) if isinstance(value, list) else value
         select |= {
             key: _fetch(files, str(value))
             for key, value in select.items()
@@ -251,9 +250,8 @@ def save_view(
     for key, value in select.items():
         if key == "keep_ranges" or str(value).endswith(".parquet"):
             data = Path(value).read_bytes()
-            settings[key] = hashlib.sha256(data).hexdigest() + (
-                ".json" if key == "keep_ranges" else ".parquet"
-            )
+            suffix = ".json" if key == "keep_ranges" else ".parquet"
+            settings[key] = hashlib.sha256(data).hexdigest() + suffix
             write_bytes(folder / "files" / settings[key], data)
     made_on = _facts(episodes, len(episodes))
     content = {"select": settings, "made_on": made_on, "selected": selected}

@@ -83,7 +83,9 @@ def fill_absent(
         -1 if np.dtype(feature.dtype).kind == "i" and not pa.types.is_unsigned_integer(kind) else 0
     )
     values = pc.if_else(pa.array(absent), pa.scalar(filler, kind), column)
-    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), absent
+    if not isinstance(values, pa.ChunkedArray):
+        values = pa.chunked_array([values])
+    return values, absent
 
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:

@@ -39,7 +39,9 @@ class ImageColumns(ProcessLocal):
     """
 
     def __init__(self, catalog: Catalog, keys: Sequence[str], cache_bytes: int) -> None:
-        self.catalog, self.keys, self.cache_bytes = catalog, tuple(keys), cache_bytes
+        self.catalog = catalog
+        self.keys = tuple(keys)
+        self.cache_bytes = cache_bytes
         self._forget()
 
     def _forget(self) -> None:
@@ -48,7 +50,8 @@ class ImageColumns(ProcessLocal):
         self._groups: LRUCache[tuple[int, int], pa.Table] = LRUCache(
             self.cache_bytes, lambda table: table.nbytes, keep=1
         )
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def keep(self, cache_bytes: int) -> None:
         """Set the memory for images as stored."""
@@ -106,7 +109,8 @@ class ImageColumns(ProcessLocal):
         ends = self._group_ends(file, row)
         for place in places.tolist():
             group = int(np.searchsorted(ends, place, side="right"))
-            yield self._group(file, group, row), place - (int(ends[group - 1]) if group else 0)
+            begin = int(ends[group - 1]) if group else 0
+            yield self._group(file, group, row), place - begin
 
     def _image(self, key: str, row: int, place: int) -> np.ndarray:
         feature = self.catalog.features[key]
@@ -193,9 +197,8 @@ def decode_image(value: object, feature: Feature, catalog: Catalog, where: str) 
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image, feature, where)  # before memory is allocated
             image.load()
-            array = (_to_depth if feature.is_depth else _to_channels)(
-                upright(image), feature, where
-            )
+            convert = _to_depth if feature.is_depth else _to_channels
+            array = convert(upright(image), feature, where)
     except DatasetError:
         raise
     except Image.DecompressionBombError as error:

@@ -81,7 +81,8 @@ class Returns(SharedState):
 
     def __init__(self, catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> None:
         self.target = target
-        self._lengths, self._fps = catalog.episodes.lengths, float(catalog.fps)
+        self._lengths = catalog.episodes.lengths
+        self._fps = float(catalog.fps)
         self._outcome = np.full(len(self._lengths), _CUT, np.int8)
         self._outcome[rows] = _read_outcomes(catalog, target, rows)
         self.unknown = int((self._outcome[rows] == _CUT).sum())
@@ -141,10 +142,10 @@ class Returns(SharedState):
         target = self.target
         length = int(self._lengths[row])
         if self.columns:
-            return reader.span(row, self.columns[0], 0, length)[:, 0].astype(
-                np.float64
-            ), outcome != _CUT
-        rewards = np.full(length, -1 / self._fps if target.returns == TIME else 0.0)
+            recorded = reader.span(row, self.columns[0], 0, length)[:, 0]
+            return recorded.astype(np.float64), outcome != _CUT
+        reward_of_frame = -1 / self._fps if target.returns == TIME else 0.0
+        rewards = np.full(length, reward_of_frame)
         if outcome != _CUT:
             of_failure, of_success = (target.low, 0.0) if target.returns == TIME else (0.0, 1.0)
             rewards[-1:] = of_success if outcome == _SUCCEEDED else of_failure
@@ -228,9 +229,10 @@ def _read_outcomes(catalog: Catalog, target: ReturnTarget, rows: np.ndarray) -> 
     outcomes = np.empty(len(rows), np.int8)
     for place, (won, cut, is_part) in enumerate(zip(success, truncated, parts)):
         unknown = bool(cut) or (won is None and not with_rewards)
-        outcomes[place] = (
-            _CUT if is_part or (unknown and not won) else _SUCCEEDED if won else _FAILED
-        )
+        if is_part or (unknown and not won):
+            outcomes[place] = _CUT
+        else:
+            outcomes[place] = _SUCCEEDED if won else _FAILED
     return outcomes
 
 
@@ -250,10 +252,10 @@ def _read_flags(
         reader = Rows(catalog, [name], _CACHE)
         ends = catalog.episodes.lengths[rows]
         lasts = zip(rows.tolist(), ends.tolist())
-        values = [
-            reader.span(row, name, end - 1, end).reshape(-1)[0].item() if end else None
-            for row, end in lasts
-        ]
+        values = []
+        for row, end in lasts:
+            flag = reader.span(row, name, end - 1, end).reshape(-1)[0].item() if end else None
+            values.append(flag)
     elif required:
         fix = (
             f"metadata are {', '.join(metadata) or 'none'}; `understudy edit --metadata` adds "
@@ -268,4 +270,9 @@ def _read_flags(
             raise DatasetError(
                 problem, where=catalog.root, fix="give true, false or a number; null where unknown"
             )
-    return [None if value is None or value != value else bool(value) for value in values]
+    return [_as_flag(value) for value in values]
+
+
+def _as_flag(value: Any) -> bool | None:
+    """None for an absent value, and for NaN."""
+    return None if value is None or value != value else bool(value)

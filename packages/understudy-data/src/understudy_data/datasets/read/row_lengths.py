@@ -92,10 +92,10 @@ def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, i
         return {}
     cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     runs = [(int(ids[begin]), begin, end) for begin, end in pairwise(cuts)]
-    found = [episode for episode, _, _ in runs]
+    episodes = [episode for episode, _, _ in runs]
     listed = table.ids[rows][np.argsort(table.data_row[rows], kind="stable")].tolist()
     # rows of other episodes, in several runs, or in another order: the pairing is in doubt
-    if found != listed:
+    if episodes != listed:
         return {}
     row_of = {int(table.ids[row]): int(row) for row in rows}
     return {

@@ -172,7 +172,9 @@ class RowPart:
             self._metadata = self._file.metadata
             # `metadata.schema` would make a cycle, which keeps the footer
             schema = self._file.schema_arrow
-        self._leaves = [field.name for field in schema for _ in range(_leaves_of(field.type))]
+        self._leaves: list[str] = []
+        for field in schema:
+            self._leaves += [field.name] * _leaves_of(field.type)
         self._names = [name for name in self._names if name in schema.names]
         counts = [
             self._metadata.row_group(g).num_rows for g in range(self._metadata.num_row_groups)
@@ -197,11 +199,9 @@ class RowPart:
             for leaf, (offset, size) in enumerate(_chunks(self._metadata.row_group(group))):
                 name = self._leaves[leaf]
                 if name in self._names:
-                    most = (
-                        size
-                        if name == self._episodes
-                        else min(size, int(size * needed * _MARGIN) + _GAP)
-                    )
+                    most = size
+                    if name != self._episodes:
+                        most = min(size, int(size * needed * _MARGIN) + _GAP)
                     spans.append([offset, offset + most])
         joined: list[list[int]] = []
         for offset, stop in sorted(spans):
@@ -294,15 +294,14 @@ def _leaves_of(kind: pa.DataType) -> int:
 
 def _chunks(group: pq.RowGroupMetaData) -> list[tuple[int, int]]:
     """(offset, size) of each column of a row group."""
-    found = []
+    chunks = []
     for number in range(group.num_columns):
         column = group.column(number)
-        offsets = [
-            column.data_page_offset,
-            *([column.dictionary_page_offset] if column.has_dictionary_page else []),
-        ]
-        found.append((min(offsets), column.total_compressed_size))
-    return found
+        offsets = [column.data_page_offset]
+        if column.has_dictionary_page:
+            offsets.append(column.dictionary_page_offset)
+        chunks.append((min(offsets), column.total_compressed_size))
+    return chunks
 
 
 def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[Any, Any] | None:
@@ -310,10 +309,8 @@ def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[Any, Any] | None:
     for number in range(group.num_columns):
         column = group.column(number)
         if column.path_in_schema == name:
-            known = column.statistics if column.is_stats_set else None
-            return (
-                (known.min, known.max)
-                if known is not None and known.has_min_max and not known.null_count
-                else None
-            )
+            statistics = column.statistics if column.is_stats_set else None
+            if statistics is None or not statistics.has_min_max or statistics.null_count:
+                return None
+            return statistics.min, statistics.max
     return None

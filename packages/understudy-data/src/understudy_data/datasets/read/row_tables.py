@@ -248,7 +248,8 @@ class _Progress:
             self._decoded += 1
             now = time.monotonic()
             waited = now - (self._told or self._begun)
-            if waited < (_TOLD_EVERY if self._told else _TOLD_AFTER):
+            patience = _TOLD_EVERY if self._told else _TOLD_AFTER
+            if waited < patience:
                 return
             self._told = now
             rate = self._decoded / (now - self._begun)

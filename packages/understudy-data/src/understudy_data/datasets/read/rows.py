@@ -189,7 +189,8 @@ class Rows(ProcessLocal):
             self.parts.resize(part_bytes)
 
     def _make_locks(self) -> None:
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._footers = Footers(self.part_bytes)
         # by file or episode: a second thread waits for the columns of the first
         self._reading: dict[tuple[str, int], threading.Lock] = {}
@@ -265,14 +266,16 @@ class Rows(ProcessLocal):
 
     def _start(self, loaded: _DataFile, rows: np.ndarray) -> np.ndarray:
         """First rows in the file of the episodes of table rows (n,), int64 (n,)."""
-        for row in rows.tolist() if loaded.bad else ():
-            if row in loaded.bad:
-                bad = loaded.bad[row]
-                raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
+        if loaded.bad:
+            for row in rows.tolist():
+                if row in loaded.bad:
+                    bad = loaded.bad[row]
+                    raise DatasetError(bad.reason, where=self.catalog.data_place(row), fix=bad.fix)
         first = int(loaded.rows[0])
         last = int(loaded.rows[-1])
         is_range = last - first == len(loaded.rows) - 1  # the usual case, which needs no search
-        return loaded.start[rows - first if is_range else np.searchsorted(loaded.rows, rows)]
+        places = rows - first if is_range else np.searchsorted(loaded.rows, rows)
+        return loaded.start[places]
 
     def _load_all(self, files: Sequence[int]) -> None:
         """Load several files beside each other, where reading them takes long."""
@@ -340,14 +343,16 @@ class Rows(ProcessLocal):
         """Load what `rows[members]`, table rows of one file, need: (members, their columns) of each
         part.
         """
-        found = []
+        if not self._has_parts(file):
+            return [(members, self._load(file))]
+        parts = []
         of_members = rows[members]
-        for row in np.unique(of_members).tolist() if self._has_parts(file) else ():
+        for row in np.unique(of_members).tolist():
             part = self._part(file, row)
             if part is None:  # the whole file tells what is wrong
                 return [(members, self._load(file))]
-            found.append((members[of_members == row], part))
-        return found or [(members, self._load(file))]
+            parts.append((members[of_members == row], part))
+        return parts or [(members, self._load(file))]
 
     def _part(self, file: int, row: int, ahead: bool = False) -> _DataFile | None:
         """Rows of one episode; None where only the whole file shows that they are sound.
@@ -454,7 +459,8 @@ class Rows(ProcessLocal):
         for note in loaded.notes:
             self._add_note(note)
         with self._lock:
-            (self.mapped if is_mapped else self.files).put(file, loaded)
+            cache = self.mapped if is_mapped else self.files
+            cache.put(file, loaded)
             self._reading.pop(("file", file), None)
         return loaded
 
@@ -499,8 +505,10 @@ class Rows(ProcessLocal):
 
     def _stored_names(self) -> list[str]:
         """Names of all needed columns, as in the files."""
-        keys = dict.fromkeys([*self.keys, *INDEX_KEYS])
-        return list(dict.fromkeys(name for key in keys for name in self._names_of(key)))
+        names: list[str] = []
+        for key in dict.fromkeys([*self.keys, *INDEX_KEYS]):
+            names += self._names_of(key)
+        return list(dict.fromkeys(names))
 
     def _convert(
         self,
@@ -521,7 +529,8 @@ class Rows(ProcessLocal):
         for key, names in stored.items():
             missing = [name for name in names if name not in table.column_names]
             if missing:
-                lacking += missing if key not in INDEX_KEYS else []
+                if key not in INDEX_KEYS:
+                    lacking += missing
             elif parts := catalog.joined.get(key):
                 arrays = [
                     np.asarray(self._column(table.column(part.key), part.key, part, where, notes))
@@ -536,7 +545,8 @@ class Rows(ProcessLocal):
                     table.column(names[0]), feature or DEFAULTS.get(key)
                 )
                 columns[key] = self._column(column, key, feature, where, notes)
-                absent |= {key: rows_without} if rows_without is not None else {}
+                if rows_without is not None:
+                    absent[key] = rows_without
         if lacking:
             fix = "restore the file, or leave the key out with keys=[...]"
             raise DatasetError(f"there is no column {lacking[0]!r}", where=where, fix=fix)
@@ -639,20 +649,18 @@ class Rows(ProcessLocal):
                     f"{column}"
                 )
         else:
-            found = [runs.get(episode, [(0, 0)])[0] for episode in table.ids[rows].tolist()]
-            begins, counts = np.array(found, np.int64).reshape(-1, 2).T
+            first_runs = [runs.get(episode, [(0, 0)])[0] for episode in table.ids[rows].tolist()]
+            begins, counts = np.array(first_runs, np.int64).reshape(-1, 2).T
             for place in np.flatnonzero(
                 doubtful_places(table, rows, begins, counts, index, total)
             ).tolist():
                 row = int(rows[place])
                 listed = int(table.data_row[row])
-                there = (
-                    f"row {int(begins[place])} of the file"
-                    if counts[place]
-                    else "nowhere in the file"
-                )
+                actual_place = "nowhere in the file"
+                if counts[place]:
+                    actual_place = f"row {int(begins[place])} of the file"
                 doubtful[row] = (
-                    f"rows of episode {int(table.ids[row])} are at {there} by the column "
+                    f"rows of episode {int(table.ids[row])} are at {actual_place} by the column "
                     "episode_index"
                 )
                 doubtful[row] += (
@@ -719,7 +727,8 @@ class Rows(ProcessLocal):
         for place, (row, episode) in enumerate(zip(rows.tolist(), table.ids[rows].tolist())):
             length = int(table.lengths[row])
             (begin, count), *others = runs.get(episode, [(0, 0)])
-            start[place], span = begin, slice(begin, begin + length)
+            start[place] = begin
+            span = slice(begin, begin + length)
             if others:
                 bad[row] = _Bad(f"the rows of episode {episode} are not contiguous")
                 continue
@@ -729,7 +738,8 @@ class Rows(ProcessLocal):
                 )
                 bad[row] = _Bad(reason, _LENGTH_FIX)
                 continue
-            frame[span], episodes[span] = np.arange(length), episode
+            frame[span] = np.arange(length)
+            episodes[span] = episode
             index[span] = np.arange(length) + table.index_from[row]
             if isinstance(frame_column, np.ndarray):
                 if (np.diff(frame_column[span]) <= 0).any():
@@ -739,7 +749,8 @@ class Rows(ProcessLocal):
                         f"{where}: frame_index does not count 0, 1, 2, ...; the place in the "
                         "episode is used"
                     )
-                    notes += [] if note in notes else [note]
+                    if note not in notes:
+                        notes.append(note)
             if isinstance(task_column, np.ndarray):
                 unknown = (task_column[span] < 0) | (task_column[span] >= len(catalog.tasks))
                 if unknown.any():
@@ -760,10 +771,8 @@ class Rows(ProcessLocal):
         columns.setdefault("index", index)
         columns.setdefault("task_index", tasks)
         seconds = frame / float(catalog.fps)
-        columns.setdefault(
-            "timestamp",
-            seconds.astype(catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype),
-        )
+        dtype = catalog.features.get("timestamp", DEFAULTS["timestamp"]).dtype
+        columns.setdefault("timestamp", seconds.astype(dtype))
         self._compare_times(columns["timestamp"], frame, episodes >= 0, where, notes)
         return start, bad
 
@@ -807,11 +816,10 @@ def _pick(column: Column, places: np.ndarray) -> np.ndarray | list[Any]:
         return column[places]
     # `take` would first copy the whole column
     flat = [column[i].as_py() for i in places.reshape(-1).tolist()]
-    return (
-        flat
-        if places.ndim == 1
-        else [flat[i : i + places.shape[1]] for i in range(0, places.size, places.shape[1])]
-    )
+    if places.ndim == 1:
+        return flat
+    width = places.shape[1]
+    return [flat[i : i + width] for i in range(0, places.size, width)]
 
 
 def _scatter(

@@ -91,9 +91,9 @@ class Sensors:
         self._offsets = offsets
         self._sensors = {key: catalog.sensors[key] for key in keys}
         self._tables = {key: SensorTable(catalog, sensor) for key, sensor in self._sensors.items()}
-        self.notes = [
-            note for key in keys for note in _notes(catalog, self._sensors[key], self._tables[key])
-        ]
+        self.notes: list[str] = []
+        for key in keys:
+            self.notes += _notes(catalog, self._sensors[key], self._tables[key])
 
     def take(self, rows: np.ndarray, frames: np.ndarray, stop: np.ndarray) -> dict[str, np.ndarray]:
         """Return values and padding flags.
@@ -109,7 +109,8 @@ class Sensors:
         out: dict[str, np.ndarray] = {}
         for key, sensor in self._sensors.items():
             offsets = self._offsets.get(key)
-            times = frames[:, None] / self._fps + (np.zeros(1) if offsets is None else offsets)
+            window = np.zeros(1) if offsets is None else offsets
+            times = frames[:, None] / self._fps + window
             values, pad = read_values(
                 self._tables[key], sensor, rows, frames / self._fps, times, stop / self._fps
             )
@@ -155,25 +156,26 @@ def read_values(
         )
     none = sample < begin
     if not len(table.times):
-        return np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype), np.ones(
-            times.shape, bool
-        )
+        zeros = np.zeros((*times.shape, *table.values.shape[1:]), table.values.dtype)
+        return zeros, np.ones(times.shape, bool)
     held = np.where(none, 0, sample)
     values = table.values[held]
     age = times - table.times[held]
     if sensor.linear:
-        after = np.minimum(held + 1, len(table.times) - 1)
+        following = np.minimum(held + 1, len(table.times) - 1)
         latest = np.where(times <= now[:, None] + SAME, now[:, None] + SAME, np.inf)
-        use = ~none & ~past & (held + 1 < stop) & (table.times[after] <= latest)
-        span = np.where(use, table.times[after] - table.times[held], 1.0)
+        use = ~none & ~past & (held + 1 < stop) & (table.times[following] <= latest)
+        span = np.where(use, table.times[following] - table.times[held], 1.0)
         share = np.where(use, np.clip(age / span, 0.0, 1.0), 0.0).reshape(
             *times.shape, *[1] * (values.ndim - 2)
         )
-        between = values + share * (table.values[after].astype(np.float64) - values)
+        between = values + share * (table.values[following].astype(np.float64) - values)
         values = np.where(share > 0, between, values).astype(values.dtype)
     values[none] = 0
-    old = age > sensor.max_age + SAME if sensor.max_age is not None else np.zeros(times.shape, bool)
-    return values, none | past | old
+    is_too_old = (
+        age > sensor.max_age + SAME if sensor.max_age is not None else np.zeros(times.shape, bool)
+    )
+    return values, none | past | is_too_old
 
 
 def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
@@ -268,7 +270,8 @@ def _table_rows(
     """Table rows of the episodes of samples, int64 (n,)."""
     episodes = catalog.episodes.ids
     rows = np.minimum(np.searchsorted(episodes, ids), len(episodes) - 1)
-    wrong = ids != (episodes[number] if sensor.per_episode else episodes[rows])
+    expected = episodes[number] if sensor.per_episode else episodes[rows]
+    wrong = ids != expected
     if not wrong.any():
         return rows
     episode = int(ids[wrong][0])

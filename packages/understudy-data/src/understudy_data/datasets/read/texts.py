@@ -45,7 +45,9 @@ class Responses:
         column, _, style = (name or "").partition(":")
         self._name = name
         self._column = "" if name == TASK else column
-        self._style, self._fps, self._root = style or STYLE, float(catalog.fps), catalog.root
+        self._style = style or STYLE
+        self._fps = float(catalog.fps)
+        self._root = catalog.root
         feature = catalog.features.get(column)
         if not self._column:
             return
@@ -88,7 +90,8 @@ class Responses:
         if self._name is None:
             return {}
         if not self._column:
-            return {RESPONSE: list(tasks) if self._name else [""] * len(tasks)}
+            responses = list(tasks) if self._name else [""] * len(tasks)
+            return {RESPONSE: responses}
         values = rows.take(table_rows, {self._column: frames})[self._column]
         return {
             RESPONSE: [
@@ -172,11 +175,9 @@ class EpisodePrompts(SharedState):
             if name not in every:
                 near = get_close_matches(name, every, n=1)
                 listed = ", ".join(every) or "none; `edit --metadata` adds some"
-                fix = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else f"metadata of episodes, and features: {listed}"
-                )
+                fix = f"metadata of episodes, and features: {listed}"
+                if near:
+                    fix = f"did you mean {near[0]!r}?"
                 raise DatasetError(
                     f"prompt_metadata names {name!r}, which no episode has",
                     where=catalog.root,
@@ -212,16 +213,17 @@ class EpisodePrompts(SharedState):
             raise DatasetError(str(error), where=catalog.root, fix="leave this name out") from error
         self.texts = list(numbers)
         starts, of_run = map(np.concatenate, zip(*runs))
-        new = np.append(True, of_run[1:] != of_run[:-1])
-        tables = {"first": first, "starts": starts[new], "numbers": of_run[new]}
+        begins_run = np.append(True, of_run[1:] != of_run[:-1])
+        tables = {"first": first, "starts": starts[begins_run], "numbers": of_run[begins_run]}
         self._tables = share_arrays(tables, catalog.files.cache)
 
     @property
     def digest(self) -> str:
         """Digest of the texts of all episodes."""
         digest = hashlib.sha256("\0".join(self.texts).encode())
-        for table in self._tables.values() if self.names else ():
-            digest.update(np.ascontiguousarray(table).data)
+        if self.names:
+            for table in self._tables.values():
+                digest.update(np.ascontiguousarray(table).data)
         return digest.hexdigest()[:16]
 
     def read(self, rows: np.ndarray, frames: np.ndarray) -> dict[str, list[str]]:
@@ -255,10 +257,10 @@ def _runs(
         return np.zeros(1, np.int64), [(None,) * len(columns)]
     frames = np.arange(length)
     taken = reader.take(np.full(length, row), dict.fromkeys(columns, frames))
-    values = [
-        np.asarray(taken[name], object if isinstance(taken[name], list) else None).reshape(-1)
-        for name in columns
-    ]
+    values = []
+    for name in columns:
+        dtype = object if isinstance(taken[name], list) else None
+        values.append(np.asarray(taken[name], dtype).reshape(-1))
     starts = np.flatnonzero(
         np.append(True, np.any([column[1:] != column[:-1] for column in values], axis=0))
     )

@@ -41,7 +41,8 @@ class _Open:
     """An open file, used by one thread at a time."""
 
     def __init__(self, reader: VideoReader) -> None:
-        self.reader, self.lock = reader, threading.Lock()
+        self.reader = reader
+        self.lock = threading.Lock()
 
     def park(self) -> None:
         with self.lock:
@@ -233,11 +234,11 @@ class VideoFrames(ProcessLocal):
             return self._decode(camera, opened, rows, positions)
         numbers = positions.tolist()
         with self._lock:
-            images = {
-                n: image
-                for n in numbers
-                if (image := self._cache.get((camera, file, n))) is not None
-            }
+            images: dict[int, np.ndarray] = {}
+            for n in numbers:
+                image = self._cache.get((camera, file, n))
+                if image is not None:
+                    images[n] = image
         missing = [n for n in numbers if n not in images]
         if missing:
             decoded = self._decode(camera, opened, rows, np.array(missing))
@@ -252,10 +253,8 @@ class VideoFrames(ProcessLocal):
         self, camera: str, opened: _Open, rows: np.ndarray, positions: np.ndarray
     ) -> np.ndarray:
         alone = bool((rows == rows[0]).all())  # else an error names the file only
-        with (
-            with_location(self.where(camera, int(rows[0])) if alone else opened.reader.path),
-            opened.lock,
-        ):
+        where = self.where(camera, int(rows[0])) if alone else opened.reader.path
+        with with_location(where), opened.lock:
             images = opened.reader.read(positions)
         with self._lock:
             spare = self._live.put(opened, opened)
@@ -291,11 +290,9 @@ class VideoFrames(ProcessLocal):
                 source = stack.enter_context(files.opening(path))
             except MissingFileError as error:
                 explained = self.catalog.explain_missing(error, row, camera)
-                fix = (
-                    f"restore it, or leave the key {camera!r} out"
-                    if explained is error
-                    else explained.fix
-                )
+                fix = explained.fix
+                if explained is error:
+                    fix = f"restore it, or leave the key {camera!r} out"
                 raise DatasetError(explained.what, where=where, fix=fix) from error
             try:
                 reader = open_video(
@@ -360,11 +357,10 @@ class VideoFrames(ProcessLocal):
             self._by_time[camera, file] = False
             return
         sharing = ids[videos.file == file]
-        whose = (
-            f"episode {int(sharing[0])} has"
-            if len(sharing) == 1
-            else f"its {len(sharing)} episodes have"
-        )
+        if len(sharing) == 1:
+            whose = f"episode {int(sharing[0])} has"
+        else:
+            whose = f"its {len(sharing)} episodes have"
         problem = f"the video holds {reader.count} frames, {whose} {expected} rows"
         if reader.count < expected:
             fix = "restore the video, or leave these episodes out: the missing frames are unknown"
@@ -374,14 +370,12 @@ class VideoFrames(ProcessLocal):
             self.note(f"{where}: {problem}; from_timestamp gives their starts, exact to the frame")
             return
         if drift > 0.5:
-            times = (
-                "no start times are recorded"
-                if np.isinf(drift)
-                else "recorded start times differ from the order"
-            )
-            problem += f", and {times}" + (
-                "" if np.isinf(drift) else f" by up to {drift:.1f} frames"
-            )
+            if np.isinf(drift):
+                problem += ", and no start times are recorded"
+            else:
+                problem += (
+                    f", and recorded start times differ from the order by up to {drift:.1f} frames"
+                )
             fix = (
                 "the file seems to hold frames of other episodes: restore meta/episodes, or "
                 "leave these episodes out"

@@ -89,11 +89,10 @@ def read_weights(
             above 0 and below 1e-6.
     """
     where = _place_of_weights(catalog, source)
-    parts = list(
-        _read_file(catalog, where)
-        if is_weight_file(source)
-        else _read_column(catalog, str(source), segments)
-    )
+    if is_weight_file(source):
+        parts = list(_read_file(catalog, where))
+    else:
+        parts = list(_read_column(catalog, str(source), segments))
     if not parts:
         raise DatasetError(
             "frame_weights has no rows",
@@ -120,10 +119,10 @@ def _ends(
     starts: np.ndarray, stops: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """First and last number of each group of pieces that touch and have one value."""
-    new = np.ones(len(starts), bool)
-    new[1:] = (starts[1:] != stops[:-1]) | (values[1:] != values[:-1])
-    first = np.flatnonzero(new)
-    return first, np.append(first[1:], len(new)) - 1
+    begins_group = np.ones(len(starts), bool)
+    begins_group[1:] = (starts[1:] != stops[:-1]) | (values[1:] != values[:-1])
+    first = np.flatnonzero(begins_group)
+    return first, np.append(first[1:], len(begins_group)) - 1
 
 
 def _make_runs(packed: np.ndarray, weights: np.ndarray, where: str) -> WeightRuns:
@@ -324,9 +323,9 @@ class FrameWeights(SharedState):
     @property
     def loss_runs(self) -> tuple[np.ndarray, np.ndarray]:
         """First frame of each run of frames, packed, and the factor of the loss from there on."""
-        return self._starts, self._weights / self._counts if self.weighs_loss else np.ones(
-            len(self._starts)
-        )
+        if not self.weighs_loss:
+            return self._starts, np.ones(len(self._starts))
+        return self._starts, self._weights / self._counts
 
     def _find(self, episodes: np.ndarray, frames: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, episodes * EPISODE_STRIDE + frames, side="right") - 1
@@ -357,15 +356,18 @@ def weigh_frames(
     where = _place_of_weights(catalog, source)
     segment, starts, stops, weights = _cut(rows, read_weights(catalog, source, rows), where)
     frames = int((stops - starts).sum())
-    some = weights > 0
-    if not some.any():
+    has_weight = weights > 0
+    if not has_weight.any():
         raise DatasetError(
             f"all {frames} selected frames have weight 0",
             where=where,
             fix="give some a weight above 0",
         )
-    segment, starts, stops, weights = (part[some] for part in (segment, starts, stops, weights))
-    lengths, (counts, passes) = stops - starts, _counts(weights, weights_in, where)
+    segment, starts, stops, weights = (
+        part[has_weight] for part in (segment, starts, stops, weights)
+    )
+    lengths = stops - starts
+    counts, passes = _counts(weights, weights_in, where)
     left = int(lengths.sum())
     epoch = int((counts * lengths).sum())
     if epoch > MOST_GROWTH * passes * left:

@@ -86,9 +86,11 @@ def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, 
     for key in keys:
         if match := _DROID_KEY.fullmatch(str(key)):
             folders = match["path"].split("/")
-            rows = [
-                row_of[tail] for depth in depths if (tail := "/".join(folders[-depth:])) in row_of
-            ]
+            rows = []
+            for depth in depths:
+                tail = "/".join(folders[-depth:])
+                if tail in row_of:
+                    rows.append(row_of[tail])
             if len(rows) == 1:
                 row_of_key[key] = rows[0]
     return row_of_key
@@ -98,27 +100,31 @@ def droid_keys(catalog: Catalog) -> dict[int, str]:
     """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for
     every episode.
     """
-    there = {
+    row_of_episode = {
         int(catalog.episodes.ids[row]): row
         for row in np.flatnonzero(catalog.episodes.lengths).tolist()
     }
     for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # reads rows only if needed
         joined = _join_parts(texts())
-        if there.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
-            return {row: joined[episode] for episode, row in there.items()}
+        if row_of_episode.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
+            return {row: joined[episode] for episode, row in row_of_episode.items()}
     return {}
 
 
 def _join_parts(columns: dict[str, dict[int, str]]) -> dict[int, str]:
     """Join both DROID parts by episode id; {} if one is missing."""
-    ends = [
-        next((c for n, c in columns.items() if n.replace(".", "/").split("/")[-1] == part), None)
-        for part in _PARTS
-    ]
-    folder, file = ends
+    folder, file = (_column_ending_in(part, columns) for part in _PARTS)
     if folder is None or file is None:
         return {}
     return {e: f"{folder[e]}--{file[e]}" for e in folder if e in file}
+
+
+def _column_ending_in(part: str, columns: dict[str, dict[int, str]]) -> dict[int, str] | None:
+    """First column whose name ends in a part of DROID's names; None without one."""
+    for name, column in columns.items():
+        if name.replace(".", "/").split("/")[-1] == part:
+            return column
+    return None
 
 
 def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
@@ -228,7 +234,8 @@ class KeepReport:
 
 
 def _few(shown: tuple[str, ...], count: int) -> str:
-    return ", ".join(map(repr, shown)) + (", ..." if count > len(shown) else "")
+    dots = ", ..." if count > len(shown) else ""
+    return ", ".join(map(repr, shown)) + dots
 
 
 def apply_ranges(
@@ -344,15 +351,17 @@ def read_object(path: str, form: str) -> dict[str, Any]:
     return content
 
 
-def _check_ranges(key: object, ranges: Any, where: str) -> list[tuple[int, int]]:
-    good = isinstance(ranges, (list, tuple)) and all(
-        isinstance(r, (list, tuple))
-        and len(r) == 2
-        and all(type(x) is int for x in r)
-        and 0 <= r[0] <= r[1]
-        for r in ranges
+def _is_range(bounds: Any) -> bool:
+    return (
+        isinstance(bounds, (list, tuple))
+        and len(bounds) == 2
+        and all(type(bound) is int for bound in bounds)
+        and 0 <= bounds[0] <= bounds[1]
     )
-    if not good:
+
+
+def _check_ranges(key: object, ranges: Any, where: str) -> list[tuple[int, int]]:
+    if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
         problem = f"{key!r} -> {str(ranges)[:80]}"
         raise DatasetError(problem, where=where, fix="give a list of [start, end) frame numbers")
     return [(int(start), int(stop)) for start, stop in ranges]

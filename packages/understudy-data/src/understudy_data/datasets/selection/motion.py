@@ -120,7 +120,9 @@ class EpisodeWork:
             values = np.concatenate(
                 [rows.span(row, key, 0, int(lengths[row])) for key in self.keys], axis=1
             )
-            yield row, values[:, list(self.dims)] if len(self.dims) else values
+            if len(self.dims):
+                values = values[:, list(self.dims)]
+            yield row, values
 
     def run(
         self, workers: Workers, done: Callable[[Part], None] = lambda part: None
@@ -238,9 +240,9 @@ def motion_thresholds(
     for part in work.run(workers or Workers()):
         speeds.merge(part)
     threshold, rates = speeds.thresholds(share)
-    return tuple(threshold.tolist()), tuple(rates.tolist()) if difference and np.isfinite(
-        rates
-    ).any() else ()
+    if not difference or not np.isfinite(rates).any():
+        return tuple(threshold.tolist()), ()
+    return tuple(threshold.tolist()), tuple(rates.tolist())
 
 
 @dataclass(frozen=True)
@@ -251,17 +253,17 @@ class MeasureSpeeds(EpisodeWork):
 
     def speeds(self) -> "Speeds":
         """Return the speeds of no episode."""
-        return Speeds(
-            rate_dims(self.catalog, self.keys)[list(self.dims) if len(self.dims) else slice(None)]
-        )
+        is_rate = rate_dims(self.catalog, self.keys)
+        if len(self.dims):
+            is_rate = is_rate[list(self.dims)]
+        return Speeds(is_rate)
 
     def __call__(self, part: Part) -> "Speeds":
         """Return the speeds of some episodes."""
         speeds = self.speeds()
         for _, values in self.values(part):
-            speeds.add(
-                changes(values)[1:] if self.difference else values.astype(np.float64), values
-            )
+            steps = changes(values)[1:] if self.difference else values.astype(np.float64)
+            speeds.add(steps, values)
         return speeds
 
 
@@ -275,7 +277,8 @@ class Speeds:
 
     def __init__(self, is_rate: np.ndarray) -> None:
         self._is_rate = is_rate
-        self._steps, self._values = SpeedHistogram(len(is_rate)), SpeedHistogram(int(is_rate.sum()))
+        self._steps = SpeedHistogram(len(is_rate))
+        self._values = SpeedHistogram(int(is_rate.sum()))
 
     def add(self, steps: np.ndarray, values: np.ndarray) -> None:
         """Count the changes (any, D) and the values (L, D) of an episode."""
@@ -344,15 +347,13 @@ class FindRanges(EpisodeWork):
 
     def __call__(self, part: Part) -> list[tuple[int, list[tuple[int, int]], int, int]]:
         """Return the ranges of each episode."""
-        return [
-            (
-                row,
-                non_idle_ranges(values, self.rule),
-                sum(stop - start for start, stop in idle_ranges(values, self.rule)),
-                int(idle_frames(values, self.rule)[1:].sum()),
-            )
-            for row, values in self.values(part)
-        ]
+        episodes = []
+        for row, values in self.values(part):
+            ranges = non_idle_ranges(values, self.rule)
+            paused = sum(stop - start for start, stop in idle_ranges(values, self.rule))
+            idle = int(idle_frames(values, self.rule)[1:].sum())
+            episodes.append((row, ranges, paused, idle))
+        return episodes
 
 
 def idle_frames(values: np.ndarray, rule: IdleRule) -> np.ndarray:

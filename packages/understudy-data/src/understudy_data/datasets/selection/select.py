@@ -402,7 +402,8 @@ def split_episodes(
     Raises:
         DatasetError: fraction outside [0, 1), or fewer than two episodes to split.
     """
-    ids = distinct(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64))
+    listed = ids if isinstance(ids, np.ndarray) else list(ids)
+    ids = distinct(np.asarray(listed, np.int64))
     if not 0 <= fraction < 1:
         raise DatasetError(
             f"the validation fraction is {fraction!r}", fix="give a number from 0 to below 1"
@@ -449,7 +450,8 @@ def _ids(episodes: Iterable[int] | None, name: str) -> np.ndarray | None:
         raise DatasetError(f"{name} holds booleans, which are no ids", fix=fix)
     try:
         texts = any(isinstance(episode, str) for episode in listed)
-        ids = np.asarray(parse_ids(listed) if texts else listed)
+        numbers = parse_ids(listed) if texts else listed
+        ids = np.asarray(numbers)
     except ValueError as error:
         raise DatasetError(f"{name}: {error}") from None
     if ids.size and ids.dtype.kind not in "iu":

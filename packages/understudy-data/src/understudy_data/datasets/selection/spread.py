@@ -95,7 +95,9 @@ class _Exchange:
         episodes.
         """
         open_tasks = set(tasks.tolist())
-        for episode in episodes if open_tasks else []:
+        if not open_tasks:
+            return
+        for episode in episodes:
             own = self._tasks[episode]
             if not open_tasks.isdisjoint(own) and may_move(episode):
                 yield episode
@@ -117,5 +119,6 @@ class _Exchange:
 
     def _move(self, episode: int, to_validation: bool) -> None:
         self._validation[episode] = to_validation
+        change = 1 if to_validation else -1
         for task in self._tasks[episode]:
-            self._held[task] += 1 if to_validation else -1
+            self._held[task] += change

@@ -13,6 +13,7 @@ a text. The text is parsed as Python's syntax and interpreted here; nothing of i
 import ast
 import operator
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def _depth(tree: ast.AST) -> int:
     level = [tree]
     while level:
         depth = depth + 1
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = list(chain.from_iterable(map(ast.iter_child_nodes, level)))
     return depth
 
 
@@ -195,12 +196,13 @@ def matching_rows(catalog: Catalog, text: str) -> np.ndarray:
     rows = []
     for row, episode in enumerate(table.ids.tolist()):
         texts = [catalog.tasks[task] for task in table.tasks_of(row).tolist() if task >= 0]
+        first_text = texts[0] if texts else None
         length = int(table.lengths[row])
         facts = {
             "episode": episode,
             "length": length,
             "seconds": length / float(catalog.fps),
-            "task": texts[0] if texts else None,
+            "task": first_text,
             "tasks": texts,
         }
         entries = {name: column[episode] for name, column in metadata.items() if episode in column}

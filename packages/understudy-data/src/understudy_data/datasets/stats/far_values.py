@@ -40,11 +40,10 @@ class Fit:
     def describe(self, key: str, dim: int, names: Sequence[str]) -> str:
         """Name a dimension with its share of far values and their typical size."""
         is_constant = self.spread[dim] == 0
-        value = (
-            f"constant {self.offset[dim]:.4g}"
-            if is_constant
-            else f"typically {self.typical(dim):.3g}"
-        )
+        if is_constant:
+            value = f"constant {self.offset[dim]:.4g}"
+        else:
+            value = f"typically {self.typical(dim):.3g}"
         return f"{name_dimensions(key, [dim], names)} {self.share[dim]:.0%} ({value})"
 
     def typical(self, dim: int) -> float:

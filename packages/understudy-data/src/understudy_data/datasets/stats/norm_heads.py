@@ -97,11 +97,9 @@ def check_outliers(
     problem = (
         f"{key}[{dim}] is {value:.4g}, and 98 % of its values are between {_range(statistics, dim)}"
     )
-    fix = (
-        f"leave the episode out: exclude_episodes {episode}"
-        if episode is not None
-        else "leave its episode out"
-    )
+    fix = "leave its episode out"
+    if episode is not None:
+        fix = f"leave the episode out: exclude_episodes {episode}"
     raise DatasetError(problem, where=where or None, fix=f"{fix}, or correct the data")
 
 
@@ -128,7 +126,8 @@ def name_dimensions(key: str, dims: Iterable[int], names: Sequence[str]) -> str:
     listed = []
     for dim in dims:
         name = names[dim] if dim < len(names) else str(dim)
-        listed.append(f"{key}[{dim}]" + (f" ({name})" if name != str(dim) else ""))
+        in_brackets = f" ({name})" if name != str(dim) else ""
+        listed.append(f"{key}[{dim}]{in_brackets}")
     return ", ".join(listed)
 
 
@@ -170,12 +169,9 @@ def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int
     most = -1.0
     where = ""
     of = None
+    candidates = (ACTION, STATE) if key == ACTION else (key,)
     for part in data:
-        keys = tuple(
-            name
-            for name in ((ACTION, STATE) if key == ACTION else (key,))
-            if vector_widths(part).get(name, 0) > dim
-        )
+        keys = tuple(name for name in candidates if vector_widths(part).get(name, 0) > dim)
         rows = Rows(part.catalog, keys, LOADED_BYTES)
         for episode, start, stop in part.segments.tolist():
             row = part.catalog.episodes.row_of(episode)
@@ -247,21 +243,18 @@ def compute_normalization(
     """
     statistics = compute_statistics(members, chunk, cache, validation, workers, absolute)
     firsts = {member.head: member for member in reversed(members)}
-    columns = [
-        key for key in (ACTION, STATE) if any(key in of_head for of_head in statistics.values())
-    ]
-    dims = {
-        key: [
-            len(statistics[head][key].mean) if key in statistics[head] else 0 for head in statistics
-        ]
-        for key in columns
-    }
+    dims: dict[str, list[int]] = {}
+    for key in (ACTION, STATE):
+        if any(key in of_head for of_head in statistics.values()):
+            dims[key] = [_width(of_head, key) for of_head in statistics.values()]
     out: dict[str, Any] = {"heads": list(statistics)}
-    for key in columns:
-        maps = [
-            _normalize_column(firsts[head], key, of_head[key], mode) if key in of_head else {}
-            for head, of_head in statistics.items()
-        ]
+    for key in dims:
+        maps: list[dict[str, np.ndarray]] = []
+        for head, of_head in statistics.items():
+            if key in of_head:
+                maps.append(_normalize_column(firsts[head], key, of_head[key], mode))
+            else:
+                maps.append({})
         for name in ("offset", "spread"):
             rows = [key_map.get(name, np.zeros(0, np.float32)) for key_map in maps]
             padded = [np.pad(row, (0, max(dims[key]) - len(row))).tolist() for row in rows]
@@ -271,6 +264,11 @@ def compute_normalization(
         np.isin(np.arange(max(dims[ACTION])), delta[head]).tolist() for head in statistics
     ]
     return out | {"dims": dims}
+
+
+def _width(of_head: Mapping[str, Statistics], key: str) -> int:
+    """Number of dimensions of a vector of a head; 0 without it."""
+    return len(of_head[key].mean) if key in of_head else 0
 
 
 def compute_statistics(
@@ -298,9 +296,8 @@ def compute_statistics(
         DatasetError: a value is not finite or an outlier (`check_outliers`), sources of one head
             differ in width or `delta`, or a dimension of `delta` is not in both action and state.
     """
-    heads: dict[str, list[Member]] = {
-        head: [] for head in sorted({member.head for member in members})
-    }
+    names = {member.head for member in members}
+    heads: dict[str, list[Member]] = {head: [] for head in sorted(names)}
     for member in members:
         heads[member.head].append(member)
     for head, of_head in heads.items():
@@ -344,9 +341,8 @@ def compute_statistics(
                 statistics.max,
                 [m.data for m in of_head if m.recorded is None],
             )
-            learnt = np.isin(
-                np.arange(len(statistics.mean)), of_head[0].delta if key == ACTION else ()
-            )
+            delta = of_head[0].delta if key == ACTION else ()
+            learnt = np.isin(np.arange(len(statistics.mean)), delta)
             for data, of_data in others:
                 if key in of_data and id(data.catalog) in catalogs:
                     # The column itself does not hold the differences.
@@ -369,8 +365,10 @@ def _check_member(member: Member) -> None:
             raise DatasetError(
                 problem, where=where, fix="name dimensions, from 0, that action and state both have"
             )
-    for key in widths if member.recorded is not None else ():
-        wide = len(member.recorded[key].mean) if member.recorded and key in member.recorded else 0
+    if member.recorded is None:
+        return
+    for key in widths:
+        wide = _width(member.recorded, key)
         if wide != widths[key]:
             problem = (
                 f"the recorded statistics have {wide or 'no'} dimensions of {key!r}, the "
@@ -447,10 +445,12 @@ def _pool_head(
     parts += [
         _summaries_from(m.data, m.recorded, delta, chunk) for m in members if m.recorded is not None
     ]
-    pooled = {
-        key: pool([part[key] for part in parts])
-        for key in (*vector_widths(members[0].data), *((DELTA,) if delta else ()))
-    }
+    keys = list(vector_widths(members[0].data))
+    if delta:
+        keys.append(DELTA)
+    pooled = {}
+    for key in keys:
+        pooled[key] = pool([part[key] for part in parts])
     if absolute is not None and not recorded:
         absolute[members[0].head] = {key: pooled[key] for key in vector_widths(members[0].data)}
     if delta:
@@ -464,11 +464,14 @@ def _pool_head(
 
 
 def _same(a: Mapping[str, Statistics], b: Mapping[str, Statistics]) -> bool:
-    return a.keys() == b.keys() and all(
-        np.array_equal(value, vars(b[key])[name], equal_nan=True)
-        for key, s in a.items()
-        for name, value in vars(s).items()
-    )
+    if a.keys() != b.keys():
+        return False
+    for key, statistics in a.items():
+        others = vars(b[key])
+        for name, value in vars(statistics).items():
+            if not np.array_equal(value, others[name], equal_nan=True):
+                return False
+    return True
 
 
 def _summaries_from(

@@ -56,7 +56,9 @@ def compute_moments(rows: np.ndarray) -> Moments:
         zeroed = np.where(finite, wide, 0.0)
     mean = zeroed.sum(axis=0) / np.maximum(count, 1)
     squares = (zeroed - mean) ** 2
-    m2 = (squares if zeroed is wide else np.where(finite, squares, 0.0)).sum(axis=0)
+    if zeroed is not wide:
+        squares = np.where(finite, squares, 0.0)
+    m2 = squares.sum(axis=0)
     return Moments(count, mean, m2, low, high)
 
 
@@ -101,10 +103,10 @@ class RowSample:
     def add(self, rows: np.ndarray) -> None:
         """Sample the next rows. With stride 1 the array itself is kept, not a copy."""
         part = rows
-        if self.stride != 1:
-            part = (
-                rows[-self._seen % self.stride :: self.stride] if self.stride else rows[:0]
-            ).copy()
+        if self.stride == 0:
+            part = rows[:0].copy()
+        elif self.stride != 1:
+            part = rows[-self._seen % self.stride :: self.stride].copy()
         self._seen += len(rows)
         self._parts.append(part)
         self._size += len(part)
@@ -264,7 +266,9 @@ class ImageStatistics:
     """
 
     def __init__(self, channels: int = 3, first: int = 0, keep: int = 4096) -> None:
-        self.first, self.images, self.keep = first, 0, max(2, keep)
+        self.first = first
+        self.images = 0
+        self.keep = max(2, keep)
         # by the powers of 2 in an image's number
         self._histograms = np.zeros((_LEVELS, channels, 256), np.int64)
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,28 +150,26 @@ def _read_table(source: str, data: "EpisodeArrays") -> tuple[str, Stats, bool, R
             for key, entry in data.catalog.stats.items()
         }
         files = data.catalog.files
-        return (
-            f"{data.catalog.root}/meta",
-            stats,
-            False,
-            read_json(files, GLOBAL) if files.exists(GLOBAL) else {},
-        )
-    address, _, query = credentials.restore_credentials(source).partition(
-        "?" if "://" in source else "\0"
-    )
+        recorded = read_json(files, GLOBAL) if files.exists(GLOBAL) else {}
+        return f"{data.catalog.root}/meta", stats, False, recorded
+    begin_of_query = "?" if "://" in source else "\0"
+    address, _, query = credentials.restore_credentials(source).partition(begin_of_query)
     folder, _, name = address.rpartition("/")
-    folder += f"?{query}" if query else ""
-    files = Files(folder or ("/" if source.startswith("/") else "."), data.catalog.files.options)
+    if query:
+        folder += f"?{query}"
+    if not folder:
+        folder = "/" if source.startswith("/") else "."
+    files = Files(folder, data.catalog.files.options)
     if name.endswith(".jsonl"):
         return files.where(name), read_per_episode(files, name), False, {}
     content = read_json(files, name)
     openpi = isinstance(content.get("norm_stats"), dict)
-    entries = {
-        key: {name: value for name, value in entry.items() if value is not None}
-        if isinstance(entry, dict)
-        else entry
-        for key, entry in (content["norm_stats"] if openpi else content).items()
-    }
+    entries_in_file = content["norm_stats"] if openpi else content
+    entries: dict[str, Any] = {}
+    for key, entry in entries_in_file.items():
+        entries[key] = entry
+        if isinstance(entry, dict):
+            entries[key] = {name: value for name, value in entry.items() if value is not None}
     return files.where(name), parse_stats(entries, files.where(name)), openpi, entries
 
 
@@ -178,7 +177,9 @@ def _refuse_booleans(entry: Any, key: str, where: str) -> None:
     """Raise DatasetError for a figure of a vector that holds booleans or texts, which numpy takes
     for numbers.
     """
-    for name, value in entry.items() if isinstance(entry, Mapping) else ():
+    if not isinstance(entry, Mapping):
+        return
+    for name, value in entry.items():
         flat = np.asarray(value, object).reshape(-1)
         wrong = [item for item in flat.tolist() if isinstance(item, bool | str)]
         if name in _FIGURES and wrong:
@@ -208,17 +209,14 @@ def parse_figures(
     """
     for mode in dict.fromkeys(modes):
         if lacking := [name for name in NEEDED[mode] if name not in entry]:
-            would = [
-                repr(other)
-                for other in NEEDED
-                if NEEDED[other] and all(name in entry for name in NEEDED[other])
-            ]
+            possible_modes = []
+            for other, needed in NEEDED.items():
+                if needed and all(name in entry for name in needed):
+                    possible_modes.append(repr(other))
             problem = f"{key!r} has no {lacking[0]!r}, which normalize={mode!r} needs"
-            fix = (
-                f"it suffices for {' and '.join(would)}; or compute them"
-                if would
-                else "compute them"
-            )
+            fix = "compute them"
+            if possible_modes:
+                fix = f"it suffices for {' and '.join(possible_modes)}; or compute them"
             raise DatasetError(problem, where=where, fix=fix)
     have = {name: entry[name].reshape(-1) for name in _FIGURES if name in entry}
     sizes = {name: len(values) for name, values in have.items()} or {"mean": 0}
@@ -233,9 +231,9 @@ def parse_figures(
         raise DatasetError(
             problem, where=where, fix="name the statistics of this robot, or compute them"
         )
-    figures = {
-        name: have[name][:width] if name in have else np.full(width, np.nan) for name in _FIGURES
-    }
+    figures = {}
+    for name in _FIGURES:
+        figures[name] = have[name][:width] if name in have else np.full(width, np.nan)
     figures = _unmasked(figures, entry.get("mask"), key, where)
     _check_figures(figures, key, modes, where)
     return Statistics(_count(entry), **_fill_constants(figures))
@@ -260,7 +258,7 @@ def _unmasked(
     return {name: np.where(kept, values, _IDENTITY[name]) for name, values in figures.items()}
 
 
-def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
+def _is_padding(figures: Mapping[str, np.ndarray]) -> bool:
     """Check for zeros (openpi's padding) or figures that do not normalize (mean 0, deviation 1,
     from -1 to 1).
     """
@@ -269,9 +267,9 @@ def _is_padding(rest: Mapping[str, np.ndarray]) -> bool:
         (("min", "max"), (-1.0, 1.0)),
         (("q01", "q99"), (-1.0, 1.0)),
     ):
-        there = [(rest[name], value) for name, value in zip(pair, neutral) if name in rest]
-        zeros = all((np.abs(values) < _TINY).all() for values, _ in there)
-        if not zeros and not all((values == value).all() for values, value in there):
+        present = [(figures[name], value) for name, value in zip(pair, neutral) if name in figures]
+        zeros = all((np.abs(values) < _TINY).all() for values, _ in present)
+        if not zeros and not all((values == value).all() for values, value in present):
             return False
     return True
 
@@ -340,7 +338,7 @@ def read_episode_stats(
     Raises:
         DatasetError: a file cannot be read.
     """
-    names = [(key, name) for key in keys for name in COMPARED]
+    names = list(product(keys, COMPARED))
     read = _read_lines if version.startswith("v2") else _read_columns
     records = read(files, names)
     tables: dict[str, dict[str, np.ndarray]] = {}
@@ -356,7 +354,9 @@ Records = dict[tuple[str, str], dict[int, Any]]
 
 def _read_lines(files: Files, names: Sequence[tuple[str, str]]) -> Records:
     records: Records = {}
-    for line in files.read(PER_EPISODE).splitlines() if files.exists(PER_EPISODE) else ():
+    if not files.exists(PER_EPISODE):
+        return records
+    for line in files.read(PER_EPISODE).splitlines():
         entry = json.loads(line) if line.strip() else {}
         if isinstance(entry.get("episode_index"), int):
             for key, name in names:
@@ -379,7 +379,8 @@ def _table(values: Mapping[int, Any], ids: np.ndarray) -> np.ndarray:
         with suppress(ValueError, TypeError):
             arrays[episode] = np.asarray(value, np.float64).reshape(-1)
     widths = Counter(map(len, arrays.values()))
-    table = np.full((len(ids), widths.most_common(1)[0][0] if widths else 0), np.nan)
+    usual_width = widths.most_common(1)[0][0] if widths else 0
+    table = np.full((len(ids), usual_width), np.nan)
     for episode, array in arrays.items():
         row = int(np.searchsorted(ids, episode))
         if row < len(ids) and ids[row] == episode and len(array) == table.shape[1]:

@@ -107,7 +107,8 @@ def offset_and_spread(
     for kind in dict.fromkeys(modes):
         dims = np.array([other == kind for other in modes])
         center, width = _center_and_width(s, kind)
-        offset[dims], spread[dims] = center[dims], width[dims]
+        offset[dims] = center[dims]
+        spread[dims] = width[dims]
     ranged = uses_range(s, modes)
     offset = np.where(ranged, middle, offset)
     spread = np.where(ranged, half, spread)
@@ -281,12 +282,11 @@ def pool(parts: Sequence[Summary]) -> Statistics:
 
 
 def _figures_of(parts: Sequence[Summary]) -> dict[str, np.ndarray]:
-    return _combine(
-        [
-            {name: getattr(p, name) for name in FIGURES} | {"count": np.array([p.count])}
-            for p in parts
-        ]
-    )
+    figures = []
+    for part in parts:
+        of_part = {name: getattr(part, name) for name in FIGURES}
+        figures.append(of_part | {"count": np.array([part.count])})
+    return _combine(figures)
 
 
 def _combine(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -296,9 +296,11 @@ def _combine(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _figures(block: np.ndarray) -> dict[str, np.ndarray]:
     """Figures of rows [n, dim], float64 [dim]; one dimension at a time bounds memory."""
     columns = [compute_moments(block[:, dim]) for dim in range(block.shape[1])]
-    return {name: np.array([getattr(c, name) for c in columns]) for name in FIGURES} | {
-        "count": np.array([len(block)])
-    }
+    figures = {}
+    for name in FIGURES:
+        figures[name] = np.array([getattr(column, name) for column in columns])
+    figures["count"] = np.array([len(block)])
+    return figures
 
 
 DELTA = "action - observation.state"
@@ -323,11 +325,9 @@ def vector_widths(data: "EpisodeArrays") -> dict[str, int]:
         if feature is None and key == STATE:
             continue
         if feature is None or feature.is_text or feature.is_camera or len(feature.value_shape) > 1:
-            problem = (
-                "there is no such feature"
-                if feature is None
-                else f"it is {feature.dtype} of shape {feature.shape}"
-            )
+            problem = "there is no such feature"
+            if feature is not None:
+                problem = f"it is {feature.dtype} of shape {feature.shape}"
             raise DatasetError(
                 f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `check`"
             )
@@ -399,7 +399,10 @@ def summarize(
         if isinstance(summaries, Lost):
             raise summaries.error.replaced(where=data.name)
         parts.append(summaries)
-    return {key: _join([part[key] for part in parts]) for key in parts[0]}
+    joined = {}
+    for key in parts[0]:
+        joined[key] = _join([part[key] for part in parts])
+    return joined
 
 
 def _join(parts: Sequence[Summary]) -> Summary:
@@ -433,9 +436,9 @@ class SummarizeSegments:
         span = slice(*part[0])
         chunk = self.chunk
         keys = tuple(vector_widths(data))
-        counts = dict.fromkeys(keys, _frames(data)) | (
-            {DELTA: _pairs(data, chunk)} if self.delta else {}
-        )
+        counts = dict.fromkeys(keys, _frames(data))
+        if self.delta:
+            counts[DELTA] = _pairs(data, chunk)
         builders = {
             key: SummaryBuilder(int(of[span].sum()), self.strides[key], int(of[: span.start].sum()))
             for key, of in counts.items()
@@ -455,10 +458,9 @@ class SummarizeSegments:
                 check_finite(key, table, f"{data.name}, episode {episode}")
                 values[key] = table[start - first :]
                 builders[key].add(values[key][: stop - start])
-            for differences in (
-                _differences(values, stop - start, self.delta, chunk) if self.delta else ()
-            ):
-                builders[DELTA].add(differences)
+            if self.delta:
+                for differences in _differences(values, stop - start, self.delta, chunk):
+                    builders[DELTA].add(differences)
         return {key: builder.summary() for key, builder in builders.items()}
 
 
@@ -473,10 +475,10 @@ def _differences(
     action, state = (values[key][:, list(delta)].astype(wide) for key in (ACTION, STATE))
     step = max(1, PAIRS // chunk)
     for first in range(0, count, step):
-        now = np.arange(first, min(first + step, count))
-        steps = now[:, None] + np.arange(chunk)  # [frames, chunk]
-        there = steps < len(action)
-        yield (action[np.where(there, steps, 0)] - state[now][:, None])[there]
+        frames = np.arange(first, min(first + step, count))
+        steps = frames[:, None] + np.arange(chunk)  # [frames, chunk]
+        is_valid = steps < len(action)
+        yield (action[np.where(is_valid, steps, 0)] - state[frames][:, None])[is_valid]
 
 
 def check_finite(key: str, table: np.ndarray, where: str) -> None:
@@ -584,23 +586,21 @@ def load_or_compute_all(
         done: called with each source whose summaries are there.
     """
     small = [number for number, request in enumerate(requests) if request.rows <= SMALL]
-    found: dict[int, Summaries] = {}
+    summaries_of: dict[int, Summaries] = {}
     if folder is not None and are_many(len(small)) and not is_network(str(folder)):
         members = [_member(requests[number], compute) for number in small]
         for place, summaries in once_per_group(
             members, str(folder), folder="statistics", budget=BUDGET
         ):
             assert summaries is not None
-            found[small[place]] = summaries
+            summaries_of[small[place]] = summaries
             done(requests[small[place]])
     for number, request in enumerate(requests):
-        if number not in found:
+        if number not in summaries_of:
             wanted = request.data, request.delta, request.chunk, request.strides
-            found[number] = load_or_compute(
-                folder, *wanted, lambda request=request: compute(request)
-            )  # type: ignore[misc]
+            summaries_of[number] = load_or_compute(folder, *wanted, partial(compute, request))
             done(request)
-    return [found[number] for number in range(len(requests))]
+    return [summaries_of[number] for number in range(len(requests))]
 
 
 def _member(request: Request, compute: Callable[[Request], Summaries]) -> Member[Summaries]:
@@ -625,7 +625,8 @@ def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> s
         if key in catalog.features
     }
     parts = [FORMAT, ROWS, np.__version__, catalog.root, keys, list(delta), chunk, table.own_files]
-    parts += [table.pairing] if table.pairing else []
+    if table.pairing:
+        parts.append(table.pairing)
     digest = hashlib.sha256(json.dumps(parts).encode())
     arrays = (
         data.segments,
@@ -661,9 +662,10 @@ def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None
         return None
     for key, summary in summaries.items():
         stride_now = strides[key]
-        if summary.stride != stride_now and (
-            stride_now % summary.stride if summary.stride else stride_now
-        ):
+        if summary.stride == stride_now:
+            continue
+        remainder = stride_now % summary.stride if summary.stride else stride_now
+        if remainder:
             return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used
@@ -672,11 +674,10 @@ def _read(path: Path, name: str, strides: Mapping[str, int]) -> Summaries | None
 
 def _write(path: Path, name: str, summaries: Summaries) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        f"{number} {figure}": getattr(summary, figure)
-        for number, summary in enumerate(summaries.values())
-        for figure in (*FIGURES, "rows")
-    }
+    arrays = {}
+    for number, summary in enumerate(summaries.values()):
+        for figure in (*FIGURES, "rows"):
+            arrays[f"{number} {figure}"] = getattr(summary, figure)
     columns = json.dumps(
         [[key, summary.count, summary.stride] for key, summary in summaries.items()]
     )

@@ -168,14 +168,16 @@ def data_schema(
     """
     kinds = nested or {}
     stored = {key: feature for key, feature in features.items() if not feature.is_video}
-    named = {
-        key: _nested_type(kinds[key]) if key in kinds else _hugging_face_type(feature)
-        for key, feature in stored.items()
-    }
+    named: dict[str, Any] = {}
+    fields = []
+    for key, feature in stored.items():
+        if key in kinds:
+            named[key] = _nested_type(kinds[key])
+            fields.append(pa.field(key, kinds[key]))
+        else:
+            named[key] = _hugging_face_type(feature)
+            fields.append(pa.field(key, column_type(feature)))
     blob = {"info": {"features": named}}
-    fields = [
-        pa.field(key, kinds[key] if key in kinds else column_type(f)) for key, f in stored.items()
-    ]
     return pa.schema(fields, metadata={b"huggingface": json.dumps(blob).encode()})
 
 
@@ -206,9 +208,8 @@ def number_statistics(feature: Feature) -> RunningStatistics:
     """Return empty statistics of a feature of numbers: per channel where they are images."""
     if (axes := feature.pixel_axes) is None:
         return RunningStatistics(feature.shape)
-    return PixelStatistics(
-        feature.statistics_shape, axes, 255.0 if feature.dtype == "uint8" else 1.0
-    )
+    largest = 255.0 if feature.dtype == "uint8" else 1.0
+    return PixelStatistics(feature.statistics_shape, axes, largest)
 
 
 def is_recorded_here(files: Files) -> bool:
@@ -228,7 +229,8 @@ def statistic_type(feature: Feature, name: str) -> pa.DataType:
     kind = pa.int64() if _is_integer(feature, name) else pa.float64()
     if name == "count":
         return pa.list_(kind)
-    for _ in range(3 if feature.is_encoded else len(feature.statistics_shape)):
+    depth = 3 if feature.is_encoded else len(feature.statistics_shape)
+    for _ in range(depth):
         kind = pa.list_(kind)
     return kind
 
@@ -261,10 +263,11 @@ def stats_json(
 ) -> dict[str, Any]:
     """Return the content of meta/stats.json."""
     results = {key: part.result() for key, part in statistics.items()}
-    return {
-        key: {name: statistic_value(features[key], name, figures[name]) for name in NAMES}
-        for key, figures in results.items()
-    }
+    content = {}
+    for key, figures in results.items():
+        feature = features[key]
+        content[key] = {name: statistic_value(feature, name, figures[name]) for name in NAMES}
+    return content
 
 
 def episode_columns(episode: int, tasks: Sequence[str], length: int, first: int) -> dict[str, Any]:
@@ -332,9 +335,10 @@ def feature_entries(
         if feature.is_video:
             height, width, channels = feature.shape
             entry["info"] = video_info(height, width, codec_name(codec), "yuv420p", fps, channels)
-            entry["info"] |= (
-                {"video.g": gop} | ({} if crf is None else {"video.crf": crf}) | PLAIN_VIDEO
-            )
+            entry["info"]["video.g"] = gop
+            if crf is not None:
+                entry["info"]["video.crf"] = crf
+            entry["info"] |= PLAIN_VIDEO
         entries[key] = entry
     return entries
 
@@ -352,6 +356,7 @@ def info_json(
 ) -> dict[str, Any]:
     """Return the content of meta/info.json."""
     has_video = any(entry["dtype"] == "video" for entry in entries.values())
+    video_path = VIDEO_PATH if has_video else None
     return {
         "codebase_version": "v3.0",
         "robot_type": robot_type,
@@ -364,7 +369,7 @@ def info_json(
         "fps": fps,
         "splits": {"train": f"0:{episodes}"},
         "data_path": DATA_PATH,
-        "video_path": VIDEO_PATH if has_video else None,
+        "video_path": video_path,
         "features": dict(entries),
     }
 
@@ -426,10 +431,11 @@ def commit(root: Path, features: Mapping[str, Feature], group: Group, row: dict[
 
 def is_full(group: Group, data_file_mb: float, video_file_mb: float) -> bool:
     """Check whether the group reached a file size or `MAX_EPISODES`."""
-    over = any(
-        size >= (video_file_mb if key else data_file_mb) * 1e6 for key, size in group.sizes.items()
-    )
-    return over or group.rows.num_rows >= MAX_EPISODES
+    for key, size in group.sizes.items():
+        most_mb = video_file_mb if key else data_file_mb
+        if size >= most_mb * 1e6:
+            return True
+    return group.rows.num_rows >= MAX_EPISODES
 
 
 def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) -> Group:
@@ -442,20 +448,20 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
     lengths = group.rows.column("length").to_numpy()
     ends = np.cumsum(lengths)
     numbers = file_numbers(group.rows, "data")
-    old = [small_files(root, features, number) for number in numbers]
-    new = small_files(root, features, group.number)
-    tables = (pq.read_table(paths[""], use_threads=False) for paths in old)
-    replace_parquet(new[""], tables, data_schema(features), durable=True)
+    small = [small_files(root, features, number) for number in numbers]
+    joined = small_files(root, features, group.number)
+    tables = (pq.read_table(paths[""], use_threads=False) for paths in small)
+    replace_parquet(joined[""], tables, data_schema(features), durable=True)
     columns = ["data"]
     for key in video_keys(features):
-        new[key].parent.mkdir(parents=True, exist_ok=True)
-        counts = concat_videos([paths[key] for paths in old], new[key])
+        joined[key].parent.mkdir(parents=True, exist_ok=True)
+        counts = concat_videos([paths[key] for paths in small], joined[key])
         if not np.array_equal(counts, lengths):
             wrong = int(np.flatnonzero(np.array(counts) != lengths)[0])
             problem = f"has {counts[wrong]} frames, its episode {lengths[wrong]} frames"
-            raise DatasetError(problem, where=old[wrong][key], fix="record the episode again")
-        sync(new[key])
-        sync(new[key].parent)
+            raise DatasetError(problem, where=small[wrong][key], fix="record the episode again")
+        sync(joined[key])
+        sync(joined[key].parent)
         columns.append(f"videos/{key}")
     rows = group.rows
     for name in columns:
@@ -467,7 +473,7 @@ def pack(root: Path, features: Mapping[str, Feature], group: Group, fps: int) ->
     replace_parquet(
         root / file_path(EPISODES_PATH, group.number), [rows], rows.schema, durable=True
     )
-    for paths in old:
+    for paths in small:
         for path in paths.values():
             path.unlink()
             with suppress(OSError):  # has other files

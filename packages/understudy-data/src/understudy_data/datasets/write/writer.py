@@ -28,6 +28,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -179,13 +180,14 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
         array = array.reshape(1)
     if array.shape != feature.shape:
         raise ValueError(f"{key!r}: shape {array.shape}, expected {feature.shape}")
-    want = np.dtype(np.uint8 if feature.is_encoded else feature.dtype)
+    want: np.dtype[Any] = np.dtype("uint8") if feature.is_encoded else np.dtype(feature.dtype)
     if feature.is_encoded or want.kind == "b":
         if array.dtype != want:
             raise ValueError(f"{key!r}: dtype {array.dtype}, expected {want}")
         # images are encoded at once; other values are kept
         return array if feature.is_encoded else array.copy()
-    if array.dtype.kind not in ("iuf" if want.kind == "f" else "iu"):
+    kinds = "iuf" if want.kind == "f" else "iu"
+    if array.dtype.kind not in kinds:
         raise ValueError(f"{key!r}: dtype {array.dtype} cannot become {want}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(want)  # always a copy: the caller may reuse its buffer
@@ -193,16 +195,16 @@ def _check_value(key: str, value: Any, feature: Feature, allow_nan: bool) -> Any
         exact = (cast == array) & (cast.astype(array.dtype) == array)
     if array.dtype.kind in "iu" and not exact.all():
         raise ValueError(f"{key!r}: {array.flat[int(np.argmin(exact))]} does not fit into {want}")
-    if (
-        want.kind == "f"
-        and (wrong := ~np.isfinite(cast) & (np.isfinite(array) if allow_nan else True)).any()
-    ):
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        fix = (
-            "its dtype has no such number"
-            if np.isfinite(array[where])
-            else "allow_nan=True records it"
-        )
+    if want.kind != "f":
+        return cast
+    is_wrong = ~np.isfinite(cast)
+    if allow_nan:
+        is_wrong &= np.isfinite(array)
+    if is_wrong.any():
+        where = tuple(int(i) for i in np.argwhere(is_wrong)[0])
+        fix = "allow_nan=True records it"
+        if np.isfinite(array[where]):
+            fix = "its dtype has no such number"
         raise ValueError(f"{key!r}: {array[where]} at {where} is not a finite {want} ({fix})")
     return cast
 
@@ -268,7 +270,9 @@ class EpisodeWriter:
             raise ValueError(
                 f"fps={fps}, gop={gop}: give integers from 1 on; file sizes must be positive"
             )
-        self.root, self.fps, self.features = Path(root), int(fps), check_features(features, codec)
+        self.root = Path(root)
+        self.fps = int(fps)
+        self.features = check_features(features, codec)
         self._codec = codec
         self._gop = gop
         self._crf = crf
@@ -333,7 +337,8 @@ class EpisodeWriter:
                 continue
             if feature.is_encoded and len(self._frame_tasks) % image_step(*feature.shape[:2]) == 0:
                 self._images[key].add(value)  # PNG is lossless
-            self._columns[key].append(encode_png(value) if feature.is_encoded else value)
+            stored = encode_png(value) if feature.is_encoded else value
+            self._columns[key].append(stored)
         self._frame_tasks.append(task)
 
     def save_episode(self) -> int:
@@ -515,7 +520,8 @@ class EpisodeWriter:
         schema = episode_schema(self.features)
         tables = [table.select(schema.names).cast(schema) for table in tables]
         rows = pa.concat_tables(tables)
-        self.episodes, self.frames = rows.num_rows, int(np.sum(rows["length"].to_numpy()))
+        self.episodes = rows.num_rows
+        self.frames = int(np.sum(rows["length"].to_numpy()))
         if rows["episode_index"].to_pylist() != list(range(self.episodes)):
             raise DatasetError(
                 "its episodes are not numbered 0, 1, 2, ...",
@@ -529,7 +535,7 @@ class EpisodeWriter:
         else:
             self._group = Group(number, tables[-1], SMALL_FILES + self.episodes)
         tasks: list[str] = listed.column("task").to_pylist()
-        used = {task for of_episode in rows["tasks"].to_pylist() for task in of_episode}
+        used = set(chain.from_iterable(rows["tasks"].to_pylist()))
         while tasks and tasks[-1] not in used:  # belongs to an uncommitted episode
             tasks.pop()
         self.tasks = tasks
@@ -554,17 +560,8 @@ class EpisodeWriter:
 
     def _check_settings(self, info: Record) -> None:
         """Refuse a recording with other settings."""
-        shapes, expected = (
-            {
-                key: (
-                    entry.get("dtype"),
-                    list(entry.get("shape", [])),
-                    entry.get("info", {}).get("video.codec"),
-                )
-                for key, entry in entries.items()
-            }
-            for entries in (info.get("features", {}), self._entries)
-        )
+        shapes = _fixed_settings(info.get("features", {}))
+        expected = _fixed_settings(self._entries)
         if shapes != expected or info.get("fps") != self.fps:
             differ = sorted(
                 key
@@ -607,13 +604,24 @@ def _lock_folder(owner: EpisodeWriter) -> "weakref.finalize[..., EpisodeWriter]"
     return weakref.finalize(owner, os.close, handle)
 
 
+def _fixed_settings(entries: Record) -> dict[str, tuple[Any, ...]]:
+    """Dtype, shape and codec of each feature, which a recording keeps."""
+    settings = {}
+    for key, entry in entries.items():
+        codec = entry.get("info", {}).get("video.codec")
+        settings[key] = (entry.get("dtype"), list(entry.get("shape", [])), codec)
+    return settings
+
+
 def _accumulators(features: Mapping[str, Feature]) -> Statistics:
     """Create the statistics of each feature that has any."""
-    return {
-        key: ImageStatistics() if feature.is_encoded else number_statistics(feature)
-        for key, feature in features.items()
-        if feature.dtype != "string"
-    }
+    statistics: Statistics = {}
+    for key, feature in features.items():
+        if feature.is_encoded:
+            statistics[key] = ImageStatistics()
+        elif feature.dtype != "string":
+            statistics[key] = number_statistics(feature)
+    return statistics
 
 
 def _counted_frames(root: Path) -> int | None:

@@ -118,11 +118,10 @@ def install(script: ModuleType) -> None:
 
 def _describe_wrapped(batches: Any, dataset: Any) -> str:
     """Return the message about a training loader that is not of the dataset that LeRobot made."""
-    kind = (
-        f"a {type(dataset).__name__}"
-        if dataset is not None
-        else f"in a {type(batches).__name__} without a dataset"
-    )
+    if dataset is not None:
+        kind = f"a {type(dataset).__name__}"
+    else:
+        kind = f"in a {type(batches).__name__} without a dataset"
     return (
         f"the training dataset is {kind}, not the LeRobotDataset of make_train_eval_datasets: the "
         "plugin cannot load it, and LeRobot's own loader would; pass the dataset to the "
@@ -167,6 +166,7 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
         del options["seed"]
     device = process.device if process.device.type == "cuda" else None
     loader = Loader(data, position=run.position, device=device, **options)
+    in_order = f", in the order of {path}" if path else ""
     # Not at the import: LeRobot sets up its log after that.
     logger.info(
         "understudy loads the batches in place of LeRobot's loader: %s, %d samples a step over %d "
@@ -174,7 +174,7 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
         dataset.root,
         loader.order.batch_size,
         loader.world_size,
-        f", in the order of {path}" if path else "",
+        in_order,
     )
     return lerobot_batches(
         loader, [key for key in dataset.meta.video_keys if len(deltas.get(key, ())) == 1]
@@ -231,9 +231,7 @@ def lerobot_batches(loader: Loader, videos: Sequence[str]) -> Iterator[dict[str,
                 batch.pop(key, None)
             for key in videos:
                 batch[key] = batch[key].squeeze(1)  # [B, 1, 3, H, W] -> [B, 3, H, W]
-            yield {
-                key: value.float()
-                if isinstance(value, torch.Tensor) and value.dtype == torch.float64
-                else value
-                for key, value in batch.items()
-            }
+            for key, value in batch.items():
+                if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+                    batch[key] = value.float()
+            yield batch

@@ -108,7 +108,8 @@ class EpisodeSampler(Sampler[int]):
                 f"world_size {world_size} without batch_size: give the global batch size, or "
                 "rank=0, world_size=1 where accelerator.prepare divides the batches"
             )
-        low, high = rank_slice(1 if batch_size is None else batch_size, rank, world_size)
+        divided = 1 if batch_size is None else batch_size
+        low, high = rank_slice(divided, rank, world_size)
         if batch_size is not None and batch_size % world_size:
             raise ValueError(
                 f"batch_size {batch_size} over {world_size} ranks: need a multiple, for equal "
@@ -130,7 +131,8 @@ class EpisodeSampler(Sampler[int]):
         self._frames = self._order.spec.sources[0].frames
         # positions in a pass, before it is rounded to whole batches
         self._pass = max(self._frames, self._batch)
-        self._rows, self._segments = rows, np.asarray(data.segments, np.int64).reshape(-1, 3)
+        self._rows = rows
+        self._segments = np.asarray(data.segments, np.int64).reshape(-1, 3)
         self._stops = np.cumsum(self._segments[:, 2] - self._segments[:, 1])
         facts = {
             "name": getattr(data, "name", "dataset"),
@@ -214,13 +216,10 @@ class EpisodeSampler(Sampler[int]):
         epoch_number = epoch + self._epoch_offset
         if min(epoch, epoch_number) < 0:
             raise ValueError(f"epoch {epoch}: epochs start at {max(0, -self._epoch_offset)}")
-        if epoch_number != self._epoch:
-            following = epoch_number == self._epoch + 1
-            self._go_to(
-                self._end()
-                if following
-                else -(-epoch_number * self._pass // self._batch) * self._batch
-            )
+        if epoch_number == self._epoch + 1:
+            self._go_to(self._end())
+        elif epoch_number != self._epoch:
+            self._go_to(-(-epoch_number * self._pass // self._batch) * self._batch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """State to resume from: {"position": int, "order": JSON text of the order}.
@@ -264,10 +263,12 @@ class EpisodeSampler(Sampler[int]):
                 )
         over = start_index == self._frames
         begin = -(-(epoch + over) * self._pass // self._batch) * self._batch
-        self._go_to(begin if over else begin + start_index)
         if over:
+            self._go_to(begin)
             self._epoch = epoch
             self._over = True
+        else:
+            self._go_to(begin + start_index)
         self._epoch_offset = None
 
     def _indices(self, start: int, stop: int) -> list[int]:
@@ -321,8 +322,9 @@ class EpisodeSampler(Sampler[int]):
         """End of the pass that starts at `_start`: the first whole batch at or behind the end of
         its epoch.
         """
-        rest = (self._epoch + 1) * self._pass - self._start
-        return self._start + max(0 if self._over else 1, -(-rest // self._batch)) * self._batch
+        remaining = (self._epoch + 1) * self._pass - self._start
+        fewest_batches = 0 if self._over else 1
+        return self._start + max(fewest_batches, -(-remaining // self._batch)) * self._batch
 
     def _advance(self) -> None:
         """Turn to the next pass as soon as the last index of this one is yielded."""
@@ -367,11 +369,12 @@ def _select(
             f"drop_n_last_frames {drop_last}"
         )
     if len(gone := np.setdiff1d(segments[nonempty, 0], segments[selected, 0])):
-        named = ", ".join(map(str, gone[:10].tolist())) + (
-            f" and {len(gone) - 10} more" if len(gone) > 10 else ""
-        )
+        named = ", ".join(map(str, gone[:10].tolist()))
+        if len(gone) > 10:
+            named += f" and {len(gone) - 10} more"
+        noun = "episodes" if len(gone) > 1 else "episode"
         warnings.warn(
-            f"no frames remain of episode{'s' if len(gone) > 1 else ''} {named}: "
+            f"no frames remain of {noun} {named}: "
             f"drop_n_first_frames {drop_first} and drop_n_last_frames {drop_last} leave out all "
             "of them",
             stacklevel=3,
@@ -380,11 +383,9 @@ def _select(
         [np.arange(len(segments)), stops - lengths + drop_first, stops - drop_last], axis=1
     )
     rows = rows[selected]
-    return (
-        rows
-        if getattr(data, "frame_weights", None) is None
-        else _repeat(segments, stops, rows, data.epoch_segments)
-    )
+    if getattr(data, "frame_weights", None) is None:
+        return rows
+    return _repeat(segments, stops, rows, data.epoch_segments)
 
 
 def _repeat(

@@ -19,7 +19,7 @@ each frame is again decoded once. Workers also copy each batch into shared memor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch.utils.data
 
@@ -106,7 +106,8 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
             position=self.position,
         )
         options = {field.name: getattr(share, field.name) for field in fields(share)}
-        with Loader(num_threads="auto" if info is None else 1, **options) as loader:
+        num_threads: int | Literal["auto"] = "auto" if info is None else 1
+        with Loader(num_threads=num_threads, **options) as loader:
             yield from loader
 
     def set_epoch(self, epoch: int) -> None:
@@ -143,10 +144,8 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
         Raises:
             ConfigError: the state of another order; names both orders and each difference.
         """
-        order = (
-            adopt_order(state_dict, self.order, self._request.datasets)
-            if self._chosen
-            else self.order
-        )
+        order = self.order
+        if self._chosen:
+            order = adopt_order(state_dict, order, self._request.datasets)
         self.position = position_in(state_dict, order)
         self._request = replace(self._request, order=order)

@@ -65,7 +65,7 @@ class BufferPool:
         """Rows with their tensors in the same kind of memory as images."""
         if not self._pin:
             return rows
-        return {
-            key: value.pin_memory() if isinstance(value, torch.Tensor) else value
-            for key, value in rows.items()
-        }
+        pinned = {}
+        for key, value in rows.items():
+            pinned[key] = value.pin_memory() if isinstance(value, torch.Tensor) else value
+        return pinned

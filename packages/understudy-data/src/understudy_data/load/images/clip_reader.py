@@ -53,7 +53,9 @@ class Cursor:
     def __init__(
         self, key: tuple[int, str, int], reader: VideoReader, where: Callable[[str, int], str]
     ) -> None:
-        self.key, self._where, self._cursor = key, where, reader.cursor()
+        self.key = key
+        self._where = where
+        self._cursor = reader.cursor()
 
     def runs(self, positions: np.ndarray, run_length: int = 1) -> Iterator[Sequence[DecodedImage]]:
         """See `VideoCursor.runs`."""
@@ -229,7 +231,10 @@ class Timings:
     def total(cls, parts: Iterable["Timings"]) -> "Timings":
         """Sum over several threads."""
         every = list(parts)
-        return cls(*(sum(getattr(part, f.name) for part in every) for f in fields(cls)))
+        sums = []
+        for kind in fields(cls):
+            sums.append(sum(getattr(part, kind.name) for part in every))
+        return cls(*sums)
 
 
 @dataclass(frozen=True)
@@ -294,7 +299,8 @@ class ClipReader:
         last[entries.reshape(-1)] = np.repeat(np.arange(len(entries)), entries.shape[1])
         by_last = np.argsort(last, kind="stable")
         cuts = np.searchsorted(last[by_last], np.arange(len(entries) + 1))
-        self._drop, self._cuts = by_last.tolist(), cuts.tolist()
+        self._drop = by_last.tolist()
+        self._cuts = cuts.tolist()
         self._first_runs = list(first_runs)[::-1]
         self._decoded = 0  # entries of todo
         self._held: dict[int, DecodedImage] = {}
@@ -347,12 +353,11 @@ class ClipReader:
         window = self._window
         while sample < count and until[sample] <= done:
             first = sample * window
-            images = (
-                held[entries[first]]
-                if window == 1
-                else [held[k] for k in entries[first : first + window]]
-            )
-            decoded[self._positions[sample]] = images
+            position = self._positions[sample]
+            if window == 1:
+                decoded[position] = held[entries[first]]
+            else:
+                decoded[position] = [held[k] for k in entries[first : first + window]]
             for k in drop[cuts[sample] : cuts[sample + 1]]:
                 del held[k]
             sample += 1
@@ -375,12 +380,12 @@ class ClipReader:
                 self._dataset, self._camera, self._rows[file], int(numbers[0]), self._cursor
             )
             self._cursor = None
-            before = cursor.wait_seconds
+            waited_before = cursor.wait_seconds
             resized = self._policy.resized
-            at_once = max(1, self._policy.run_length)
+            # A run whose frames are resized at once holds none of full size.
+            run_length = 1 if resized else max(1, self._policy.run_length)
             try:
-                # A run whose frames are resized at once holds none of full size.
-                for run in cursor.runs(numbers, 1 if resized else at_once):
+                for run in cursor.runs(numbers, run_length):
                     images = map(self._resize, run) if resized else run
                     self._held.update(zip(range(self._decoded, self._decoded + len(run)), images))
                     self._decoded += len(run)
@@ -391,7 +396,7 @@ class ClipReader:
                 return  # no sample needs that frame yet: the one that does will raise
             finally:
                 timings.frames += self._decoded - begin
-                timings.fetch += cursor.wait_seconds - before
+                timings.fetch += cursor.wait_seconds - waited_before
             begin = end
             if self._policy.keep_decoder and end < len(self._todo):
                 self._cursor = cursor
@@ -469,7 +474,9 @@ def first_runs(
     run = length - (position // turns + int(length * (lane * _GOLDEN % 1))) % length
     opens = position < start + turns
     alone = first or (opens and policy.keep_decoder)
-    rest = run - alone
-    by_gop = opens and not policy.keep_decoder and gop <= length
-    behind = [1] * -(-rest // gop) if by_gop else [rest] if rest else []
+    remaining = run - alone
+    if opens and not policy.keep_decoder and gop <= length:
+        behind = [1] * -(-remaining // gop)
+    else:
+        behind = [remaining] if remaining else []
     return [0, *behind] if alone else behind

@@ -207,7 +207,8 @@ class DecodedImages(VideoFrames):
         super()._forget()
         self.share_open_files(self.source)
         self._episodes: dict[tuple[str, int], _Episode] = {}  # by camera and table row
-        self._cursors, self._converters = Cursors(IDLE_CURSORS), threading.local()
+        self._cursors = Cursors(IDLE_CURSORS)
+        self._converters = threading.local()
         self._cursors_lock = threading.Lock()
 
     def take(self, camera: str, rows: np.ndarray, frames: np.ndarray) -> np.ndarray:
@@ -279,7 +280,8 @@ class DecodedImages(VideoFrames):
         frames: list[DecodedImage | None] | None = None
         if _stays_frame(self.dataset, camera, reader, self.image_size):
             frames = [None] * count
-        empty = self.dataset.pixels(camera).empty(1 if frames else count, height, width)
+        images = 1 if frames else count
+        empty = self.dataset.pixels(camera).empty(images, height, width)
         return _InMemory(empty, count, frames)  # memory is used as it is written
 
     def _fill(
@@ -303,9 +305,10 @@ class DecodedImages(VideoFrames):
             begin = max(int(keys[next_key - 1]) - first, 0) if next_key else 0
             # The frames before it in its GOP are decoded on the way; as many again behind it, up to
             # a key frame.
-            end = min(frame + (frame - begin if ahead else 0) + 1, len(decoded))
-            after = int(np.searchsorted(keys, first + end))
-            key = int(keys[after]) - first if after < len(keys) else len(decoded)
+            behind = frame - begin if ahead else 0
+            end = min(frame + behind + 1, len(decoded))
+            key_behind = int(np.searchsorted(keys, first + end))
+            key = int(keys[key_behind]) - first if key_behind < len(keys) else len(decoded)
             if ahead and key - end < _NEAR:
                 end = min(key, len(decoded))
             alone = np.asarray([frame])
@@ -343,7 +346,8 @@ class DecodedImages(VideoFrames):
             decoded = chain.from_iterable(cursor.runs(first + numbers))
             for number, image in zip(numbers.tolist(), decoded, strict=True):
                 since = perf_counter()
-                episode.keep(number, image, converter, out if number == frame else None)
+                wanted = out if number == frame else None
+                episode.keep(number, image, converter, wanted)
                 converting += perf_counter() - since
                 timings.frames += 1
         finally:

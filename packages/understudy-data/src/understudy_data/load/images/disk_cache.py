@@ -302,7 +302,9 @@ class StoredImages:
         self._path = path
         self._identity = identity
         self.check = check
-        self.count, self.shape, self.dtype = shape[0], shape[1:], np.dtype(dtype)
+        self.count = shape[0]
+        self.shape = shape[1:]
+        self.dtype = np.dtype(dtype)
         self._bytes = int(np.prod(self.shape)) * self.dtype.itemsize
         self._tail = self.count * self._bytes  # where the identity begins
         self._size = self._tail + _IDENTITY + self.count

@@ -126,10 +126,14 @@ def read_facts(
         sample += dataset.windows.get(camera, 1) * height * width * 3
     columns, mapped = _column_bytes(dataset)
     segments = getattr(dataset, "epoch_segments", dataset.segments)
-    is_whole = segments is dataset.segments
+    frame_count = len(dataset)
+    if segments is not dataset.segments:
+        frame_count = int((segments[:, 2] - segments[:, 1]).sum())
+    all_images = decoded_bytes(dataset, image_size) if frames else 0
+    disk_images = bytes_on_disk(dataset, image_size) if frames else 0
     return SourceFacts(
         name=dataset.name,
-        frames=len(dataset) if is_whole else int((segments[:, 2] - segments[:, 1]).sum()),
+        frames=frame_count,
         gop=dataset.gop,
         reach=dataset.reach,
         window=window,
@@ -137,14 +141,14 @@ def read_facts(
         decoder=tuple(decoder),
         resized=resized,
         sample=sample,
-        all_images=decoded_bytes(dataset, image_size) if frames else 0,
+        all_images=all_images,
         columns=columns,
         mapped=mapped,
         has_stored_images=bool(dataset.image_keys),
         is_remote=not dataset.catalog.files.is_local,
         decode_ms=cost,
         pixels=pixels,
-        disk_images=bytes_on_disk(dataset, image_size) if frames else 0,
+        disk_images=disk_images,
         on_disk=on_disk,
         indexes=indexes,
     )

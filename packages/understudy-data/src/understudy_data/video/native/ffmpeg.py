@@ -55,15 +55,12 @@ def load_swscale() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(av.video.reformatter.__file__)
-        library.sws_getContext.argtypes, library.sws_getContext.restype = (
-            [c_int] * 7 + [c_void_p] * 3,
-            c_void_p,
-        )
-        library.sws_freeContext.argtypes, library.sws_freeContext.restype = [c_void_p], None
-        library.sws_getCoefficients.argtypes, library.sws_getCoefficients.restype = (
-            [c_int],
-            c_void_p,
-        )
+        library.sws_getContext.argtypes = [c_int] * 7 + [c_void_p] * 3
+        library.sws_getContext.restype = c_void_p
+        library.sws_freeContext.argtypes = [c_void_p]
+        library.sws_freeContext.restype = None
+        library.sws_getCoefficients.argtypes = [c_int]
+        library.sws_getCoefficients.restype = c_void_p
         library.sws_setColorspaceDetails.argtypes = [
             c_void_p,
             c_void_p,
@@ -94,7 +91,8 @@ def load_avcodec() -> ctypes.CDLL | None:
     """Load the codec library; None where its symbols are hidden."""
     try:
         library = ctypes.CDLL(av.codec.context.__file__)
-        library.avcodec_get_class.argtypes, library.avcodec_get_class.restype = [], c_void_p
+        library.avcodec_get_class.argtypes = []
+        library.avcodec_get_class.restype = c_void_p
         library.av_get_pix_fmt.argtypes = [c_char_p]
     except (OSError, AttributeError, TypeError):
         return None

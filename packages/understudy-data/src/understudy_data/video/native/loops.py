@@ -242,8 +242,11 @@ def _convert_frames_in_python(
     plane_lines = (c_int * 4)(width, width, width)
     for frame, first in zip(frames, to):
         for number, plane in enumerate(frame.planes):
-            source[number], lines[number] = plane.buffer_ptr, plane.line_size
-        planes[0], planes[1], planes[2] = first + channel, first + 2 * channel, first  # gbrp
+            source[number] = plane.buffer_ptr
+            lines[number] = plane.line_size
+        planes[0] = first + channel  # gbrp
+        planes[1] = first + 2 * channel
+        planes[2] = first
         if library.sws_scale(context, source, lines, 0, height, planes, plane_lines) != height:
             return False
     return True

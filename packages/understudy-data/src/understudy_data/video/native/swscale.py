@@ -66,14 +66,16 @@ def reformat(
     if frame.format.is_rgb:
         return reformatter.reformat(frame, format=pixel_format)
     full = frame.color_range == _FULL_RANGE or name.startswith(("yuvj", "gray"))
+    source_range = _FULL_RANGE if full else _LIMITED_RANGE
+    # RGB has no range, but swscale converts only where the two differ.
+    rgb_range = _LIMITED_RANGE if full else _FULL_RANGE
     return reformatter.reformat(
         frame,
         format=pixel_format,
         src_colorspace=frame.colorspace,
         dst_colorspace=frame.colorspace,
-        src_color_range=_FULL_RANGE if full else _LIMITED_RANGE,
-        # RGB has no range, but swscale converts only where the two differ.
-        dst_color_range=_LIMITED_RANGE if full else _FULL_RANGE,
+        src_color_range=source_range,
+        dst_color_range=rgb_range,
     )
 
 
@@ -98,7 +100,9 @@ def _swscale_version() -> int:
 def _warn(name: str, odd: bool) -> None:
     if name in _ALIKE or (name in ("yuv420p", "yuvj420p") and not odd):
         return
-    frames = f"frames in pixel format {name}" + (" of odd height" if odd else "")
+    frames = f"frames in pixel format {name}"
+    if odd:
+        frames += " of odd height"
     fix = "train on one version, or install av>=16"
     warnings.warn(
         f"{frames} get slightly different colors from FFmpeg 7 than from FFmpeg 8; {fix}",

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.check.column_facts import LAGS, PairFacts
-from understudy_tools.check.findings import LOOK, Finding, Place, drop, is_few, undecided
+from understudy_tools.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 from understudy_tools.check.rules.values import FEW, is_gripper
 
@@ -60,9 +60,8 @@ def _frozen(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fin
         few = len(rows) <= max(1, 0.3 * facts.is_read.sum())
         place = Place.from_rows(catalog, rows, STATE, frame=int(pairs.frozen_frame[rows[0]]))
         measured = int(pairs.frozen[row])
-        yield Finding(
-            "values.frozen", "warning" if few else "note", message, place, measured, least, LOOK
-        )
+        severity: Severity = "warning" if few else "note"
+        yield Finding("values.frozen", severity, message, place, measured, least, LOOK)
 
 
 def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Finding]:

@@ -77,9 +77,9 @@ def fine(images: np.ndarray) -> np.ndarray:
     """Take off the mean around each pixel of images (n, H, W), and limit the rest: objects do not
     count more.
     """
-    rest = images - _box(_box(images, 1), 2)
-    scale = rest.std(axis=(1, 2), keepdims=True) + 1e-6
-    return np.asarray(np.clip(rest / scale, -2, 2))
+    details = images - _box(_box(images, 1), 2)
+    scale = details.std(axis=(1, 2), keepdims=True) + 1e-6
+    return np.asarray(np.clip(details / scale, -2, 2))
 
 
 def _box(images: np.ndarray, axis: int) -> np.ndarray:
@@ -87,10 +87,10 @@ def _box(images: np.ndarray, axis: int) -> np.ndarray:
     pad[axis] = (_BOX + 1, _BOX)
     total = np.pad(images, pad, mode="edge").cumsum(axis=axis, dtype=np.float64)
     size = images.shape[axis]
-    after, before = (
+    sums_after, sums_before = (
         np.take(total, np.arange(size) + shift, axis=axis) for shift in (2 * _BOX + 1, 0)
     )
-    return np.asarray((after - before) / (2 * _BOX + 1))
+    return np.asarray((sums_after - sums_before) / (2 * _BOX + 1))
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -117,10 +117,12 @@ def best_pose(image: np.ndarray, target: np.ndarray) -> tuple[float, str]:
             continue
         alike = correlation(np.roll(changed, (down, right), (0, 1))[area], target[area])
         if alike > best:
-            parts = [f"{100 * abs(zoom - 1):.0f} % {'larger' if zoom > 1 else 'smaller'}"] * (
-                zoom != 1
-            )
-            parts += [f"{abs(turn):.0f} degrees"] * (turn != 0)
+            parts = []
+            if zoom != 1:
+                size = "larger" if zoom > 1 else "smaller"
+                parts.append(f"{100 * abs(zoom - 1):.0f} % {size}")
+            if turn != 0:
+                parts.append(f"{abs(turn):.0f} degrees")
             if max(abs(down) / image.shape[0], abs(right) / image.shape[1]) >= _LEAST_SHIFT:
                 parts.append(
                     f"{100 * down / image.shape[0]:.0f} % down and "
@@ -157,7 +159,10 @@ def _shift(image: np.ndarray, target: np.ndarray) -> tuple[int, int]:
     far = [size // _FAR for size in image.shape]
     for axis, size in enumerate(image.shape):
         away = np.minimum(np.arange(size), size - np.arange(size)) > far[axis]
-        table[(away, slice(None)) if axis == 0 else (slice(None), away)] = -np.inf
+        if axis == 0:
+            table[away, :] = -np.inf
+        else:
+            table[:, away] = -np.inf
     peak = np.unravel_index(int(table.argmax()), table.shape)
     down, right = (
         int(offset) - size * (int(offset) > size // 2) for offset, size in zip(peak, image.shape)

@@ -57,8 +57,10 @@ def check_episodes(catalog: Catalog, facts: RowFacts) -> Findings:
     by_reason: dict[tuple[str, Severity], list[dict[str, Any]]] = defaultdict(list)
     for entry in rank_episodes(catalog, facts):
         for name, z in entry["z"].items():
-            if abs(z) >= NOTE:
-                by_reason[name, "warning" if abs(z) >= WARN else "note"].append(entry)
+            if abs(z) >= WARN:
+                by_reason[name, "warning"].append(entry)
+            elif abs(z) >= NOTE:
+                by_reason[name, "note"].append(entry)
     for (name, severity), outliers in by_reason.items():
         worst = max(outliers, key=lambda entry: abs(entry["z"][name]))
         measured, usual, z = (worst[figure][name] for figure in ("measured", "usual", "z"))
@@ -142,9 +144,9 @@ def _idle_ends(catalog: Catalog, facts: RowFacts) -> Findings:
     usual = float(np.median(seconds))
     scatter = 1.4826 * float(np.median(np.abs(seconds - usual)))
     odd = seconds - usual > max(_LONG_REST, 6 * scatter)
-    before = catalog.episodes.lengths[rows] - 1 - facts.idle_end[rows]
+    steps_before = catalog.episodes.lengths[rows] - 1 - facts.idle_end[rows]
     # slow ones rest in between, too
-    odd &= (before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * before)
+    odd &= (steps_before > 0) & (facts.idle[rows] - facts.idle_end[rows] <= 0.1 * steps_before)
     if is_few(odd):
         worst = float(seconds[odd].max())
         message = f"no motion in the last {worst:.3g} s, in the other episodes {usual:.3g} s"
@@ -187,7 +189,8 @@ def rank_episodes(catalog: Catalog, facts: RowFacts) -> list[dict[str, Any]]:
         measures[name] = np.where(measures[name] < _NOISE, 0.0, measures[name])
     scores: dict[str, np.ndarray] = {}
     for name, values in measures.items():
-        moving = lengths[rows] >= (0 if name == "length" else _LEAST_FRAMES)
+        least_frames = 0 if name == "length" else _LEAST_FRAMES
+        moving = lengths[rows] >= least_frames
         some = (values > 0) & moving
         if name in _LOGARITHMIC:
             floor = np.median(values[some]) / 100 if some.any() else 1.0

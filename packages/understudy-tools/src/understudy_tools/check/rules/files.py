@@ -36,7 +36,8 @@ def check_files(catalog: Catalog) -> Findings:
         )
         return
     for gap in gaps or []:
-        place = Place.from_rows(catalog, gap.rows, camera="" if gap.kind == "data" else gap.kind)
+        camera = "" if gap.kind == "data" else gap.kind
+        place = Place.from_rows(catalog, gap.rows, camera=camera)
         yield Finding(
             "files.missing", "error", gap.line, place, len(gap.rows), 0, restore("the files")
         )
@@ -53,7 +54,8 @@ def _orphans(catalog: Catalog) -> Findings:
             f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
         )
         described = "" if camera else describe_unlisted(catalog, paths)
-        message += f": {described}" if described else ""
+        if described:
+            message += f": {described}"
         fix = f"remove the file, or restore meta/; {EDIT} copies named files only"
         if "cut" in described:
             fix = (
@@ -97,24 +99,21 @@ def check_rows(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None = No
         score = float(abs(count - length))
         fix = drop(place.episodes)
         if agree[row]:
-            message += (
-                f", its videos {count}, too" if catalog.episodes.videos else " and they are whole"
-            )
+            if catalog.episodes.videos:
+                message += f", its videos {count}, too"
+            else:
+                message += " and they are whole"
             message += ": only meta/ is wrong"
             fix = _TAKE_LENGTHS
         yield Finding("rows.count", "error", message, place, count, length, fix, score)
     if len(short) > 20:
         place = Place.from_rows(catalog, short[20:])
         message = f"the same for {plural(len(place.episodes), 'more episode')}"
-        all_agree = bool(agree[short].all())
-        message += "; rows and videos agree: only meta/ is wrong" if all_agree else ""
-        yield Finding(
-            "rows.count",
-            "error",
-            message,
-            place,
-            fix=_TAKE_LENGTHS if all_agree else drop(place.episodes),
-        )
+        fix = drop(place.episodes)
+        if agree[short].all():
+            message += "; rows and videos agree: only meta/ is wrong"
+            fix = _TAKE_LENGTHS
+        yield Finding("rows.count", "error", message, place, fix=fix)
     yield from _about(
         catalog, facts.is_split, "rows.split", "error", "the rows are not contiguous in the file"
     )
@@ -190,13 +189,14 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
     if len(facts.schemas) > 1 and not facts.lacking:
         # the usual schema first
         by_files = sorted(facts.schemas.items(), key=lambda item: -len(item[1]))
-        (usual, *kinds), odd = [dict(schema) for schema, _ in by_files], by_files[-1][1][0]
-        differing = sorted(
-            {key for kind in kinds for key in {*usual, *kind} if usual.get(key) != kind.get(key)}
-        )
-        severity: Severity = (
-            "warning" if any(key in catalog.features for key in differing) else "note"
-        )
+        usual, *kinds = (dict(schema) for schema, _ in by_files)
+        odd = by_files[-1][1][0]
+        differing_keys = set[str]()
+        for kind in kinds:
+            differing_keys.update(key for key in {*usual, *kind} if usual.get(key) != kind.get(key))
+        differing = sorted(differing_keys)
+        is_declared = any(key in catalog.features for key in differing)
+        severity: Severity = "warning" if is_declared else "note"
         place = Place(
             column=differing[0],
             file=catalog.data_path(int(np.flatnonzero(table.data_file == odd)[0])),
@@ -208,10 +208,8 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
         key: kind for key, kind in facts.undeclared.items() if not key.startswith("__index_level")
     }
     if extra:
-        message = (
-            "info.json does not declare "
-            f"{', '.join(f'{key} ({kind})' for key, kind in list(extra.items())[:8])}"
-        )
+        listed = ", ".join(f"{key} ({kind})" for key, kind in list(extra.items())[:8])
+        message = f"info.json does not declare {listed}"
         yield Finding(
             "files.columns", "note", message, measured=sorted(extra), fix=correct("features")
         )
@@ -249,11 +247,10 @@ def _index(catalog: Catalog, facts: RowFacts) -> Findings:
     measured = int(facts.first_index[off[0]])
     expected = int(table.index_from[off[0]])
     listed = catalog.version.startswith("v3")
-    severity: Severity = (
-        "error" if listed and (facts.position[off] != table.index_from[off]).any() else "warning"
-    )
-    message = f"index of the first row is {measured}, "
-    message += f"{'dataset_from_index' if listed else 'the frames before it number'} {expected}"
+    is_error = listed and (facts.position[off] != table.index_from[off]).any()
+    severity: Severity = "error" if is_error else "warning"
+    source = "dataset_from_index" if listed else "the frames before it number"
+    message = f"index of the first row is {measured}, {source} {expected}"
     place = Place.from_rows(catalog, off, "index")
     yield Finding("rows.index", severity, message, place, measured, expected, REWRITE)
 
@@ -295,7 +292,8 @@ def _rate_fix(catalog: Catalog, rate: float) -> str:
             f"the videos play at {others[0]:g} frames per second, not at {rate:.4g}: {_CLOCK_FIX}"
         )
     if all(videos):
-        return correct(f"fps: {videos[0] if videos else rate:.4g}", INFO)
+        true_rate = videos[0] if videos else rate
+        return correct(f"fps: {true_rate:.4g}", INFO)
     return (
         f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, "
         f"{_CLOCK_FIX}"
@@ -338,11 +336,10 @@ def check_clocks(catalog: Catalog, facts: RowFacts) -> Findings:
         several & (catalog.episodes.lengths > 3) & (np.abs(middle * fps - 1) > _RATE)
     )
     wrong = wrong[np.argsort(rate[wrong], kind="stable")]
-    for alike in (
-        np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1)
-        if len(wrong)
-        else ()
-    ):
+    groups: list[np.ndarray] = []
+    if len(wrong):
+        groups = np.split(wrong, np.flatnonzero(np.diff(np.log(rate[wrong])) > _UNLIKE) + 1)
+    for alike in groups:
         clock_rate = float(np.median(rate[alike]))
         message = (
             f"timestamps advance at {clock_rate:.4g} frames per second, info.json declares {fps:g}"

@@ -10,7 +10,15 @@ from collections.abc import Callable
 import numpy as np
 
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_tools.check.findings import LOOK, Finding, Findings, Place, is_few, undecided
+from understudy_tools.check.findings import (
+    LOOK,
+    Finding,
+    Findings,
+    Place,
+    Severity,
+    is_few,
+    undecided,
+)
 from understudy_tools.check.image_facts import Clip, ImageFacts
 from understudy_tools.check.rules.images import place_clips, split_by
 
@@ -98,15 +106,15 @@ def _rates(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
     odd = (periods > 1) & (fresh < _SLOWER * usual)
     usually_held = (periods > 1).mean() > 0.5
     if usually_held or odd.any():
-        frames = int(np.median(periods[periods > 1 if usually_held else odd]))
+        is_held = periods > 1 if usually_held else odd
+        frames = int(np.median(periods[is_held]))
         message = (
             f"each image is shown for {frames} frames: the camera gave "
             f"{catalog.fps / frames:.3g} images a second"
         )
         place = Place(camera=camera) if usually_held else place_clips(catalog, clips, odd)
-        yield Finding(
-            "images.rate", "note" if usually_held else "warning", message, place, frames, 1, LOOK
-        )
+        severity: Severity = "note" if usually_held else "warning"
+        yield Finding("images.rate", severity, message, place, frames, 1, LOOK)
 
 
 def _fresh(change: np.ndarray) -> float:

@@ -65,11 +65,9 @@ def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Finding
 
 def _path(catalog: Catalog, camera: str, row: int) -> str:
     try:
-        return (
-            catalog.video_path(camera, row)
-            if catalog.features[camera].is_video
-            else catalog.data_path(row)
-        )
+        if catalog.features[camera].is_video:
+            return catalog.video_path(camera, row)
+        return catalog.data_path(row)
     except DatasetError:
         return ""
 
@@ -164,9 +162,11 @@ def _repeated(catalog: Catalog, clips: list[Clip]) -> Findings:
         speed = _speed(clip)
         # Encoders give repeated images other noise. Where noise may be all of the change, only
         # equal images count.
-        still = change < (
-            min(_SAME * lively, _NOISE) if lively > _NOISE else min(_STILL, 0.1 * lively)
-        )
+        if lively > _NOISE:
+            most_noise = min(_SAME * lively, _NOISE)
+        else:
+            most_noise = min(_STILL, 0.1 * lively)
+        still = change < most_noise
         moved = speed[1:][~_within(still, clip)] if speed is not None else np.zeros(0)
         usual = float(np.median(moved)) if len(moved) else 0.0
         for start, stop in runs_of(still):
@@ -176,11 +176,9 @@ def _repeated(catalog: Catalog, clips: list[Clip]) -> Findings:
                 continue
             frame = clip.first_change + start
             inside = slice(frame - clip.begin, clip.first_change + stop - clip.begin)
-            part = (
-                speed[max(inside.start, 0) : max(inside.stop, 0)]
-                if speed is not None
-                else np.zeros(0)
-            )
+            part = np.zeros(0)
+            if speed is not None:
+                part = speed[max(inside.start, 0) : max(inside.stop, 0)]
             if len(part) and np.median(part) > 0.3 * usual > 0:
                 message = f"{stop - start + 1} images are the same while the robot moves"
                 place = _place(catalog, [clip], frame - 1)
@@ -218,14 +216,19 @@ def _duplicates(catalog: Catalog, rows: RowFacts, clips: list[Clip]) -> Findings
     for clip in clips:
         if np.abs(np.diff(clip.ends, axis=0)).mean(axis=(1, 2, 3)).min() > 4 * _STILL:
             groups[clip.ends.tobytes()].append(clip)
-    repeated = [
-        same for same in groups.values() if len({rows.digest[clip.row] for clip in same}) > 1
-    ]
+    repeated: list[list[Clip]] = []
+    repeated_clips: list[Clip] = []
+    for same in groups.values():
+        digests = {rows.digest[clip.row] for clip in same}
+        if len(digests) > 1:
+            repeated.append(same)
+            repeated_clips += same
     if repeated:
         ids = list_ids(_place(catalog, repeated[0]).episodes)
         message = f"episodes with different rows show the same images: {ids}"
-        message += f", and {len(repeated) - 1} more groups" if len(repeated) > 1 else ""
-        place = _place(catalog, [clip for same in repeated for clip in same])
+        if len(repeated) > 1:
+            message += f", and {len(repeated) - 1} more groups"
+        place = _place(catalog, repeated_clips)
         yield Finding("images.duplicate", "warning", message, place, len(place.episodes), 1, LOOK)
 
 
@@ -291,7 +294,9 @@ def _statistics(catalog: Catalog, camera: str, clips: list[Clip]) -> Findings:
 
 def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
     """Pairs of cameras whose images are exchanged in some episodes, up to half of them."""
-    by_row = {camera: {clip.row: clip for clip in clips} for camera, clips in facts.clips.items()}
+    by_row: dict[str, dict[int, Clip]] = {}
+    for camera, clips in facts.clips.items():
+        by_row[camera] = {clip.row: clip for clip in clips}
     cameras = list(by_row)
     for i, camera_a in enumerate(cameras):
         for camera_b in cameras[i + 1 :]:
@@ -304,10 +309,9 @@ def _exchanged(catalog: Catalog, facts: ImageFacts) -> Findings:
                     len(both),
                 )
                 continue
-            images = np.stack(
-                [_usual([by_row[camera][row] for row in both]) for camera in (camera_a, camera_b)],
-                axis=1,
-            )
+            images_a = _usual([by_row[camera_a][row] for row in both])
+            images_b = _usual([by_row[camera_b][row] for row in both])
+            images = np.stack([images_a, images_b], axis=1)
             swapped = split_by(images, images[:, ::-1])
             usual = np.median(np.where(swapped[:, None, None], images[:, ::-1], images), axis=0)
             if np.abs(usual[0] - usual[1]).mean() < _APART:
@@ -359,8 +363,12 @@ def _nearest(images: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndar
     image.
     """
     axes = tuple(range(1, images.ndim))
-    pairs = [[np.abs(table - image).mean(axis=axes) for table in (left, right)] for image in images]
-    return np.array([np.minimum(*pair).sum() for pair in pairs])
+    sums = []
+    for image in images:
+        to_left = np.abs(left - image).mean(axis=axes)
+        to_right = np.abs(right - image).mean(axis=axes)
+        sums.append(np.minimum(to_left, to_right).sum())
+    return np.array(sums)
 
 
 def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Findings:
@@ -368,8 +376,8 @@ def _boundaries(catalog: Catalog, camera: str, cuts: list[Cut]) -> Findings:
     by_file: dict[int, list[tuple[int, Cut]]] = defaultdict(list)
     for cut in cuts:
         step = int(cut.change.argmax())
-        rest = np.delete(cut.change, step)
-        if cut.change[step] > max(_CLEAR * float(rest.max()), 4.0):
+        other_changes = np.delete(cut.change, step)
+        if cut.change[step] > max(_CLEAR * float(other_changes.max()), 4.0):
             by_file[cut.file].append((step - (CUT - 1), cut))
     for file, shifted_cuts in by_file.items():
         wrong = [(shift, cut) for shift, cut in shifted_cuts if shift]
@@ -423,11 +431,8 @@ def _depth_range(catalog: Catalog, camera: str, ranges: list[DepthRange]) -> Fin
     low, high = (float(part[0]) for part in recorded_range)
     slack = _SLACK * (high - low) + 1e-3 * abs(high)
     codes = catalog.features[camera].pixels.codes
-    low, high = (
-        (low, high)
-        if codes is None
-        else np.clip([low, high], codes.minimum, codes.maximum).tolist()
-    )
+    if codes is not None:
+        low, high = np.clip([low, high], codes.minimum, codes.maximum).tolist()
     least = min(span.least for span in ranges)
     most = max(span.most for span in ranges)
     for measured, recorded, over in ((least, low, low - least), (most, high, most - high)):

@@ -29,17 +29,17 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
     yield from _views(catalog)
     table = catalog.episodes
     if int(table.ids[0]) != 0 or int(table.ids[-1]) != len(table) - 1:
-        gaps = (
-            sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist()))
-            if table.ids[-1] < 1 << 22
-            else []
-        )
+        gaps: list[int] = []
+        if table.ids[-1] < 1 << 22:
+            gaps = sorted(set(range(int(table.ids[-1]) + 1)) - set(table.ids.tolist()))
         message = (
             f"{plural(len(table), 'episode has', 'episodes have')} ids {table.ids[0]} to "
             f"{table.ids[-1]}; "
         )
         message += "LeRobot reads by position"
-        fix = REWRITE + (f"; absent are {list_ids(gaps)}" if gaps else "")
+        fix = REWRITE
+        if gaps:
+            fix += f"; absent are {list_ids(gaps)}"
         yield Finding(
             "episodes.ids", "warning", message, Place(), int(table.ids[-1]) + 1, len(table), fix
         )
@@ -181,11 +181,9 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
         feature = catalog.features.get(key)
         if key in vectors or (feature is None and key == STATE):
             continue
-        problem = (
-            f"is {feature.dtype} of shape {feature.shape}"
-            if feature is not None
-            else "is not declared"
-        )
+        problem = "is not declared"
+        if feature is not None:
+            problem = f"is {feature.dtype} of shape {feature.shape}"
         none = ", or --data.state '' for none" if key == STATE else ""
         message = f"{key} {problem}; a training needs a vector"
         place = Place(column=key, file=INFO)
@@ -254,7 +252,11 @@ def _texts(catalog: Catalog, file: str) -> Iterator[Finding]:
             yield Finding(
                 "tasks.repeated", "warning", message, Place(file=file), measured=tasks, fix=fix
             )
-    alike = [tasks for tasks in same.values() if len({catalog.tasks[task] for task in tasks}) > 1]
+    alike = []
+    for tasks in same.values():
+        texts = {catalog.tasks[task] for task in tasks}
+        if len(texts) > 1:
+            alike.append(tasks)
     if alike:
         first = catalog.tasks[alike[0][0]]
         second = catalog.tasks[alike[0][-1]]

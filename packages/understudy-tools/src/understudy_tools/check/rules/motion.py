@@ -68,7 +68,9 @@ def check_motion(catalog: Catalog, facts: ImageFacts) -> Findings:
         ]
         yield from delayed
         fits = correlate(use)
-        named = {episode for finding in delayed for episode in finding.place.episodes}
+        named = set[int]()
+        for finding in delayed:
+            named.update(finding.place.episodes)
         if fits is not None:
             for finding in _strangers(catalog, use, fits, motion):
                 if not named & set(finding.place.episodes):
@@ -96,7 +98,7 @@ def correlate(clips: list[Clip]) -> np.ndarray | None:
     images = [
         clip.window.mean(axis=3).reshape(len(clip.window), -1).astype(np.float64) for clip in clips
     ]
-    values = [rows for clip in clips if (rows := _rows(clip)) is not None]
+    values = [rows for rows in map(_rows, clips) if rows is not None]
     everything = np.concatenate(images)
     center = everything.mean(axis=0)
     _, _, axes = np.linalg.svd(
@@ -194,10 +196,10 @@ def follow(clips: list[Clip]) -> tuple[np.ndarray, bool]:
         float64 (n, len(DELAYS)), NaN for a clip without motion in either; and whether it is that of
         the pulse.
     """
-    tables = [
-        np.stack([_at_each_delay(*_motions(clip, kind)) for clip in clips])
-        for kind in (False, True)
-    ]
+    tables = []
+    for of_pulse in (False, True):
+        by_clip = [_at_each_delay(*_motions(clip, of_pulse)) for clip in clips]
+        tables.append(np.stack(by_clip))
     counts = [int(_Delays(table, clips).alike.sum()) for table in tables]
     is_pulse = counts[1] >= counts[0]
     return tables[is_pulse], is_pulse
@@ -230,14 +232,15 @@ class _Delays:
 
     def __init__(self, motion: np.ndarray, clips: list[Clip]) -> None:
         self.table = _filled(motion)
-        self.best, self.peak = self.table.argmax(axis=1), self.table.max(axis=1)
+        self.best = self.table.argmax(axis=1)
+        self.peak = self.table.max(axis=1)
         # The fewer frames, the larger is a correlation by chance.
         self.chance = np.sqrt(WINDOW / np.array([len(clip.window) for clip in clips]))
         inside = np.abs(self.best - len(DELAYS) // 2) < np.isfinite(motion).sum(axis=1) // 2
         self.clear = inside & (self.peak > np.minimum(_FOLLOWS * self.chance, _SURE))
-        self.usual = (
-            float(np.median(self.best[self.clear])) if self.clear.any() else len(DELAYS) / 2
-        )
+        self.usual = len(DELAYS) / 2
+        if self.clear.any():
+            self.usual = float(np.median(self.best[self.clear]))
         self.alike = (np.abs(self.best - self.usual) <= _SCATTER) & (self.peak > _FAINT)
 
 
@@ -254,9 +257,9 @@ def _delays(catalog: Catalog, camera: str, clips: list[Clip], motion: np.ndarray
     usual = round(delays.usual)
     limit = _GAIN * delays.chance
     deviation = np.abs(delays.best - delays.usual)
-    scatter = (
-        float(np.quantile(deviation[delays.clear], 1 - _MINORITY)) if delays.clear.any() else 0.0
-    )
+    scatter = 0.0
+    if delays.clear.any():
+        scatter = float(np.quantile(deviation[delays.clear], 1 - _MINORITY))
     odd = delays.clear & (deviation > _SCATTER) & (deviation >= 2 * scatter)
     odd &= delays.peak - delays.table[:, usual] > limit
     if is_few(odd, _MINORITY):
@@ -299,7 +302,10 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
         return float(np.nan_to_num(_at_each_delay(left, right)[around], nan=-1.0).max())
 
     follows = filled[:, around].max(axis=1)
-    cross = np.array([[alike(image, row) for row in rows] for image in images])
+    cross = np.zeros((len(clips), len(clips)))
+    for i, image in enumerate(images):
+        for j, row in enumerate(rows):
+            cross[i, j] = alike(image, row)
     others = cross[~np.eye(len(clips), dtype=bool)]
     limit = max(_FOLLOWS, float(np.quantile(others, _KNOWN)))
     if np.median(follows) < limit:
@@ -307,10 +313,10 @@ def _foreign(catalog: Catalog, clips: list[Clip], motion: np.ndarray, is_pulse: 
     strange = follows < _STRANGE * float(np.median(follows))
     back = np.array([alike(image[::-1], row) for image, row in zip(images, rows)])
     # sound clips resemble their reverse by chance
-    rest = float(back[~strange].max()) if (~strange).any() else 1.0
+    by_chance = float(back[~strange].max()) if (~strange).any() else 1.0
     turned = (
         strange
-        & (back > max(limit, rest, _STRANGE * float(np.median(follows))))
+        & (back > max(limit, by_chance, _STRANGE * float(np.median(follows))))
         & (back - follows > 2 * _GAIN)
     )
     if is_few(turned, _MINORITY):

@@ -39,11 +39,8 @@ def _finding(
     severity: Severity = "error" if is_error else "warning"
     place = Place.from_rows(catalog, rows, "episode_index", file=catalog.data_path(int(rows[0])))
     if not is_error:
-        decides = (
-            "the place of the rows"
-            if catalog.episodes.own_files or catalog.episodes.pairing
-            else "the column"
-        )
+        by_place = catalog.episodes.own_files or catalog.episodes.pairing
+        decides = "the place of the rows" if by_place else "the column"
         return Finding(
             "rows.episode",
             severity,
@@ -72,17 +69,18 @@ def claimed_ids(catalog: Catalog, facts: RowFacts) -> np.ndarray:
     """
     table = catalog.episodes
     claims = table.ids.copy()
-    for row in (
-        np.flatnonzero(facts.is_known(facts.found) & (facts.found > 0)).tolist()
-        if table.own_files
-        else ()
-    ):
-        columns = [
-            values[row : row + 1] if facts.is_known(values[row : row + 1]).all() else None
-            for values in (facts.stored_id, facts.first_index)
-        ]
-        claims[row] = claimed_episode(table, row, columns[0], columns[1])
+    if not table.own_files:
+        return claims
+    for row in np.flatnonzero(facts.is_known(facts.found) & (facts.found > 0)).tolist():
+        stored_id = _entry_if_known(facts, facts.stored_id, row)
+        first_index = _entry_if_known(facts, facts.first_index, row)
+        claims[row] = claimed_episode(table, row, stored_id, first_index)
     return claims
+
+
+def _entry_if_known(facts: RowFacts, values: np.ndarray, row: int) -> np.ndarray | None:
+    entry = values[row : row + 1]
+    return entry if facts.is_known(entry).all() else None
 
 
 def _renamed_files(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None) -> Findings:
@@ -93,8 +91,8 @@ def _renamed_files(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None)
         return
     claimed = int(claims[rows[0]])
     listed = int(table.ids[rows[0]])
-    message = f"the file of episode {listed} has rows of "
-    message += "several episodes" if claimed == MIXED else f"episode {claimed}"
+    owner = "several episodes" if claimed == MIXED else f"episode {claimed}"
+    message = f"the file of episode {listed} has rows of {owner}"
     shift = np.unique((claims - table.ids)[rows])
     if len(rows) > 1 and len(shift) == 1 and MIXED not in claims[rows]:
         message += (
@@ -120,7 +118,8 @@ def _compare_lengths(
     """
     table = catalog.episodes
     lengths = [table.lengths]  # by table row, -1 where unknown
-    for camera, opened in (videos.files if videos is not None else {}).items():
+    video_files = videos.files if videos is not None else {}
+    for camera, opened in video_files.items():
         of_file = {video.file: video.count for video in opened}
         lengths.append(
             np.array([of_file.get(file, -1) for file in catalog.videos(camera).file.tolist()])
@@ -130,10 +129,10 @@ def _compare_lengths(
     by_columns = np.minimum(listed, len(table) - 1)
     fit_names = np.ones(len(rows), bool)
     fit_columns = is_listed
-    for known in lengths:
-        fit_names &= (known[rows] < 0) | (known[rows] == facts.found[rows])
+    for counts in lengths:
+        fit_names &= (counts[rows] < 0) | (counts[rows] == facts.found[rows])
         fit_columns = fit_columns & (
-            (known[by_columns] < 0) | (known[by_columns] == facts.found[rows])
+            (counts[by_columns] < 0) | (counts[by_columns] == facts.found[rows])
         )
     count = len(rows)
     fact = (

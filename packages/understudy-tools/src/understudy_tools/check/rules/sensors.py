@@ -53,7 +53,8 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Findings:
     one_file = len(facts.files) == 1
     for row, path in enumerate(facts.files):
         if path in facts.broken:
-            place = Place.from_rows(catalog, [] if one_file else [row], facts.key, file=path)
+            rows = [] if one_file else [row]
+            place = Place.from_rows(catalog, rows, facts.key, file=path)
             fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
             yield Finding(
                 "sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix
@@ -64,7 +65,8 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Findings:
             f"samples of {plural(len(ids), 'episode')} that the dataset does not have there, "
             f"first {ids[0]}"
         )
-        place = Place(column=facts.key, file=facts.files[0] if one_file else "")
+        file = facts.files[0] if one_file else ""
+        place = Place(column=facts.key, file=file)
         yield Finding(
             "sensors.episode", "error", message, place, fix="take them out, or restore the episodes"
         )
@@ -144,7 +146,9 @@ def _longest_step(facts: SensorFacts) -> float | None:
     if len(steps) < _FEW:
         return None
     middle, many, most = np.quantile(steps, [0.5, 0.9, 0.99]).tolist()
-    return float(_GAP * middle if most <= _REGULAR * middle else _RARE_GAP * many)
+    if most <= _REGULAR * middle:
+        return float(_GAP * middle)
+    return float(_RARE_GAP * many)
 
 
 def _check_values(catalog: Catalog, facts: SensorFacts) -> Findings:

@@ -76,7 +76,8 @@ def _finding(
 ) -> Finding:
     """Warn of the episodes of `rows` with a dimension in bool (n, D)."""
     dims = np.flatnonzero(odd.any(axis=0)).tolist()
-    place = column.place(rows[odd.any(axis=1)], dims[0] if len(dims) == 1 else None)
+    only_dim = dims[0] if len(dims) == 1 else None
+    place = column.place(rows[odd.any(axis=1)], only_dim)
     return Finding(
         rule, severity, f"{column.list_names(dims)}: {message}", place, measured, expected, LOOK
     )
@@ -170,7 +171,10 @@ def _norms(column: Column, rows: np.ndarray) -> Findings:
             yield _finding(
                 "values.quaternion", column, table, rows, f"norm {worst:.3g}", worst, 1.0
             )
-        start += 4 if named or others else 1
+        if named or others:
+            start += 4
+        else:
+            start += 1
 
 
 def _inverted(column: Column, rows: np.ndarray) -> Findings:
@@ -196,10 +200,10 @@ def _inverted(column: Column, rows: np.ndarray) -> Findings:
         )
         center = float(np.median(mean[moves]))
         other &= np.abs(2 * middle[dim] - mean - center) < np.abs(mean - center)
-        rest = moves & ~other
-        agree = (
-            np.mean([side[rest] == most for side, most in zip(sides, usual)]) if rest.any() else 0.0
-        )
+        remaining = moves & ~other
+        agree = 0.0
+        if remaining.any():
+            agree = float(np.mean([side[remaining] == most for side, most in zip(sides, usual)]))
         if is_few(other, _MINORITY) and agree >= 0.9:
             odd[other, dim] = True
             strong &= agree >= 0.95 and usual[0] == usual[1]
@@ -341,7 +345,9 @@ def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
     if facts.pairs is None or action is None or state is None or action.names != state.names:
         return
     rows = _rows(facts, action, state)
-    for dim in range(state.width if len(rows) else 0):
+    if not len(rows):
+        return
+    for dim in range(state.width):
         alike = facts.pairs.correlation[rows, dim]
         if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
             continue
@@ -357,7 +363,9 @@ def _shifted(facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]
     alike.
     """
     rows = _rows(facts, column)
-    for dim in range(column.width if len(rows) else 0):
+    if not len(rows):
+        return
+    for dim in range(column.width):
         extent = column.range[rows, dim]
         usual = float(np.median(extent))
         if usual <= 0 or is_gripper(column, dim):

@@ -42,9 +42,9 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
         return
     lacking = [key for key in (ACTION, STATE) if key in catalog.features and key not in stats]
     if lacking:
-        message = (
-            f"no statistics of {', '.join(lacking)}" if stats else "no statistics are recorded"
-        )
+        message = "no statistics are recorded"
+        if stats:
+            message = f"no statistics of {', '.join(lacking)}"
         yield Finding("statistics.missing", "warning", message, Place(file=path), fix=RECOMPUTE)
     for key, entry in stats.items():
         if key in facts.columns:
@@ -55,8 +55,10 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
             and not catalog.features[key].is_depth
         ):
             yield from _images(key, entry, path)
-    if path == PER_EPISODE or catalog.version.startswith("v3"):
-        yield from _per_episode(catalog, facts, path if path == PER_EPISODE else "meta/episodes")
+    if path == PER_EPISODE:
+        yield from _per_episode(catalog, facts, path)
+    elif catalog.version.startswith("v3"):
+        yield from _per_episode(catalog, facts, "meta/episodes")
 
 
 def _column(
@@ -101,11 +103,9 @@ def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Fin
             RECOMPUTE,
         )
     chain = [name for name in ("min", *_QUANTILES, "max") if name in recorded]
-    scale = (
-        recorded["max"] - recorded["min"]
-        if {"min", "max"} <= recorded.keys()
-        else np.ones(column.width)
-    )
+    scale = np.ones(column.width)
+    if {"min", "max"} <= recorded.keys():
+        scale = recorded["max"] - recorded["min"]
     slack = 1e-3 * np.abs(scale) + 1e-6
     for lower, upper in pairwise(chain):
         over = recorded[lower] - recorded[upper] - slack
@@ -150,8 +150,10 @@ def _compare(
         if name in recorded:
             # positive: the recorded range is too narrow
             distance = sign * (recorded[name] - true[name])
+            if complete:
+                distance = np.abs(distance)
             tolerance = _RANGE * span
-            off[name] = (distance if not complete else np.abs(distance)) / tolerance
+            off[name] = distance / tolerance
     if not off:
         return
     # `_order` reports those that are not finite
@@ -164,7 +166,8 @@ def _compare(
     message = (
         f"recorded {name} is {recorded[name][dim]:.4g}, that of the rows {true[name][dim]:.4g}"
     )
-    message += f"; {count} of {column.width} dimensions differ" if column.width > 1 else ""
+    if column.width > 1:
+        message += f"; {count} of {column.width} dimensions differ"
     place = replace(place, dimension=column.dimension(dim))
     measured = float(recorded[name][dim])
     expected = float(true[name][dim])
@@ -196,7 +199,8 @@ def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings
         fit = _fit(rows, figures, mode)
         far = np.flatnonzero(fit.far & ~_fit(rows, own, mode).far).tolist()
         wrong = {dim: fit.describe(column.key, dim, column.names) for dim in far} | wrong
-        modes += [mode] if far else []
+        if far:
+            modes.append(mode)
     if wrong:
         dims = sorted(wrong)
         named = ", ".join(wrong[dim] for dim in dims[:_MOST_NAMED])
@@ -307,10 +311,9 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
         for name, table in tables.items():
             if table.shape == off.shape:
                 differs = np.abs(table - true[name]) / spread
-                off = np.fmax(
-                    off,
-                    np.where(_is_rounding(table, true), 0.0, differs) if name == "std" else differs,
-                )
+                if name == "std":
+                    differs = np.where(_is_rounding(table, true), 0.0, differs)
+                off = np.fmax(off, differs)
         rows = np.flatnonzero(read & (off > _MEAN).any(axis=1))
         if len(rows):
             worst, dim = np.unravel_index(np.argmax(np.where(read[:, None], off, 0)), off.shape)

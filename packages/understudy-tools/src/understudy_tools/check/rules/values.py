@@ -54,13 +54,13 @@ def check_values(facts: RowFacts) -> Findings:
             continue
         yield from _outliers(column, read)
         yield from _constant(column, read)
-        if read.sum() < FEW:
-            for rule in _COMPARE if key in _DECIDE else ():
-                yield undecided(rule, FEW, "episodes", int(read.sum()))
-        else:
+        if read.sum() >= FEW:
             yield from _dead(facts, column, read)
             yield from _jumps(column, read)
             yield from _bounds(column, read)
+        elif key in _DECIDE:
+            for rule in _COMPARE:
+                yield undecided(rule, FEW, "episodes", int(read.sum()))
 
 
 def _finite(column: Column) -> Findings:
@@ -90,7 +90,8 @@ def _outliers(column: Column, read: np.ndarray) -> Findings:
         """Distance and value of the farthest value of a dimension."""
         row = int(rows[beyond[rows, dim].argmax()])
         is_high = column.high[row, dim] - q99[dim] > q01[dim] - column.low[row, dim]
-        return float(beyond[row, dim]), float((column.high if is_high else column.low)[row, dim])
+        extremes = column.high if is_high else column.low
+        return float(beyond[row, dim]), float(extremes[row, dim])
 
     limit = _FAR if column.key in _DECIDE else _SHOCK
     for dim in np.flatnonzero((beyond > limit).any(axis=0) & ~wraps).tolist():
@@ -109,7 +110,9 @@ def _outliers(column: Column, read: np.ndarray) -> Findings:
             rows = glitches
             far, value = worst_of(rows, dim)
         z = abs(value - column.sample[:, dim].mean()) / std[dim] if std[dim] > 0 else float("inf")
-        severity: Severity = "error" if is_extreme else "warning" if len(glitches) else "note"
+        severity: Severity = "warning" if len(glitches) else "note"
+        if is_extreme:
+            severity = "error"
         usual = [float(q01[dim]), float(q99[dim])]
         message = (
             f"z = {z:.3g}: a value is {value:.4g}; 98 % of the values are between "
@@ -133,7 +136,8 @@ def _constant(column: Column, read: np.ndarray) -> Findings:
             f"{len(still)} of {column.width} dimensions have one value in all rows: "
             f"{column.list_names(still)}"
         )
-        message += ", ..." if len(still) > 8 else ""
+        if len(still) > 8:
+            message += ", ..."
         fix = "the recorder may not have written them; constant inputs teach a policy nothing"
         yield Finding(
             "values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix
@@ -248,7 +252,8 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
             f"changes by {step:.4g} between two frames, otherwise by {typical[dim]:.3g} at "
             "most in most episodes"
         )
-        message += f"; {len(dims)} dimensions jump there" if len(dims) > 1 else ""
+        if len(dims) > 1:
+            message += f"; {len(dims)} dimensions jump there"
         severity: Severity = "warning" if column.key in _DECIDE else "note"
         place = column.place(rows_of, dim, frame)
         most = float(limit[dim])
@@ -275,6 +280,13 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
             )
 
 
+def _usual_speed(steps: np.ndarray) -> float:
+    """Upper quartile of the steps of a moving dimension; inf for one that rests."""
+    if not steps.any():
+        return np.inf
+    return float(np.quantile(steps[steps > 0], 0.75))
+
+
 def _bounds(column: Column, read: np.ndarray) -> Findings:
     """Episodes that return to exactly their own extreme again and again, which other episodes
     exceed.
@@ -284,9 +296,7 @@ def _bounds(column: Column, read: np.ndarray) -> Findings:
         np.where(at_high, column.at_high, column.at_low) / np.maximum(column.lengths, 1)[:, None]
     )
     spread = column.spread
-    speed = np.array(
-        [np.quantile(steps[steps > 0], 0.75) if steps.any() else np.inf for steps in column.steps.T]
-    )
+    speed = np.array([_usual_speed(steps) for steps in column.steps.T])
     # Motion is cut off at a bound at its usual speed; a joint at rest comes and goes by ticks.
     stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
     stuck &= column.entry > 0.25 * speed
@@ -368,11 +378,9 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
         inner = max(float(np.ptp(logs[low])), float(np.ptp(logs[high])))
         if gap < np.log(_RATIO) or inner > 0.6 * gap:
             continue
-        moved = (
-            np.log(np.median(extent[high]) / np.median(extent[low]))
-            if np.median(extent[low]) > 0
-            else 0.0
-        )
+        moved = 0.0
+        if np.median(extent[low]) > 0:
+            moved = np.log(np.median(extent[high]) / np.median(extent[low]))
         if abs(moved) < np.log(_RATIO):  # the values are elsewhere, but move by as much
             continue
         if not _is_same_shape(column, rows[low], rows[high], dim):
@@ -388,7 +396,9 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
             f"magnitudes are {size[0]:.4g} here and {size[1]:.4g} in the other {len(many)} "
             "episodes, a factor of "
         )
-        message += f"{factor:.3g}" + (f": {name}?" if name else "")
+        message += f"{factor:.3g}"
+        if name:
+            message += f": {name}?"
         place = column.place(rows[few], dim)
         yield Finding("values.unit", severity, message, place, *size, _UNIT_FIX, factor)
 
@@ -423,7 +433,9 @@ def _shared(partner: Column | None, low: np.ndarray, high: np.ndarray, dim: int)
         return 0.0
     of_low = float(np.median(partner.range[low, dim]))
     of_high = float(np.median(partner.range[high, dim]))
-    return of_high / of_low if of_low > 0 else float("inf") if of_high > 0 else 0.0
+    if of_low > 0:
+        return of_high / of_low
+    return float("inf") if of_high > 0 else 0.0
 
 
 def _exchanged(column: Column, rows: np.ndarray) -> Findings:
@@ -442,12 +454,14 @@ def _exchanged(column: Column, rows: np.ndarray) -> Findings:
     exchanged: dict[tuple[int, ...], list[int]] = {}
     for row in np.flatnonzero((far > 6).sum(axis=1) >= 2).tolist():
         dims = np.flatnonzero(far[row] > 6)
+        if len(dims) > 12:
+            continue
         # (dimension, place whose values it has)
         cross = np.abs(mean[row, dims][:, None] - center[dims]) / unit[dims]
         cross[np.eye(len(dims), dtype=bool)] = np.inf
         to = cross.argmin(axis=1)
         fits = (cross.min(axis=1) < 3) & (far[row, dims] > 3 * cross.min(axis=1))
-        for cycle in _cycles(to, fits) if len(dims) <= 12 else ():
+        for cycle in _cycles(to, fits):
             exchanged.setdefault(tuple(dims[cycle].tolist()), []).append(row)
     for swapped, episodes in exchanged.items():
         names = " and ".join(column.names[dim] for dim in swapped)
@@ -495,7 +509,8 @@ def _directions(facts: RowFacts) -> Findings:
         correlation = table[rows]
         least = float(correlation.min())
         usual = float(np.median(correlation))
-        if usual > (0.5 if is_gripper(state, dim) else 0.8) and is_few(correlation < -0.5, 0.3):
+        least_usual = 0.5 if is_gripper(state, dim) else 0.8
+        if usual > least_usual and is_few(correlation < -0.5, 0.3):
             message = (
                 f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
             )

@@ -145,11 +145,9 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
     off = np.abs(images[0] - images[1]).mean()
     # A scene at rest is alike everywhere: the tail has to be nearer to the next episode than to its
     # own.
-    return (
-        int(table.ids[row])
-        if off < _ALIKE and 2 * off < np.abs(images[0] - images[2][:1]).mean()
-        else None
-    )
+    if off < _ALIKE and 2 * off < np.abs(images[0] - images[2][:1]).mean():
+        return int(table.ids[row])
+    return None
 
 
 def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
@@ -318,19 +316,14 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
     null.
     """
     names = ["episode_index", "dataset_from_index", "dataset_to_index"]
-    names += [
-        f"videos/{camera}/{end}_timestamp"
-        for camera in catalog.episodes.videos
-        for end in ("from", "to")
-    ]
+    for camera in catalog.episodes.videos:
+        names += [f"videos/{camera}/from_timestamp", f"videos/{camera}/to_timestamp"]
     parts: dict[str, list[np.ndarray]] = {}
     for path in episode_files(catalog.files):
         table = catalog.files.table(path, names)
         for name in table.column_names:
-            if not (
-                pa.types.is_integer(kind := table.schema.field(name).type)
-                or pa.types.is_floating(kind)
-            ):
+            kind = table.schema.field(name).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 continue
             values = (
                 table.column(name)
@@ -445,7 +438,7 @@ def _start_errors(
     for file in np.unique(videos.file[used]).tolist():
         rows = np.flatnonzero(used & (videos.file == file))
         rows = rows[np.argsort(first[rows], kind="stable")]
-        before = np.concatenate([[0], lengths[rows][:-1]])
+        previous_lengths = np.concatenate([[0], lengths[rows][:-1]])
         if not (np.abs(off[rows]) > TOLERANCE * fps).any():
             continue
         times = frame_times(catalog, camera, file) if opens_videos else None
@@ -456,5 +449,5 @@ def _start_errors(
             off[rows] = (begins[rows] - times[first[rows]]) * fps
             is_proven = True
         steps = np.diff(off[rows], prepend=0.0)
-        jumps |= bool((np.abs(steps) > np.maximum(_JUMP, 0.004 * before)).any())
+        jumps |= bool((np.abs(steps) > np.maximum(_JUMP, 0.004 * previous_lengths)).any())
     return first, off, jumps, is_proven

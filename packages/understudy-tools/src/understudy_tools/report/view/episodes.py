@@ -146,16 +146,17 @@ def curve(feature: Feature, values: np.ndarray) -> dict[str, Any]:
     """Return one entry of `Columns.curves` for the values (frames, ...) of a feature."""
     flat = _flat(values)[:, :WIDEST]
     bucket = -(-max(1, len(flat)) // BUCKETS)
-    names = feature.dimension_names
     width = _width(feature)
+    names = feature.dimension_names[:WIDEST] if width > 1 else [feature.key]
     low, high = ranges(flat, bucket)
+    highs = None if bucket == 1 else numbers(high.T, _DIGITS)
     return {
         "key": feature.key,
-        "names": names[:WIDEST] if width > 1 else [feature.key],
+        "names": names,
         "size": width,
         "bucket": bucket,
         "low": numbers(low.T, _DIGITS),
-        "high": None if bucket == 1 else numbers(high.T, _DIGITS),
+        "high": highs,
     }
 
 
@@ -218,7 +219,9 @@ def _record_lanes(key: str, column: Sequence[Any], fps: float) -> list[dict[str,
     """
     starts: dict[str, dict[int, str]] = defaultdict(dict)
     for records in column:
-        for record in records if isinstance(records, list) else ():
+        if not isinstance(records, list):
+            continue
+        for record in records:
             if isinstance(record, Mapping) and record.get("content"):
                 frame = max(0, round(float(record.get("timestamp") or 0) * fps))
                 starts[str(record.get("style") or "")][frame] = str(record["content"])
@@ -227,7 +230,8 @@ def _record_lanes(key: str, column: Sequence[Any], fps: float) -> list[dict[str,
         frames = sorted(frame for frame in texts if frame < len(column))
         ends = [*frames[1:], len(column)]
         entries = [[start, stop, texts[start]] for start, stop in zip(frames, ends)]
-        lanes.append(lane(f"{key}: {style}" if style else key, "text", entries))
+        title = f"{key}: {style}" if style else key
+        lanes.append(lane(title, "text", entries))
     return lanes
 
 
@@ -250,7 +254,8 @@ class Findings:
     """
 
     def __init__(self, catalog: Catalog, path: str = "") -> None:
-        self._catalog, self._lock = catalog, threading.Lock()
+        self._catalog = catalog
+        self._lock = threading.Lock()
         self._by_episode: dict[int, list[dict[str, Any]]] | None = None
         self._general: list[dict[str, Any]] = []
         if path:
@@ -304,9 +309,9 @@ class Findings:
             short["where"] = str(Place(**fields))
             for number, episode in enumerate(place.get("episodes") or ()):
                 # The frame belongs to the first episode.
-                by_episode[index(episode)].append(
-                    short | {"frame": None if number or frame is None else index(frame)}
-                )
+                of_episode = by_episode[index(episode)]
+                own_frame = None if number or frame is None else index(frame)
+                of_episode.append(short | {"frame": own_frame})
             if not place.get("episodes"):
                 general.append(short | {"frame": None})
         self._by_episode = by_episode

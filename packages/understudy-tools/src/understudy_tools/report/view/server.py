@@ -44,7 +44,8 @@ class ViewServer(ThreadingHTTPServer):
     daemon_threads = True  # a slow client must not delay the end
 
     def __init__(self, viewer: Viewer, port: int = 0) -> None:
-        self.viewer, self.word = viewer, secrets.token_urlsafe(12)
+        self.viewer = viewer
+        self.word = secrets.token_urlsafe(12)
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -103,10 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status == 405:
             self.send_header("Allow", "GET")
-        fixed = resource.kind.startswith("image/")  # the same for the life of this server
-        self.send_header(
-            "Cache-Control", "private, max-age=3600" if fixed and status == 200 else "no-store"
-        )
+        is_fixed = resource.kind.startswith("image/")  # the same for the life of this server
+        caching = "private, max-age=3600" if is_fixed and status == 200 else "no-store"
+        self.send_header("Cache-Control", caching)
         self.send_header("Content-Type", resource.kind)
         self.send_header("Content-Length", str(len(resource.content)))
         if self.close_connection:

@@ -64,15 +64,8 @@ class Layout:
         high = max(1, round(height * scale))
         most = max(1, min(MOST, PIXELS // (wide * high)))
         columns = math.isqrt(most)
-        return cls(
-            wide,
-            high,
-            columns,
-            most // columns,
-            "png" if wide <= LOSSLESS else "jpg",
-            width,
-            height,
-        )
+        form = "png" if wide <= LOSSLESS else "jpg"
+        return cls(wide, high, columns, most // columns, form, width, height)
 
 
 class Sheets:

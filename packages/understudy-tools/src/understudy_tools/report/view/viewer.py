@@ -98,7 +98,8 @@ class Source:
 
     def __post_init__(self) -> None:
         self.listed = np.arange(len(self.catalog.episodes)) if self.rows is None else self.rows
-        self.columns, self.sheets = Columns(self.catalog), Sheets(self.catalog)
+        self.columns = Columns(self.catalog)
+        self.sheets = Sheets(self.catalog)
         self.checked = Findings(self.catalog, self.findings)
         self._segments = None
         if self.keep_ranges is not None:
@@ -145,11 +146,11 @@ class EpisodeList:
 
     def all(self) -> list[tuple[int, int]]:
         """Return (source, episode id) of every listed episode."""
-        return [
-            (number, int(episode))
-            for number, source in enumerate(self._sources)
-            for episode in source.catalog.episodes.ids[source.listed]
-        ]
+        episodes: list[tuple[int, int]] = []
+        for number, source in enumerate(self._sources):
+            ids = source.catalog.episodes.ids[source.listed].tolist()
+            episodes += [(number, episode) for episode in ids]
+        return episodes
 
     def page(self, query: str = "", number: int = 0) -> dict[str, Any]:
         """Return a page of the episodes that match: {"total", "page", "size", "episodes"}.
@@ -225,7 +226,8 @@ class Viewer:
     ) -> None:
         self.title = title
         self._predict = predict
-        self._sources, self.list = sources, EpisodeList(sources)
+        self._sources = sources
+        self.list = EpisodeList(sources)
 
     def read(self, name: str, query: Mapping[str, str] | None = None) -> Resource:
         """Return the resource `name` (see `ROUTES`).
