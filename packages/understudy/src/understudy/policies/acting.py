@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -73,7 +74,9 @@ def bound_actions(
         raise ValueError(
             f"{ACTION} has {ends}: its bounds are {low[i]:.6g} to {high[i]:.6g} (action_bounds)"
         )
-    return np.clip(actions, low, high).astype(actions.dtype) if outside else actions, outside
+    if not outside:
+        return actions, outside
+    return np.clip(actions, low, high).astype(actions.dtype), outside
 
 
 Reaction = Literal["warn", "strict", "off"]
@@ -84,8 +87,9 @@ def react(reaction: Reaction, mismatches: Sequence[Mismatch]) -> None:
     """Raise or warn where there are differences."""
     if mismatches and reaction == "strict":
         raise ContractError(mismatches)
-    for mismatch in mismatches if reaction == "warn" else ():
-        warnings.warn(str(mismatch), ContractWarning, stacklevel=3)
+    if reaction == "warn":
+        for mismatch in mismatches:
+            warnings.warn(str(mismatch), ContractWarning, stacklevel=3)
 
 
 @contextmanager
@@ -107,7 +111,9 @@ def explained(reaction: Reaction, compare: Callable[[], object]) -> Iterator[Non
 def plain(value: Any) -> Any:
     """Convert a tensor to numpy, bfloat16 to float32; strings stay."""
     if isinstance(value, Tensor):
-        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        return value.detach().cpu().numpy()
     return value if isinstance(value, str) else np.asarray(value)
 
 
@@ -142,12 +148,14 @@ class Prepared:
         """Value that is equal for observations that may share a pass: shapes, dtypes and settings,
         without B.
         """
-        shapes = tuple(
-            (key, tuple(value.shape[1:]), str(value.dtype)) if isinstance(value, Tensor) else (key,)
-            for key, value in sorted(self.batch.items())
-        )
+        entries: list[tuple[Any, ...]] = []
+        for key, value in sorted(self.batch.items()):
+            if isinstance(value, Tensor):
+                entries.append((key, tuple(value.shape[1:]), str(value.dtype)))
+            else:
+                entries.append((key,))
         executing = None if self.executing is None else tuple(self.executing.shape[1:])
-        return shapes, executing, self.delay, self.horizon, self.steps
+        return tuple(entries), executing, self.delay, self.horizon, self.steps
 
 
 def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
@@ -174,9 +182,10 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
     def move(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
-    joined = {key: _join([other.batch[key] for other in prepared]) for key in first.batch}
+    joined = _join_entries([other.batch for other in prepared])
     batch = {key: move(value) for key, value in policy.preprocess(joined).items()}
-    draws = {name: move(_join([other.draws[name] for other in prepared])) for name in first.draws}
+    joined_draws = _join_entries([other.draws for other in prepared])
+    draws = {name: move(value) for name, value in joined_draws.items()}
     with torch.no_grad():
         if first.executing is None:
             actions = policy.act(batch, draws, first.steps)
@@ -192,7 +201,9 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
         count = len(other.batch[TASK])
         actions_of_robot: np.ndarray = rows[start : start + count, :, : other.width]
         _check_finite(actions_of_robot, other.batch.get(STATE))
-        chunks.append(actions_of_robot[0] if other.single else actions_of_robot)
+        if other.single:
+            actions_of_robot = actions_of_robot[0]
+        chunks.append(actions_of_robot)
         start += count
     return chunks
 
@@ -210,10 +221,18 @@ def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:
         raise ValueError(f"{ACTION} holds {count}: every value must be finite; {cause}")
 
 
+def _join_entries(batches: Sequence[Batch]) -> dict[str, Any]:
+    """Join the rows of several batches with the same keys."""
+    joined = {}
+    for key in batches[0]:
+        joined[key] = _join([batch[key] for batch in batches])
+    return joined
+
+
 def _join(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Tensor):
         return torch.cat(list(values)) if len(values) > 1 else values[0]
-    return [value for rows in values for value in rows]
+    return list(chain.from_iterable(values))
 
 
 def executing_actions(
@@ -245,8 +264,11 @@ def executing_actions(
         or actions.shape[1] > chunk
         or actions.shape[2] != width
     ):
-        shape = tuple(actions.shape[1:] if single else actions.shape)
-        shapes = f"(n, {width})" if single else f"({rows}, n, {width})"
+        shape = tuple(actions.shape)
+        shapes = f"({rows}, n, {width})"
+        if single:
+            shape = shape[1:]
+            shapes = f"(n, {width})"
         raise ValueError(f"previous is {shape}, the policy needs {shapes} with n up to {chunk}")
     if not torch.isfinite(actions).all():
         raise ValueError(

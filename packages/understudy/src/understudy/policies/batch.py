@@ -35,8 +35,11 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     if len(got) != len(shape) or any(
         want is not None and have != want for have, want in zip(got, shape)
     ):
-        sides = ", ".join("any" if side is None else str(side) for side in shape)
-        raise ValueError(f"{name} has shape {got}, expected ({sides})")
+        sides = []
+        for side in shape:
+            text = "any" if side is None else str(side)
+            sides.append(text)
+        raise ValueError(f"{name} has shape {got}, expected ({', '.join(sides)})")
 
 
 def check_image(name: str, image: Tensor, shape: tuple[int | None, ...]) -> None:
@@ -54,9 +57,11 @@ def from_present(batch: Batch, config: Any) -> dict[str, Any]:
     """
     keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
     present = {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
-    for key in () if config.future else config.windows(config.chunk, config.cameras):
+    windows = () if config.future else config.windows(config.chunk, config.cameras)
+    for key in windows:
+        dims_of_window = 3 if key == STATE else 5
         # `preprocess` may have done it
-        if key in present and present[key].ndim == (3 if key == STATE else 5):
+        if key in present and present[key].ndim == dims_of_window:
             present[key] = present[key][:, 0]
         present.pop(f"{key}_is_pad", None)
     return present

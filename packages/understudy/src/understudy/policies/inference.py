@@ -155,7 +155,7 @@ class RobotPolicy:
         """Facts about the training of this robot; None for a folder without contract.json."""
         self._reaction: Reaction = reaction
         self._checks: list[ObservationCheck] = []  # of each row of a batch
-        self._found: list[Mismatch] = []  # in this episode
+        self._mismatches: list[Mismatch] = []  # in this episode
         if contract is not None and facts is None:
             fix = "export the policy again with its own contract.json"
             react(
@@ -210,7 +210,7 @@ class RobotPolicy:
         self.clamped = {}
         self._noise = None if seed is None else (seed, position)
         self._queue.clear()
-        self._found.clear()
+        self._mismatches.clear()
         for check in self._checks:
             check.reset()
 
@@ -256,15 +256,15 @@ class RobotPolicy:
             self._checks.append(ObservationCheck(self.contract, head))
         mismatches: list[Mismatch] = []
         for row, check in enumerate(self._checks[:rows]):
-            values = {
-                key: plain(value if single else value[row])
-                if key in self.facts.input_keys
-                else None
-                for key, value in observation.items()
-            }
+            values: dict[str, Any] = dict.fromkeys(observation)
+            for key, value in observation.items():
+                if key in self.facts.input_keys:
+                    value_of_row = value if single else value[row]
+                    values[key] = plain(value_of_row)
             mismatches += check.look(values, time)
-        self._found += mismatches
-        react(self._reaction, self._found if self._reaction == "strict" else mismatches)
+        self._mismatches += mismatches
+        reacted_to = self._mismatches if self._reaction == "strict" else mismatches
+        react(self._reaction, reacted_to)
         return mismatches
 
     def select_action(
@@ -384,11 +384,9 @@ class RobotPolicy:
         Raises:
             ValueError: an action is outside, with `action_bounds="error"`.
         """
-        return (
-            (actions, {})
-            if self._bounds is None
-            else bound_actions(actions, self._bounds, self.action_bounds)
-        )
+        if self._bounds is None:
+            return actions, {}
+        return bound_actions(actions, self._bounds, self.action_bounds)
 
     def prepare(
         self,
@@ -460,8 +458,9 @@ class RobotPolicy:
                 f"the observation has {keys}, the policy needs {TASK!r}, '' for no instruction"
             )
         single = isinstance(observation[TASK], str)
-        batch: dict[str, Any] = {TASK: [observation[TASK]] if single else list(observation[TASK])}
-        rows = len(batch[TASK])
+        tasks = [observation[TASK]] if single else list(observation[TASK])
+        batch: dict[str, Any] = {TASK: tasks}
+        rows = len(tasks)
         batch |= observed_metadata(observation, self.metadata, rows)
 
         def tensor(key: str) -> Tensor:
@@ -476,7 +475,7 @@ class RobotPolicy:
             state = tensor(STATE).float()
             widths = {self.policy.normalizer.dims[STATE][self.head], config.state_dim}
             if state.ndim != 2 or state.shape[-1] not in widths:
-                shape = tuple(state.shape[1:] if single else state.shape)
+                shape = tuple(state.shape[1:]) if single else tuple(state.shape)
                 expected = " or ".join(map(str, sorted(widths)))
                 raise ValueError(
                     f"{STATE} is {shape}, the policy needs {expected} values per observation"
@@ -517,9 +516,10 @@ class RobotPolicy:
         unknown.
         """
         facts = self.facts.cameras.get(camera) if self.facts is not None else None
-        height, width = (
-            facts.size if facts is not None and facts.size[0] else self.policy.config.image_size
-        )
+        if facts is not None and facts.size[0]:
+            height, width = facts.size
+        else:
+            height, width = self.policy.config.image_size
         return height, width
 
     def _standard(self, observation: Mapping[str, Any]) -> Record:
@@ -541,8 +541,12 @@ class RobotPolicy:
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""
         image_times, state_times = seen_times(self.policy.config, self.metadata.get("fps"))
-        times = dict.fromkeys(self.policy.config.cameras if image_times else (), image_times)
-        return times | ({STATE: state_times} if state_times else {})
+        times = {}
+        if image_times:
+            times = dict.fromkeys(self.policy.config.cameras, image_times)
+        if state_times:
+            times[STATE] = state_times
+        return times
 
     def _remember(self, batch: Batch, time: float | None) -> list[ObservationHistory]:
         """Return the history of each row with a batch added. Those of the policy stay as they
@@ -570,10 +574,9 @@ class RobotPolicy:
     def _seen(self, batch: Batch, histories: Sequence[ObservationHistory]) -> dict[str, Any]:
         """Windows [B, T, ...] of the histories of a batch, with `<key>_is_pad` [B, T]."""
         windows = [history.windows() for history in histories]
-        seen: dict[str, Any] = {
-            key: torch.from_numpy(np.stack([window[key] for window in windows]))
-            for key in windows[0]
-        }
+        seen: dict[str, Any] = {}
+        for key in windows[0]:
+            seen[key] = torch.from_numpy(np.stack([window[key] for window in windows]))
         for key, times in self._windows().items():
             if f"{key}_is_missing" in batch:
                 seen[key] = batch[key][:, None].repeat(1, len(times), 1, 1, 1)

@@ -56,10 +56,8 @@ def make_card(config: Record, weights: int, contract: Record | None) -> str:
         parts += ["## Figures", "\n".join(["| on validation episodes | |", "|---|---|", *rows])]
     robots = (contract or {}).get("robots", {})
     for head, stored in robots.items():
-        parts += [
-            f"## Inputs and outputs{f' of {_code(head)}' if len(robots) > 1 else ''}",
-            _robot(stored),
-        ]
+        of_head = f" of {_code(head)}" if len(robots) > 1 else ""
+        parts += [f"## Inputs and outputs{of_head}", _robot(stored)]
     if not robots:
         facts = {
             name: config[name]
@@ -86,9 +84,9 @@ def _call(contract: Record | None) -> str:
 def _robot(stored: Record) -> str:
     facts = RobotFacts.from_json(stored)
     robot = ", ".join(_code(name) for name in (facts.robot_type, facts.control_mode) if name)
+    prefix = f"{robot}: " if robot else ""
     lines = [
-        f"{robot + ': ' if robot else ''}{facts.fps:g} control steps per second, {facts.chunk} "
-        "actions at once.",
+        f"{prefix}{facts.fps:g} control steps per second, {facts.chunk} actions at once.",
         "",
         "| key | shape | dimensions |",
         "|---|---|---|",
@@ -98,9 +96,12 @@ def _robot(stored: Record) -> str:
         lines.append(f"| {_code(camera.key)} | uint8 [H, W, 3], {size}, RGB | |")
     lines += [_vector(vector) for vector in (facts.state, facts.action) if vector is not None]
     tasks = [f"* {_code(task)}" for task in facts.tasks[:_MOST_TASKS] if task]
-    if left := len(facts.tasks) + facts.tasks_left_out - _MOST_TASKS:
-        tasks += [f"* and {left} others, in contract.json"] if left > 0 else []
-    return "\n".join([*lines, *(["", "Instructions of training:", "", *tasks] if tasks else [])])
+    left = len(facts.tasks) + facts.tasks_left_out - _MOST_TASKS
+    if left > 0:
+        tasks.append(f"* and {left} others, in contract.json")
+    if tasks:
+        lines += ["", "Instructions of training:", "", *tasks]
+    return "\n".join(lines)
 
 
 def _vector(facts: VectorFacts) -> str:

@@ -142,9 +142,13 @@ class ObservationHistory:
             raise ValueError(
                 f"time is {time}, not after the last one, {last.time}; reset() starts an episode"
             )
-        now = time if time is not None else 0.0 if last is None else last.time + 1
+        if time is not None:
+            now = time
+        else:
+            now = 0.0 if last is None else last.time + 1
         self._kept.append(_Moment(now, {key: self._copy(key, values) for key in self._times}))
-        oldest = now - self._longest * (1 if self._by_time else self.fps or 1)
+        unit = 1 if self._by_time else self.fps or 1
+        oldest = now - self._longest * unit
         # An observation can be nearest no more once the next one is old enough.
         while len(self._kept) > 1 and self._kept[1].time <= oldest + TOLERANCE_S:
             self._kept.popleft()

@@ -9,6 +9,7 @@ change elsewhere.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -85,7 +86,8 @@ class Policy(nn.Module):
         """Keys that a batch must have to act: the cameras, `observation.state` where used,
         `task`.
         """
-        return (*self.config.cameras, *((STATE,) if self.config.state_dim else ()), TASK)
+        states = (STATE,) if self.config.state_dim else ()
+        return (*self.config.cameras, *states, TASK)
 
     @property
     def norm_heads(self) -> tuple[str, ...]:
@@ -188,7 +190,9 @@ class Policy(nn.Module):
 
     def missing_hooks(self) -> list[str]:
         """Names of the methods that each type of policy must have, and this one has not."""
-        needed = ("loss_terms", "losses", "act", *(() if self.scalar_losses else ("counts",)))
+        needed = ["loss_terms", "losses", "act"]
+        if not self.scalar_losses:
+            needed.append("counts")
         return [name for name in needed if getattr(type(self), name) is getattr(Policy, name)]
 
     def sample_losses(
@@ -456,9 +460,9 @@ def _form(loss: Any) -> str:
         return f"a tensor of shape {list(loss.shape)}"
     if isinstance(loss, Loss):
         return f"a Loss of {_form(loss.sum)} and {_form(loss.count)}"
-    return f"a {type(loss).__name__}" + (
-        f" of {len(loss)}" if isinstance(loss, tuple | list) else ""
-    )
+    if isinstance(loss, tuple | list):
+        return f"a {type(loss).__name__} of {len(loss)}"
+    return f"a {type(loss).__name__}"
 
 
 def load(directory: str | Path) -> Policy:
@@ -537,7 +541,7 @@ def narrow_weights(policy: Policy) -> None:
     """Give the linear layers that compute in bfloat16 weights of that dtype, in place."""
     if policy.config.compute != "bfloat16":
         return
-    whole = {module for top in policy.float32_modules() for module in top.modules()}
+    whole = set(chain.from_iterable(top.modules() for top in policy.float32_modules()))
     for module in policy.modules():
         if isinstance(module, Linear) and module not in whole:
             module.to(torch.bfloat16)

@@ -87,14 +87,13 @@ def save(
     """
     target = Path(directory).resolve()
     check_replaceable(target, config.type)
-    with create_folder(target) if is_new else replace_folder(target) as fresh:
+    writing = create_folder(target) if is_new else replace_folder(target)
+    with writing as fresh:
         facts = dict(metadata or {})
         contract = facts.pop(CONTRACT, None)
-        content = {
-            **asdict(config),
-            **copy_files(config, fresh),
-            **({METADATA: facts} if facts else {}),
-        }
+        content = {**asdict(config), **copy_files(config, fresh)}
+        if facts:
+            content[METADATA] = facts
         (fresh / CONFIG).write_text(json.dumps({"type": config.type, **content}, indent=2) + "\n")
         write_code(config.type, fresh)
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
@@ -340,10 +339,10 @@ def _fits(value: Any, hint: Any) -> bool:
             return False
         hints = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(value) == len(hints) and all(map(_fits, value, hints))
-    if hint in (int, float):
-        return isinstance(value, int if hint is int else int | float) and not isinstance(
-            value, bool
-        )
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
     if hint in (str, bool, NoneType):
         return isinstance(value, hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -272,9 +272,10 @@ class PolicySettings:
         """Return the settings with absolute paths, so that they mean the same in another working
         directory.
         """
-        paths = {
-            name: os.path.abspath(path) for name in self.FILES if (path := getattr(self, name))
-        }
+        paths = {}
+        for name in self.FILES:
+            if path := getattr(self, name):
+                paths[name] = os.path.abspath(path)
         return replace(self, **paths)
 
     def started(self) -> Self:
@@ -344,19 +345,21 @@ class PolicySettings:
     @classmethod
     def types_with(cls, setting: str) -> list[str]:
         """Return the built-in types whose settings have a name, spelled as in a flag."""
-        owned = {kind: fields(policy_type(kind).settings) for kind in own_type_names()}
-        names = {
-            kind: {entry.name.replace("_", "-") for entry in own} for kind, own in owned.items()
-        }
-        return [kind for kind in names if setting in names[kind]]
+        kinds = []
+        for kind in own_type_names():
+            settings = fields(policy_type(kind).settings)
+            if setting in [entry.name.replace("_", "-") for entry in settings]:
+                kinds.append(kind)
+        return kinds
 
     @classmethod
     def from_mapping(cls, stored: Record) -> Self:
         """Read the fields of this class from JSON: lists become tuples; other keys are ignored."""
         names = {field.name for field in fields(cls)} - {"type"}
-        values: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in stored.items() if n in names
-        }
+        values: dict[str, Any] = {}
+        for name, value in stored.items():
+            if name in names:
+                values[name] = tuple(value) if isinstance(value, list) else value
         if is_code(stored_type(stored)):
             values["type"] = stored_type(stored)
         return cls(**values)
@@ -422,7 +425,10 @@ class PolicyConfig:
     @property
     def widths(self) -> dict[str, int]:
         """Width of each vector that the policy normalizes, by key."""
-        return {ACTION: self.action_dim} | ({STATE: self.state_dim} if self.state_dim else {})
+        widths = {ACTION: self.action_dim}
+        if self.state_dim:
+            widths[STATE] = self.state_dim
+        return widths
 
     def fact_problems(self) -> list[str]:
         """List the rules that these facts break, one line each."""

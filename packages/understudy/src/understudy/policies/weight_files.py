@@ -96,7 +96,8 @@ class TensorReader(Mapping[str, Tensor]):
         """Read all tensors, `PART` bytes at a time; raises as `read` does."""
         for key, shape in self.shapes.items():
             step = rows_of_part(shape)
-            for low in range(0, shape[0] if shape else 1, step):
+            rows = shape[0] if shape else 1
+            for low in range(0, rows, step):
                 self.read(key, low, low + step)
 
     def copy_into(self, key: str, target: Tensor) -> None:
@@ -143,14 +144,17 @@ class WeightFiles(TensorReader):
         # Taken before the first look inside: a file replaced in between fails each read, and is
         # never believed.
         self._versions = {file: _version(file) for file in files}
+        dtypes = FLOATS if floats_only else FLOATS | OTHERS
         for file in files:
-            for key, shape, dtype in _contents(file, FLOATS if floats_only else FLOATS | OTHERS):
+            for key, shape, dtype in _contents(file, dtypes):
                 if key in self._files or (indexed is not None and indexed.get(key) != file):
                     raise ValueError(
                         f"{file}: {key} belongs to {self._files.get(key, INDEX)}: the folder is "
                         "mixed up"
                     )
-                self._files[key], self.shapes[key], self.dtypes[key] = file, shape, dtype
+                self._files[key] = file
+                self.shapes[key] = shape
+                self.dtypes[key] = dtype
         if lost := sorted(set(indexed or ()) - set(self._files)):
             raise ValueError(
                 f"{self.path / INDEX} names {lost[0]}, which is in no file: load the folder again"
@@ -168,11 +172,10 @@ class WeightFiles(TensorReader):
             with safe_open(file, framework="pt") as opened:
                 # A slice is a view of the mapped file; the copy lets the mapping end with this
                 # call.
-                part = (
-                    opened.get_slice(key)[start:stop]
-                    if self.shapes[key]
-                    else opened.get_tensor(key)
-                )
+                if self.shapes[key]:
+                    part = opened.get_slice(key)[start:stop]
+                else:
+                    part = opened.get_tensor(key)
                 rows: Tensor = part.clone()
         except SafetensorError as error:
             self._check_version(file)
@@ -457,9 +460,9 @@ class OnMeta(TorchFunctionMode):
         """Call `func`, with another device where it makes a large tensor from a shape."""
         named = dict(kwargs or {})
         if func in (torch.empty, torch.zeros, torch.ones):
-            shape = named.get(
-                "size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args
-            )
+            is_one_shape = len(args) == 1 and not isinstance(args[0], int)
+            shape_of_args = args[0] if is_one_shape else args
+            shape = named.get("size", shape_of_args)
             if prod(shape) >= LARGE:
                 named["device"] = "meta"
         return func(*args, **named)

@@ -12,10 +12,12 @@ _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} o
 
 def _statements(result: Mapping[str, Any]) -> list[str]:
     """Return the statements of an account, in sentences."""
-    lines = [
-        result["of"] + (f", checkpoint {result['checkpoint']}" if "checkpoint" in result else "")
-    ]
-    lines[0] += " of a run that is training" * bool(result.get("training"))
+    subject = result["of"]
+    if "checkpoint" in result:
+        subject += f", checkpoint {result['checkpoint']}"
+    if result.get("training"):
+        subject += " of a run that is training"
+    lines = [subject]
     lines.append(f"trained on {result['samples']:,} samples")
     if result["not_trained"]:
         lines.append(
@@ -24,18 +26,14 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
         )
     for mark, label in (("validation", "reserved for validation"), ("without", "withdrawn")):
         part = result[mark]
-        unknown = (
-            [f"no such episode is here: {', '.join(part['unknown'])}"]
-            if part.get("unknown")
-            else []
-        )
+        unknown = []
+        if part.get("unknown"):
+            unknown = [f"no such episode is here: {', '.join(part['unknown'])}"]
         if part["episodes"] or unknown:
             place = part["first"] and _PLACE.format(**part["first"])
-            seen = (
-                f"{part['samples']:,} samples, the first at {place}"
-                if place
-                else "none was trained on"
-            )
+            seen = "none was trained on"
+            if place:
+                seen = f"{part['samples']:,} samples, the first at {place}"
             count = f"{plural(part['episodes'], 'episode')} of {plural(part['frames'], 'frame')}"
             lines += [f"{count} {label}: {seen}", *unknown]
     if result["without"].get("episodes") and "checkpoints" in result:
@@ -53,10 +51,10 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
         )
     for row in result.get("versions", ()):
         version = row["version"] or "a version without a name"
-        lines.append(
-            f"{row['source']} was read from step {row['step']} on in the version: {version}"
-        )
-        lines[-1] += f", which is {row['address']}" if row["address"] else ""
+        line = f"{row['source']} was read from step {row['step']} on in the version: {version}"
+        if row["address"]:
+            line += f", which is {row['address']}"
+        lines.append(line)
     return lines
 
 
@@ -72,6 +70,7 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
         dict(sorted(entry.items(), key=lambda pair: pair[0] == "reason"))
         for entry in result.get("substitutions", ())
     ]
+    head_of_entries = list(entries[0]) if entries else []
     return {
         "Sources": [
             ["source", *next(iter(sources.values()))],
@@ -84,7 +83,7 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
             *([task, count] for task, count in result["tasks"].items() if task),
         ],
         "Substituted samples": [
-            list(entries[0]) if entries else [],
+            head_of_entries,
             *(list(entry.values()) for entry in entries),
         ],
         "Skipped steps": [["step"], *([step] for step in result.get("skipped_steps", ()))],
@@ -98,7 +97,9 @@ def audit_text(result: Mapping[str, Any]) -> str:
         if rows:
             cells = [list(map(str, row)) for row in (head, *rows[:_LISTED])]
             widths = [max(map(len, column)) for column in zip(*cells)]
-            lines += ["", title + (f", {_LISTED} of {len(rows)}" if len(rows) > _LISTED else "")]
+            if len(rows) > _LISTED:
+                title += f", {_LISTED} of {len(rows)}"
+            lines += ["", title]
             lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     return "\n".join(
         [
@@ -115,8 +116,8 @@ def audit_page(result: Mapping[str, Any]) -> str:
     tables = _tables(result).items()
     sections = [section(name, table_card("", head, rows, "rows")) for name, (head, *rows) in tables]
     is_seen = result["validation"]["samples"] > 0
-    top = [
-        text(line, "bad" if is_seen and "reserved for validation: " in line else "soft")
-        for line in lines
-    ]
+    top = []
+    for line in lines:
+        style = "bad" if is_seen and "reserved for validation: " in line else "soft"
+        top.append(text(line, style))
     return render_page("understudy audit", title, sections, top=top)

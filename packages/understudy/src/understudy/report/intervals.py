@@ -62,12 +62,12 @@ def success_difference(
     """
     from understudy_kit.intervals import wilson_interval
 
-    rates = [
-        successes / episodes if episodes else math.nan for successes, episodes in (first, second)
-    ]
-    if any(map(math.isnan, rates)):
+    if not first[1] or not second[1]:
         raise ValueError(f"{first} and {second}: a rate needs an episode")
-    (p, q), (l1, u1), (l2, u2) = rates, wilson_interval(*first), wilson_interval(*second)
+    p = first[0] / first[1]
+    q = second[0] / second[1]
+    l1, u1 = wilson_interval(*first)
+    l2, u2 = wilson_interval(*second)
     below = math.hypot(p - l1, u2 - q)
     above = math.hypot(u1 - p, q - l2)
     return p - q, [p - q - below, p - q + above]
@@ -114,7 +114,8 @@ def _residuals(sums: EpisodeSums, source: str | None) -> tuple[float, np.ndarray
             mean = math.fsum(values) / total
             losses.append(weight * mean)
             residual += weight * (values - mean * counts) / total
-    return (math.fsum(losses) if losses else math.nan), residual
+    loss = math.fsum(losses) if losses else math.nan
+    return loss, residual
 
 
 def _t_cdf(t: float, degrees: int) -> float:

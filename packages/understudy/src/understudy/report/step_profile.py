@@ -53,7 +53,10 @@ def memory_table(profile: "Profile") -> list[list[str]]:
     lines = [["memory per rank, MiB", "predicted", "measured", "difference"]]
     for name, size in profile.memory.items():
         planned = profile.predicted[name]
-        difference = f"{planned / size - 1:+.1%}" if size else "0.0%" if planned == size else "-"
+        if size:
+            difference = f"{planned / size - 1:+.1%}"
+        else:
+            difference = "0.0%" if planned == size else "-"
         lines.append([GROUPS[name], _mib(planned), _mib(size), difference])
     return lines
 
@@ -106,10 +109,13 @@ def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
         ]
     settings = step_settings(config)
     changed = [name for name in settings if settings[name] != profile.settings.get(name)]
-    warning = f"Measured with other settings than the run's: {', '.join(changed)}."
+    warning = None
+    if changed:
+        note = f"Measured with other settings than the run's: {', '.join(changed)}."
+        warning = text(note, "bad")
     figures = card(
         "Measured by profile",
-        text(warning, "bad") if changed else None,
+        warning,
         text(explain_difference(profile)),
         table(["figure", "value"], [[name, value] for value, name in headlines(profile)]),
         note=describe(profile.conditions),
@@ -180,16 +186,17 @@ def _time_card(profile: "Profile") -> Block:
                 interval_bar(start / whole, None, end / whole),
             ]
         )
-    rest = ["", ""] if several else []
+    no_ranks = ["", ""] if several else []
     rows.append(
         [
             "as in training",
             milliseconds(profile.step_s),
-            *rest,
+            *no_ranks,
             interval_bar(0, None, profile.step_s / whole),
         ]
     )
-    head = ["phase", "worst rank", *(["rank", "mean of ranks"] if several else []), "one step"]
+    head_of_ranks = ["rank", "mean of ranks"] if several else []
+    head = ["phase", "worst rank", *head_of_ranks, "one step"]
     return card("", table(head, rows))
 
 
@@ -222,16 +229,14 @@ def explain_difference(profile: "Profile") -> str:
 
 def headlines(profile: "Profile") -> list[tuple[str, str]]:
     """Headline figures: (value, label)."""
+    utilization = f"{profile.mfu:.1%}" if profile.mfu is not None else "not known"
     lines = [
         (f"{profile.samples_per_s:,.1f}", "samples per second"),
         (milliseconds(profile.step_s), "per step, as in training"),
         (f"{profile.waiting_s / profile.step_s:.1%}", "of it waiting for data"),
         (_operations(profile.flops), "per step, over all ranks, without recomputation"),
         (f"{_operations(profile.flops_per_s)}/s", "per device"),
-        (
-            f"{profile.mfu:.1%}" if profile.mfu is not None else "not known",
-            "of the device's peak (MFU)",
-        ),
+        (utilization, "of the device's peak (MFU)"),
     ]
     if profile.tokens_per_s is not None:
         lines.append((f"{profile.tokens_per_s:,.0f}", "tokens per second"))
@@ -251,24 +256,24 @@ def headlines(profile: "Profile") -> list[tuple[str, str]]:
 def describe(conditions: Record) -> str:
     """Describe the conditions of a measurement on one line."""
     c = conditions
-    mesh = (
-        f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)"
-        if c["ranks"] > 1
-        else "1 rank"
-    )
-    extras = [
-        f"in {c['micro_batches']} parts" if c["micro_batches"] > 1 else "",
-        "compiled" if c["compile"] else "",
-    ]
+    mesh = "1 rank"
+    if c["ranks"] > 1:
+        mesh = f"{c['ranks']} ranks ({c['replicas']} replicas of {c['shards']} shards)"
+    extras = []
+    if c["micro_batches"] > 1:
+        extras.append(f"in {c['micro_batches']} parts")
+    if c["compile"]:
+        extras.append("compiled")
     if c["activation_checkpoint"] != "none":
         extras.append(f"activation checkpointing {c['activation_checkpoint']}")
     if c.get("attention", "sdpa") != "sdpa":
         extras.append(f"attention {c['attention']}")
+    policy = [f"policy {c['policy']}"] if "policy" in c else []
     words = [
-        *([f"policy {c['policy']}"] if "policy" in c else []),
+        *policy,
         f"{c['parameters']:,} parameters",
         f"batch {c['batch']}",
-        *filter(None, extras),
+        *extras,
         c["precision"],
         mesh,
     ]

@@ -98,9 +98,9 @@ class Account:
                     f"{root}: step {end['step']} begins at {end['position']}, not at "
                     f"{spans[-1].stop}"
                 )
-        journals = [
-            entry for path in root.glob("substitutions-*.jsonl") for entry in read_journal(path)
-        ]
+        journals: list[Substitution] = []
+        for path in root.glob("substitutions-*.jsonl"):
+            journals += read_journal(path)
         substitutes = sorted(
             (e for e in journals if e.position < state["position"]), key=lambda e: e.position
         )
@@ -158,7 +158,8 @@ class Account:
                         f"{self.run.root}: the substitute at position {entry.position} is of "
                         "another run"
                     )
-                block.episode[row], block.frame[row] = entry.instead_episode, entry.instead_frame
+                block.episode[row] = entry.instead_episode
+                block.frame[row] = entry.instead_frame
             for source in np.unique(frames["source"][frames["part"] == WEIGHT]):
                 runs = (frames["source"] == source) & (frames["part"] == WEIGHT)
                 rows = np.flatnonzero(block.source == source)

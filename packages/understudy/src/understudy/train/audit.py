@@ -89,7 +89,9 @@ class FrameCounts:
             self.marks[name] |= marked
             size = len(ids)
             held = int(marked.sum())
-            unknown += [f"{size - held} of {text}" if held else text] * (held < max(1, size))
+            if held < max(1, size):
+                lacking = f"{size - held} of {text}" if held else text
+                unknown.append(lacking)
         return unknown
 
     def count(self, blocks: Iterable[Samples], total: int) -> dict[str, Any]:
@@ -133,10 +135,10 @@ class FrameCounts:
             name: np.bincount(self.source, column, len(self.names))
             for name, column in columns.items()
         }
-        result["sources"] = {
-            source: {name: int(column[number]) for name, column in sums.items()}
-            for number, source in enumerate(self.names)
-        }
+        result["sources"] = {}
+        for number, source in enumerate(self.names):
+            of_source = {name: int(column[number]) for name, column in sums.items()}
+            result["sources"][source] = of_source
         return result | {
             "tasks": self._by_task(table["samples"]),
             "samples_per_s": (result["samples"] + skipped) / max(seconds, 1e-9),
@@ -252,6 +254,11 @@ def audit_run(
         ),
         "checkpoints": [number for number in steps if first and number >= first["step"]],
     }
+    names = list(account.sources)
+    updates = []
+    for update in state.get("updates", ()):
+        for entry in update["sources"]:
+            updates.append([update["step"], names[entry["of"]], entry["first"], entry["last"]])
     return result | {
         "of": str(root),
         "checkpoint": state["step"],
@@ -259,11 +266,7 @@ def audit_run(
         "training": account.run.is_active(),
         "starts": state["starts"],
         "versions": versions,
-        "updates": [
-            [update["step"], list(account.sources)[entry["of"]], entry["first"], entry["last"]]
-            for update in state.get("updates", ())
-            for entry in update["sources"]
-        ],
+        "updates": updates,
         "skipped_steps": account.skipped.tolist(),
         "substitutions": [vars(entry) for entry in account.substitutes],
         "init_from": state["settings"]["init_from"],
@@ -290,9 +293,9 @@ def audit_file(
 
     def blocks() -> Iterator[Samples]:
         for block in file.blocks():
-            count = (
-                len(block.step) if step == "latest" else int(np.searchsorted(block.step, int(step)))
-            )
+            count = len(block.step)
+            if step != "latest":
+                count = int(np.searchsorted(block.step, int(step)))
             if not count:
                 return
             yield Samples(*(column[:count] for column in block))
@@ -319,7 +322,8 @@ def audit_file(
         for mark, ids in (("validation", reserved), ("without", without))
     }
     result = counts.count(blocks(), file.stop - file.start) | {"of": str(path)}
-    result |= {} if step == "latest" else {"checkpoint": step}
+    if step != "latest":
+        result["checkpoint"] = step
     for mark, texts in unknown.items():
         result[mark]["unknown"] = texts
     return result, counts

@@ -77,12 +77,11 @@ def drop_metadata(batch: Batch, data: "DataConfig", seed: int) -> dict[str, Any]
         label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
         for name, share in data.prompt_metadata.items()
     }
-    metadata = [
-        ""
-        if all_of[row]
-        else drop_fields(lines, [name for name, rows in drawn.items() if rows[row]])
-        for row, lines in enumerate(batch[PROMPT_METADATA])
-    ]
+    metadata = []
+    for row, lines in enumerate(batch[PROMPT_METADATA]):
+        dropped = [name for name, rows in drawn.items() if rows[row]]
+        kept = "" if all_of[row] else drop_fields(lines, dropped)
+        metadata.append(kept)
     return {**batch, PROMPT_METADATA: metadata}
 
 
@@ -91,7 +90,9 @@ def shift_cameras(
 ) -> dict[str, Any]:
     """Shift the images of each sample by a few pixels, on the device of the images."""
     changed = dict(batch)
-    for camera in cameras if augment.shift else ():
+    if not augment.shift:
+        return changed
+    for camera in cameras:
         draws = torch.from_numpy(
             sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,))
         )
@@ -108,12 +109,11 @@ def batch_to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on
     the host.
     """
-    return {
-        key: to_device(value, device)
-        if isinstance(value, Tensor) and key not in HOST_KEYS
-        else value
-        for key, value in batch.items()
-    }
+    copied = dict(batch)
+    for key, value in batch.items():
+        if isinstance(value, Tensor) and key not in HOST_KEYS:
+            copied[key] = to_device(value, device)
+    return copied
 
 
 def draw_on_device(

@@ -316,9 +316,9 @@ class StepRunner:
         names = list(self._state.weights)
         means = term_means(names, terms.sum(axis=0)) if len(names) > 1 else {}
         parts = ", ".join(f"{term} {mean['loss']:.4f}" for term, mean in means.items())
-        note = f"loss {np.mean([loss for loss, *_ in figures]):.4f}" + (
-            f" ({parts})" if parts else ""
-        )
+        note = f"loss {np.mean([loss for loss, *_ in figures]):.4f}"
+        if parts:
+            note += f" ({parts})"
         cut = self._cuts.add(list(steps), list(cuts))
         records = []
         for number, (step, lr, (loss, norm, skip), counts) in enumerate(
@@ -342,7 +342,9 @@ class StepRunner:
                 record[f"{kind}s"] = {
                     name: {"terms": means} for name, means in entries.items() if means
                 }
-            records.append({**record, "cut": counts} if counts else record)
+            if counts:
+                record["cut"] = counts
+            records.append(record)
         return records, note
 
     def _read_results(
@@ -377,14 +379,12 @@ def term_means(names: Sequence[str], sums: np.ndarray) -> dict[str, dict[str, fl
         names: names of the K terms.
         sums: float64 (2, K): sums and counts.
     """
-    return {
-        term: {
-            "loss": float(total / count),
-            "elements": int(count) if count == int(count) else float(count),
-        }
-        for term, total, count in zip(names, *sums)
-        if count
-    }
+    means = {}
+    for term, total, count in zip(names, *sums):
+        if count:
+            elements = int(count) if count == int(count) else float(count)
+            means[term] = {"loss": float(total / count), "elements": elements}
+    return means
 
 
 class _Clock:
@@ -398,16 +398,19 @@ class _Clock:
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        self._step, self._since, self._waited = step, time.perf_counter(), self._loader.wait_seconds
+        self._step = step
+        self._since = time.perf_counter()
+        self._waited = self._loader.wait_seconds
 
     def record(self, step: int, batch_size: int, parts: PartCounts | None) -> dict[str, Any]:
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
+        rates = {} if parts is None else parts.rates(seconds)
         speed = {
             "samples_per_s": (step - self._step) * batch_size / seconds,
             "wait": (self._loader.wait_seconds - self._waited) / seconds,
             "seconds": now - self._start,
-            **({} if parts is None else parts.rates(seconds)),
+            **rates,
             **_peak_bytes(),
         }
         self.restart(step)
@@ -416,10 +419,8 @@ class _Clock:
 
 def _peak_bytes() -> dict[str, int]:
     """Largest memory of this process so far: resident on the host, and allocated on its GPU."""
-    peaks = {
-        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * (1 if sys.platform == "darwin" else 1024)
-    }
+    unit = 1 if sys.platform == "darwin" else 1024
+    peaks = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_initialized():
         peaks["gpu_bytes"] = torch.cuda.max_memory_allocated()
     return peaks
@@ -464,10 +465,12 @@ class CutSamples:
         if not any(counts):
             return counts
         ranks = self._mesh.gather(counts)
-        summed = [
-            {name: sum(counted[name] for counted in of_step) for name in of_step[0]}
-            for of_step in zip(*ranks)
-        ]
+        summed = []
+        for of_ranks in zip(*ranks):
+            totals = {}
+            for name in of_ranks[0]:
+                totals[name] = sum(counted[name] for counted in of_ranks)
+            summed.append(totals)
         self._steps += len(steps)
         for step, of_step in zip(steps, summed):
             for name, count in of_step.items():
@@ -491,9 +494,7 @@ class CutSamples:
 
 
 def _described(name: str) -> str:
-    lost = (
-        "values beyond it were replaced by its ends"
-        if name.endswith("_range")
-        else "its end was not trained on"
-    )
+    lost = "its end was not trained on"
+    if name.endswith("_range"):
+        lost = "values beyond it were replaced by its ends"
     return f"cut {name.replace('_', ' ')}, so that {lost} (metrics.jsonl counts them per step)"

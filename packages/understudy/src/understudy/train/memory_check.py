@@ -65,10 +65,10 @@ def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int 
         return
     trained = 14 if config.precision == "bf16-split" else 16
     averaged = 4 if config.optim.ema.decay else 0
-    needed = sum(
-        p.numel() * (trained + averaged if p.requires_grad else p.element_size())
-        for p in policy.parameters()
-    )
+    needed = 0
+    for parameter in policy.parameters():
+        size = trained + averaged if parameter.requires_grad else parameter.element_size()
+        needed += parameter.numel() * size
     needed //= mesh.shape[1]
     if needed > free:
         raise ConfigError(

@@ -147,11 +147,9 @@ def fill_spans(
     for number in range(samples):
         size = 0 if tokens is None or max_num_tokens is None else tokens[number]
         if max_num_tokens is not None and size > max_num_tokens:
-            where = (
-                f"sample {number} of the batch"
-                if positions is None
-                else f"position {int(positions[number])}"
-            )
+            where = f"sample {number} of the batch"
+            if positions is not None:
+                where = f"position {int(positions[number])}"
             raise ConfigError(
                 f"max_num_tokens: {max_num_tokens}: the sample at {where} has {size} tokens; set "
                 f"{size} or more"
@@ -215,9 +213,9 @@ def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> 
     if config.micro_batch_size:
         return config.micro_batch_size
     share = -(-config.batch_size // world_size)
-    by_tokens = (
-        share if config.max_num_tokens is None or not tokens else config.max_num_tokens // tokens
-    )
+    by_tokens = share
+    if config.max_num_tokens is not None and tokens:
+        by_tokens = config.max_num_tokens // tokens
     return max(1, min(share, config.max_samples or share, by_tokens))
 
 

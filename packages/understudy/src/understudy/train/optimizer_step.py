@@ -159,9 +159,8 @@ def optimizer_step(
         [factor * total for factor, total in zip(factors, reduced[:-1] / counts)]
     ).sum()
     sums = torch.stack([reduced[:-1], elements.double()])
-    return StepResult(
-        mean.float(), norm, skipped, sums, torch.stack(of_groups).sum(dim=0) if of_groups else None
-    )
+    sums_of_groups = torch.stack(of_groups).sum(dim=0) if of_groups else None
+    return StepResult(mean.float(), norm, skipped, sums, sums_of_groups)
 
 
 def _part_key(seed: int, part: MicroBatch) -> int:
@@ -232,13 +231,11 @@ def sum_counts(
     """
     counted = [policy.counts(part.batch, part.draws) for part in parts]
     if LOSS_WEIGHT not in parts[0].batch:
-        counts = torch.stack(
-            [
-                torch.stack([part_counts[term].sum() for part_counts in counted]).sum()
-                for term in terms
-            ]
-        )
-        return mesh.sum(counts)
+        counts = []
+        for term in terms:
+            counts_of_parts = torch.stack([part_counts[term].sum() for part_counts in counted])
+            counts.append(counts_of_parts.sum())
+        return mesh.sum(torch.stack(counts))
     totals = torch.zeros(len(terms), dtype=torch.float64, device=mesh.device)
     for part, part_counts in zip(parts, counted, strict=True):
         for term in terms:

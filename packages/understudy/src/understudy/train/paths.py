@@ -97,10 +97,12 @@ def _with_paths(config: TrainConfig, place: Callable[[str], str]) -> TrainConfig
     """Return settings in which `place` has replaced each path."""
 
     def moved(source: Source) -> Source:
-        paths = {
-            n: split_view(path) for n in PATHS if (path := getattr(source, n)) and "://" not in path
-        }
-        present: dict[str, Any] = {n: place(address) + view for n, (address, view) in paths.items()}
+        present: dict[str, Any] = {}
+        for name in PATHS:
+            path = getattr(source, name)
+            if path and "://" not in path:
+                address, view = split_view(path)
+                present[name] = place(address) + view
         return replace(source, **present)
 
     return replace(
@@ -141,11 +143,15 @@ def _fetch(
     require("hub")
     from huggingface_hub import snapshot_download
 
-    where = f"policy.{field}: {name}" + (f"@{revision}" if revision else "")
+    where = f"policy.{field}: {name}"
+    if revision:
+        where += f"@{revision}"
     lost = "cannot be fetched from the hub, and there is no such local path"
-    with hub_errors(where, f"{patterns[0]} {lost}" if required else lost):
+    problem = f"{patterns[0]} {lost}" if required else lost
+    with hub_errors(where, problem):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    for file in patterns if required else ():
+    required_files = patterns if required else ()
+    for file in required_files:
         if not (folder / file).exists():
             raise ConfigError(f"{where}: {file} {lost}")
     return folder

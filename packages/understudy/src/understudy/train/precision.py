@@ -13,6 +13,7 @@ weights before `store` loses their low bits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -61,7 +62,7 @@ def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
             )
     if config.precision != "bf16-split":
         return {}
-    whole = {p for module in policy.float32_modules() for p in module.parameters()}
+    whole = set(chain.from_iterable(module.parameters() for module in policy.float32_modules()))
     masters = {name: p.detach() for name, p in trained.items() if p not in whole}
     for parameter in trained.values():
         if parameter not in whole:
@@ -90,7 +91,7 @@ def narrow_base(
     """
     if not lora.rank or lora.base == "float32":
         return {}
-    whole = {module for part in policy.float32_modules() for module in part.modules()}
+    whole = set(chain.from_iterable(part.modules() for part in policy.float32_modules()))
     rounded = {}
     for path, module in policy.named_modules():
         name = f"{path}.weight"
@@ -152,7 +153,8 @@ def named_tensors(
     tensors = {f"weights/{name}": tensor for name, tensor in policy.state_dict().items()}
     for name, parameter in policy.named_parameters():
         tensors[f"weights/{name}"] = optimizer.master(parameter)
-        for kind in MOMENTS if parameter in optimizer.state else ():
+        kinds = MOMENTS if parameter in optimizer.state else ()
+        for kind in kinds:
             tensors[f"{kind}/{name}"] = optimizer.state[parameter][kind]
     if average is not None:
         held = frozen_names(policy)
@@ -234,9 +236,9 @@ def table(
     ]
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
-        state = [
-            t for p in params for kind, t in optimizer.state.get(p, {}).items() if kind != "step"
-        ]
+        state: list[Tensor] = []
+        for p in params:
+            state += [t for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
         count = sum(p.numel() for p in params)
         local_count = sum(local(p).numel() for p in params)
         due = [(p, grad_dtype(p)) for p in params] if gradients else []
@@ -260,7 +262,7 @@ def table(
         if (factor := group.get("lr_scale", 1.0)) != 1.0:
             label += f", lr x {factor:g}"
         row(label, group["params"], gradients=True)
-    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    stepped = set(chain.from_iterable(group["params"] for group in optimizer.param_groups))
     frozen: list[Tensor] = [p for p in policy.parameters() if p not in stepped]
     if frozen:
         row("frozen", frozen, gradients=False)
@@ -277,9 +279,11 @@ def table(
 def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Format the rows of a table as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _words(dtypes: set[torch.dtype]) -> str:

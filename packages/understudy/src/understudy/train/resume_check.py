@@ -53,23 +53,25 @@ def check_resume(
         if path == "optim.ema.decay" and not (old and new):
             mark = Fixed("the average must be kept from the start")
         if mark is None or isinstance(mark, Fixed):
-            refused.append(
-                f"{path}: {old} -> {new}: {mark.reason if mark is not None else 'unknown'}"
-            )
+            reason = mark.reason if mark is not None else "unknown"
+            refused.append(f"{path}: {old} -> {new}: {reason}")
         else:
-            lines.append(
-                f"{path}: {old} -> {new}" + (f": {mark.consequence}" if mark.consequence else "")
-            )
+            consequence = f": {mark.consequence}" if mark.consequence else ""
+            lines.append(f"{path}: {old} -> {new}{consequence}")
     done = state["step"] if state is not None else 0
     if now.steps < done and "steps" in changed:
         refused.append(f"steps: {then.steps} -> {now.steps}: {done} are done already")
     if now.data.update and state is not None and now.steps <= done:
         refused.append(f"data.update: all {now.steps} steps are done; give more --steps")
     shares = [path for path in changed if fnmatchcase(path, "data.sources.*.weight")]
-    for path in (
-        [*shares[:1], *(["data.update"] if now.data.update else [])] if state is None else ()
-    ):
-        refused.append(f"{path}: the order can change only after a checkpoint, and there is none")
+    if state is None:
+        settings_of_order = shares[:1]
+        if now.data.update:
+            settings_of_order.append("data.update")
+        refused += [
+            f"{path}: the order can change only after a checkpoint, and there is none"
+            for path in settings_of_order
+        ]
     if refused:
         head = (
             f"{root}: a run cannot be resumed with these settings; start a new one with another "
@@ -190,4 +192,6 @@ def _describe_learning_rate(then: TrainConfig, now: TrainConfig, done: int) -> l
         rest = f"the run ends at {last:.3g}, before the end of the decay at step {end}"
     else:
         rest = f"its decay ends with the run, at step {end}"
-    return [f"{lines[0]}; {rest}" if lines else f"learning rate: {rest}"]
+    if lines:
+        return [f"{lines[0]}; {rest}"]
+    return [f"learning rate: {rest}"]

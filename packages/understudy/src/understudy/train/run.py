@@ -124,8 +124,8 @@ def train(config: TrainConfig) -> int:
             lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data))
         )
         roots = [split_view(source.root)[0] for source in config.data.mixed()]
-        for address in dict.fromkeys(roots) if mesh.rank == 0 else ():
-            if has_credentials(address):
+        for address in dict.fromkeys(roots):
+            if mesh.rank == 0 and has_credentials(address):
                 logger.warning(
                     "%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT
                 )
@@ -262,9 +262,9 @@ def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) 
                     raise Stopped(f"a signal that also reached {other}") from error
                 raise
     except Stopped as signal:
-        command = (
-            f"resume {run.root}" if run.config.exists() else f"train --output-dir {run.root} …"
-        )
+        command = f"train --output-dir {run.root} …"
+        if run.config.exists():
+            command = f"resume {run.root}"
         logger.warning(
             "stopped by %s before the next step: understudy %s starts again", signal, command
         )
@@ -341,7 +341,8 @@ def _check_changes(
             run.located(read_settings((saved or record)["settings"], latest or run.order))
         )
         present = {"world": mesh.world_size, "versions": library_versions()}
-        config = stretch_schedule(then, config, saved["step"] if saved else 0)
+        done = saved["step"] if saved else 0
+        config = stretch_schedule(then, config, done)
         lines = check_resume(
             run.root, replace(then, output_dir=config.output_dir), config, saved, present
         )
@@ -368,8 +369,9 @@ def _check_changes(
             data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
         data = _open_alike(config, data, mesh)
         mesh.first(lambda: confront_update(config, data, record["normalisation"], first))
-    for line in lines if mesh.rank == 0 else ():
-        logger.info("resume: %s", line)
+    if mesh.rank == 0:
+        for line in lines:
+            logger.info("resume: %s", line)
     return config, then, data
 
 
@@ -501,9 +503,8 @@ def _run(
             summary = startup_summary(config, data, order, state.policy, record["files"])
             lines = [*_precision_table(state), *describe_trainable(state), *summary]
             logger.info("\n".join(lines))
-            mixing = measure_mixing(
-                order, data.training, saved["position"] if saved else order.start
-            )
+            position = saved["position"] if saved else order.start
+            mixing = measure_mixing(order, data.training, position)
             logger.info("%s", mixing)
             if mixing.is_poor:
                 logger.warning(FEW_EPISODES)
@@ -594,14 +595,14 @@ def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
 
 def _precision_table(state: TrainState) -> list[str]:
     """Table of dtypes and bytes, below a line about the mesh."""
-    (replicas, shards), world_size, device = (
-        state.mesh.shape,
-        state.mesh.world_size,
-        state.mesh.device.type,
-    )
-    processes = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
+    replicas, shards = state.mesh.shape
+    world_size = state.mesh.world_size
+    device = state.mesh.device.type
+    processes = f"1 process on {device}"
+    if world_size > 1:
+        processes = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
     compute = state.policy.config.compute
     return [
-        processes if world_size > 1 else f"1 process on {device}",
+        processes,
         precision.table(state.policy, state.optimizer, state.average, compute),
     ]

@@ -7,6 +7,7 @@ up to that checkpoint.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,12 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
     statistics: HeadStatistics = {}
     computed = choose_normalization(config, data, cache, absolute=statistics)
+    normalization = computed
+    initial_digest = None
     if initial is not None:
         _check_same_meaning(config.init_from, initial.normalization, computed)
-    normalization = (
-        confront_policy(config, data, initial.normalization) if initial is not None else computed
-    )
+        normalization = confront_policy(config, data, initial.normalization)
+        initial_digest = initial.digest
     order = make_order(config, data, mesh)
     return {
         "order": json.loads(order.to_json()),
@@ -62,7 +64,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
             normalization,
         ),
         "policy_files": digests(network),
-        "init": initial.digest if initial else None,
+        "init": initial_digest,
         "sources": data.entries(),
         "versions": versions_read(data),
         "settings": plain(config),
@@ -86,20 +88,23 @@ def _check_same_meaning(path: str, theirs: Record, ours: Record) -> None:
             "policy"
         )
     for key, now in ours["dims"].items():
-        if (before := theirs.get("dims", {}).get(key, now)) != now:
+        if (learned_dims := theirs.get("dims", {}).get(key, now)) != now:
             raise ConfigError(
-                f"init_from: {path} has heads with {before} dimensions of {key!r}, the data {now}"
+                f"init_from: {path} has heads with {learned_dims} dimensions of {key!r}, the data "
+                f"{now}"
             )
     no_deltas = [[False] * len(row) for row in ours["delta"]]
-    learned, configured = (
-        [[i for i, is_delta in enumerate(row) if is_delta] for row in rows]
-        for rows in (theirs.get("delta", no_deltas), ours["delta"])
-    )
+    learned = list(map(_numbers_of_true, theirs.get("delta", no_deltas)))
+    configured = list(map(_numbers_of_true, ours["delta"]))
     if learned != configured:
         raise ConfigError(
             f"init_from: {path} learned the dimensions {learned} as differences, delta_action_dims "
             f"are {configured}"
         )
+
+
+def _numbers_of_true(flags: Sequence[bool]) -> list[int]:
+    return [number for number, flag in enumerate(flags) if flag]
 
 
 def current_order(
@@ -131,11 +136,10 @@ def current_order(
         order = Order.from_json(spec, data.training[: len(names)]).with_batch_size(
             config.batch_size
         )
-        before, now = (
-            [source.weight for source in settings.data.sources] for settings in (then, config)
-        )
+        past_weights = [source.weight for source in then.data.sources]
+        present_weights = [source.weight for source in config.data.sources]
         added = data.training[len(names) :]
-        if saved is not None and (before != now or added):
+        if saved is not None and (past_weights != present_weights or added):
             weights = dict(zip((*names, *data.names[len(names) :]), data.weights))
             in_flight = config.data.frames_in_flight
             order = order.with_weights(

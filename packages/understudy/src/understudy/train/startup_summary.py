@@ -4,6 +4,7 @@ peculiarities.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,13 @@ def startup_summary(
         *_describe_metadata(data),
         *_describe_instructions(config, data),
     ]
-    lines += [f"{name}: {note}" for name, notes in zip(data.names, data.notes) for note in notes]
+    for name, notes in zip(data.names, data.notes):
+        lines += [f"{name}: {note}" for note in notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
     shares = config.mode_weights()
-    trained = {mode: policy.trained_terms(mode) if policy else TRAINS[mode] for mode in shares}
+    trained: dict[str, Collection[str]] = {}
+    for mode in shares:
+        trained[mode] = policy.trained_terms(mode) if policy else TRAINS[mode]
     terms = tuple(LOSS_NAMES) if policy is None else policy.loss_terms
     lines += describe_modes(
         config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained
@@ -89,11 +93,10 @@ def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[
     rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
     for number, part in enumerate(data.training[:MAX_SOURCES]):
         share = slots[number] / sum(slots)
-        epoch = (
-            f"{order.spec.sources[number].frames / (share * config.batch_size):,.4g} steps"
-            if share
-            else "never"
-        )
+        epoch = "never"
+        if share:
+            steps = order.spec.sources[number].frames / (share * config.batch_size)
+            epoch = f"{steps:,.4g} steps"
         row = (
             data.names[number],
             data.heads[data.head_of_source[number]],
@@ -159,24 +162,21 @@ def describe_modes(
         terms: loss terms of the policy.
         trained: mode -> those of them that a sample of it trains.
     """
-    name = (
-        mode
-        if isinstance(mode, str)
-        else " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
-    )
+    if isinstance(mode, str):
+        name = mode
+    else:
+        name = " + ".join(f"{share:g} {part}" for part, share in mode.items() if share)
     lines = []
     for term in terms:
         word = LOSS_NAMES.get(term, term)
         acts = shares["policy"] > 0 and term in always
-        share = (
-            1.0 if acts else sum(share for part, share in shares.items() if term in trained[part])
-        )
+        share = 1.0
+        if not acts:
+            share = sum(share for part, share in shares.items() if term in trained[part])
         if share < 1 - 1e-12 and (term != IMAGES or images):
-            samples = (
-                f"on {Fraction(share).limit_denominator(1000)} of the samples"
-                if share
-                else "on no sample"
-            )
+            samples = "on no sample"
+            if share:
+                samples = f"on {Fraction(share).limit_denominator(1000)} of the samples"
             lines.append(f"{name} trains the {word} loss {samples}")
     return lines
 
@@ -219,7 +219,9 @@ def describe_defaults(config: TrainConfig) -> list[str]:
     lines = [f"from policy {name}: {', '.join(taken)}"] if taken else []
     if deviation := config.policy.deviation(config.steps):
         lines.append(f"{name}: {deviation}")
-    return lines + ([f"not from policy {name}: {', '.join(others)}"] if others else [])
+    if others:
+        lines.append(f"not from policy {name}: {', '.join(others)}")
+    return lines
 
 
 def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
@@ -228,13 +230,13 @@ def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
     """
     if not (separator := config.augment.task_separator):
         return []
-    texts = {text for part in data.training for text in part.catalog.tasks}
+    texts = set(chain.from_iterable(part.catalog.tasks for part in data.training))
     several = sum(len(split_task(text, separator)) > 1 for text in texts)
     counts = f"{several:,} of {len(texts):,} task texts have several instructions"
-    return [
-        f"augment.task_separator {separator!r}: {counts}"
-        + (", a sample gets one of them" if several else "")
-    ]
+    line = f"augment.task_separator {separator!r}: {counts}"
+    if several:
+        line += ", a sample gets one of them"
+    return [line]
 
 
 def _describe_weights(data: RunData) -> list[str]:
@@ -277,9 +279,8 @@ def _describe_metadata(data: RunData) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMED]) + (
-        f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    )
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _size(size: tuple[int, int]) -> str:
@@ -290,10 +291,9 @@ def _format_amount(part: EpisodeDataset | None) -> str:
     if part is None:
         return "nothing"
     episodes = part.num_episodes
-    return (
-        f"{len(part):,} frame{'s' if len(part) > 1 else ''} of {episodes:,} "
-        f"episode{'s' if episodes > 1 else ''}"
-    )
+    frame_word = "frames" if len(part) > 1 else "frame"
+    episode_word = "episodes" if episodes > 1 else "episode"
+    return f"{len(part):,} {frame_word} of {episodes:,} {episode_word}"
 
 
 def _longest_episode(part: EpisodeDataset) -> int:
@@ -347,17 +347,17 @@ def describe_trainable(state: TrainState) -> list[str]:
     layers = adapted_layers(policy)
     total = _count(named.values())
     trained = _count(p for p in named.values() if p.requires_grad)
-    tensors = [
-        local(tensor) for values in state.optimizer.state.values() for tensor in values.values()
-    ]
-    size = sum(tensor.nbytes for tensor in tensors)
-    adapters = (
-        f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers" if layers else ""
-    )
+    states = state.optimizer.state.values()
+    tensors = chain.from_iterable(of_parameter.values() for of_parameter in states)
+    size = sum(local(tensor).nbytes for tensor in tensors)
+    adapters = ""
+    if layers:
+        adapters = f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers"
     share = "all" if trained == total else f"{trained:,} of"
+    where = " on this process" if state.mesh.world_size > 1 else ""
     lines = [
         f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer "
-        f"state {size:,} bytes" + (" on this process" if state.mesh.world_size > 1 else "")
+        f"state {size:,} bytes{where}"
     ]
     lines += policy.describe_losses(state.weights)
     if policy.scalar_losses:
@@ -382,9 +382,9 @@ def describe_trainable(state: TrainState) -> list[str]:
     if narrow := _count(
         p for p in named.values() if p.dtype == torch.bfloat16 and not p.requires_grad
     ):
-        rounded = (
-            f"; {state.rounded:,} of them were rounded from float32, once" if state.rounded else ""
-        )
+        rounded = ""
+        if state.rounded:
+            rounded = f"; {state.rounded:,} of them were rounded from float32, once"
         lines.append(f"lora.base: {narrow:,} frozen weights are kept in bfloat16{rounded}")
     if layers and not (config.init_from or getattr(config.policy, "weights", "")):
         lines.append(

@@ -130,7 +130,8 @@ class TrainState:
             "weights": list(weights),
             "versions": list(versions),
         }
-        self.starts = [*(saved.get("starts", ()) if saved else ()), start]
+        past_starts = saved.get("starts", ()) if saved else ()
+        self.starts = [*past_starts, start]
 
     @property
     def eval_policy(self) -> Policy:
@@ -143,7 +144,8 @@ class TrainState:
         if self.policy.scalar_losses:
             return {}
         modes = {MODE: MODES} if self.config.learns_dynamics() else {}
-        return {**({SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}), **modes}
+        sources = {SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}
+        return {**sources, **modes}
 
     @property
     def lr(self) -> float:
@@ -251,9 +253,8 @@ def build_on_meta(config: TrainConfig, network: Any, normalization: Record) -> P
 def _keyed(config: TrainConfig, purpose: str = "first weights") -> AbstractContextManager[object]:
     """Seed the global generators for the first weights, within this context alone."""
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    return keyed_generators(
-        make_key(config.seed, purpose), torch.device("cuda" if on_gpu else "cpu")
-    )
+    kind = "cuda" if on_gpu else "cpu"
+    return keyed_generators(make_key(config.seed, purpose), torch.device(kind))
 
 
 def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
@@ -345,9 +346,10 @@ def init_train_state(
     setting = "policy.weights" if weights is None else "init_from"
     if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
         with _weight_errors(setting), _keyed(config, "start weights"):
-            read = (
-                _no_weights(policy) if resumed is not None else _rows(policy, weights, config.seed)
-            )
+            if resumed is not None:
+                read = _no_weights(policy)
+            else:
+                read = _rows(policy, weights, config.seed)
         dtypes = getattr(read, "dtypes", {}) if resumed is None else resumed
         return assemble(
             config, policy, mesh, heads, _named_errors(read, setting), dtypes, data.names

@@ -113,13 +113,11 @@ class FastTokenizer:
             raise ConfigError(
                 f"{folder / CONFIG}: scale is {scale!r}; it must be a positive number"
             )
-        high = (
-            config.get("max_token")
-            if kind == "private"
-            else _whole(low, folder, "min_token") + LARGEST[kind]
-        )
         low = _whole(low, folder, "min_token")
-        high = _whole(high, folder, "max_token")
+        if kind == "private":
+            high = _whole(config.get("max_token"), folder, "max_token")
+        else:
+            high = low + LARGEST[kind]
         if not low <= high <= low + LARGEST[kind]:
             raise ConfigError(
                 f"{folder / CONFIG}: the integers {low} to {high} are no alphabet of kind {kind}"
@@ -221,7 +219,8 @@ class FastTokenizer:
         for row, ids in enumerate(tokens):
             characters = self._characters(ids)
             if characters is not None and len(characters) == steps * dim:
-                integers[row], valid[row] = characters.reshape(steps, dim) + self.min_token, True
+                integers[row] = characters.reshape(steps, dim) + self.min_token
+                valid[row] = True
         coefficients = integers / self.scale
         return Decoded((cosines(steps).T @ coefficients).astype(np.float32), valid)
 
@@ -232,9 +231,8 @@ class FastTokenizer:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         places = np.array([ord(token) for token in text], np.int64) - FIRST_CHARACTER[self.kind]
         # The published kind decodes broken bytes to U+FFFD, which is above its largest character.
-        return (
-            places if ((places >= 0) & (places <= self.max_token - self.min_token)).all() else None
-        )
+        is_character = (places >= 0) & (places <= self.max_token - self.min_token)
+        return places if is_character.all() else None
 
 
 @cache

@@ -261,7 +261,9 @@ def guided_velocity(
         estimate = x - time * velocity
         error = (weights * (chunk - estimate)).detach()
         (pull,) = torch.autograd.grad(estimate, x, error)
-    return velocity.detach() - factor * (pull if dims is None else torch.where(dims, pull, 0.0))
+    if dims is not None:
+        pull = torch.where(dims, pull, 0.0)
+    return velocity.detach() - factor * pull
 
 
 def guidance_weights(length: int, delay: int, horizon: int) -> Tensor:

@@ -102,4 +102,8 @@ def drop_texts(texts: Sequence[str], draws: Tensor, share: float) -> list[str]:
     """
     if len(texts) != len(draws):
         raise ValueError(f"{len(texts)} texts and {len(draws)} draws: one draw per text")
-    return ["" if draw < share else text for text, draw in zip(texts, draws.tolist())]
+    kept = list(texts)
+    for row, draw in enumerate(draws.tolist()):
+        if draw < share:
+            kept[row] = ""
+    return kept

@@ -18,11 +18,9 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
-        return F.linear(
-            input,
-            self.weight.to(input.dtype),
-            None if self.bias is None else self.bias.to(input.dtype),
-        )
+        weight = self.weight.to(input.dtype)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return F.linear(input, weight, bias)
 
 
 class Conv1d(nn.Conv1d):

@@ -137,7 +137,8 @@ def to_numbers(value: Any, where: str) -> np.ndarray:
             isinstance(entry, bool) for entry in np.asarray(value, object).reshape(-1)
         )
         if mixed or flat.dtype.kind not in "iuf":
-            raise TypeError(f"it holds {flat.dtype.name if not mixed else 'booleans'}")
+            kind = "booleans" if mixed else flat.dtype.name
+            raise TypeError(f"it holds {kind}")
         return flat.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} holds no numbers: {error}; restore the file") from error

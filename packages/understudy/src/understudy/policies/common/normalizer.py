@@ -183,11 +183,9 @@ class Normalizer(nn.Module):
         count = len(self.heads)
         # Module names may not contain dots.
         self.action = Affine.from_arrays(normalization[ACTION], ACTION, widths[ACTION], count)
-        self.state = (
-            Affine.from_arrays(normalization[STATE], STATE, widths[STATE], count)
-            if STATE in widths
-            else None
-        )
+        self.state = None
+        if STATE in widths:
+            self.state = Affine.from_arrays(normalization[STATE], STATE, widths[STATE], count)
         self.widths = dict(widths)
         self.dims: dict[str, list[int]] = {}
         for key, width in widths.items():
@@ -214,7 +212,8 @@ class Normalizer(nn.Module):
         check_shape("normalization's delta", delta, (count, widths[ACTION]))
         for head, dim in delta.nonzero().tolist():
             self._check_inverse(head, dim)
-        self.register_buffer("delta", delta if delta.any() else None, persistent=False)
+        delta_if_any = delta if delta.any() else None
+        self.register_buffer("delta", delta_if_any, persistent=False)
 
     def head(self, batch: Batch) -> Tensor | None:
         """Return the head of each sample, int64 [B]; None where there is one head and the batch
@@ -279,11 +278,10 @@ class Normalizer(nn.Module):
         arrays: dict[str, Any] = {"heads": list(self.heads), ACTION: self.action.arrays()}
         if self.state is not None:
             arrays[STATE] = self.state.arrays()
-        none = torch.zeros(len(self.heads), self.widths[ACTION], dtype=torch.bool)
-        return arrays | {
-            "delta": (none if self.delta is None else self.delta).tolist(),
-            "dims": dict(self.dims),
-        }
+        delta = self.delta
+        if delta is None:
+            delta = torch.zeros(len(self.heads), self.widths[ACTION], dtype=torch.bool)
+        return arrays | {"delta": delta.tolist(), "dims": dict(self.dims)}
 
     def _learnt_from(self, batch: Batch) -> Tensor | None:
         """Values to subtract from the actions, float32 [B, A]: the current state where they are

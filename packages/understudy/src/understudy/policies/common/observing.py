@@ -51,8 +51,8 @@ class ObservingPolicy(StreamPolicy):
             ValueError: a missing key or a wrong shape, by name.
         """
         dtype = getattr(torch, self.config.compute)
-        # [B, width]
-        text_emb = self.text(batch[TOKENS] if TOKENS in batch else prompts_of(batch), dtype)
+        prompts = batch[TOKENS] if TOKENS in batch else prompts_of(batch)
+        text_emb = self.text(prompts, dtype)  # [B, width]
         parts = [text_emb]
         if self.vision is not None:
             images = [value_of(batch, key) for key in self.config.cameras]

@@ -51,11 +51,9 @@ class Stream(NamedTuple):
         """
         clean = self.clean[:, None].expand_as(noise)
         points = noisy_actions(clean, noise, time)
-        return (
-            points
-            if self.first is None
-            else torch.where(self.first[:, None, :, None], clean, points)
-        )
+        if self.first is None:
+            return points
+        return torch.where(self.first[:, None, :, None], clean, points)
 
 
 def read_values(term: str, batch: Batch, config: Any, normalizer: Normalizer) -> Tensor:

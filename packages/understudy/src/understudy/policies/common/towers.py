@@ -112,18 +112,20 @@ def make_segments(
         ends = [F.pad(lengths.cumsum(0), (1, 0)).int() for lengths in (query_lengths, key_lengths)]
         layout = Offsets(to_device(ends[0], device), to_device(ends[1], device), longest, causal)
     else:
-        count, (wide, high) = len(query_lengths), longest
+        count = len(query_lengths)
+        wide, high = longest
         numbers = torch.arange(count)
         mask = torch.arange(high) < key_lengths[:, None, None]  # [J, 1, K]
         if causal:
             # [J, Q, 1]
             last = torch.arange(wide)[:, None] + (key_lengths - query_lengths)[:, None, None]
             mask = mask & (torch.arange(high) <= last)
+        needed_mask = None if bool(mask.all()) else to_device(mask[:, None], device)
         layout = Padded(
             (count, wide, high),
             to_device(join_ranges(numbers * wide, query_lengths), device),
             to_device(join_ranges(numbers * high, key_lengths), device),
-            None if bool(mask.all()) else to_device(mask[:, None], device),
+            needed_mask,
         )
     return Segments(to_device(queries, device), to_device(keys, device), layout)
 
@@ -144,11 +146,11 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     q = q[segments.queries]
     k = k[segments.keys]
     v = v[segments.keys]
-    return (
-        _dense(q, k, v, segments.layout)
-        if isinstance(segments.layout, Padded)
-        else _varlen(q, k, v, segments.layout)
-    ).flatten(1)
+    if isinstance(segments.layout, Padded):
+        values = _dense(q, k, v, segments.layout)
+    else:
+        values = _varlen(q, k, v, segments.layout)
+    return values.flatten(1)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, layout: Padded) -> Tensor:
@@ -351,10 +353,11 @@ def key_mask(
     """
     if all(marks is None for marks in valid):
         return None
-    parts = [
-        torch.ones(batch, length, dtype=torch.bool, device=device) if marks is None else marks
-        for marks, length in zip(valid, lengths)
-    ]
+    parts = []
+    for marks, length in zip(valid, lengths):
+        if marks is None:
+            marks = torch.ones(batch, length, dtype=torch.bool, device=device)
+        parts.append(marks)
     return torch.cat(parts, dim=1)[:, None, None]
 
 
@@ -410,9 +413,8 @@ def padded_plan(
             suffix_rotary = type(suffix_rotary)(
                 *(angles.repeat_interleave(candidates, dim=0) for angles in suffix_rotary)
             )
-            suffix_mask = (
-                None if suffix_mask is None else suffix_mask.repeat_interleave(candidates, dim=0)
-            )
+            if suffix_mask is not None:
+                suffix_mask = suffix_mask.repeat_interleave(candidates, dim=0)
     positions = rotary(valid.cumsum(dim=1) - 1, head_dim)
     return Plan(
         positions, front, tail_mask, suffix_rotary, suffix_mask, prefix, seen, candidates, insulate
@@ -552,9 +554,9 @@ class AdaRMSNorm(nn.Module):
         if groups:  # a product per group and not per token
             parts = zip(modulation.split(1, dim=1), groups, strict=True)
             modulation = torch.cat([part.expand(-1, count, -1) for part, count in parts], dim=1)
-        scale, shift, gate = (modulation[:, None] if condition.ndim == 2 else modulation).chunk(
-            3, dim=-1
-        )
+        if condition.ndim == 2:
+            modulation = modulation[:, None]
+        scale, shift, gate = modulation.chunk(3, dim=-1)
         return (_rms(x) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
 
@@ -565,7 +567,9 @@ def _rms(x: Tensor) -> Tensor:
 
 def _add(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
     """Add a residual branch, through its gate where it has one."""
-    return x + (change if gate is None else change * gate)
+    if gate is None:
+        return x + change
+    return x + change * gate
 
 
 class Attention(nn.Module):
@@ -620,11 +624,10 @@ class TowerLayer(nn.Module):
     def __init__(self, sizes: TowerSizes, adaptive: bool) -> None:
         """Build the layer, with adaptive norms or plain ones."""
         super().__init__()
-        self.input_layernorm = AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
+        norm = AdaRMSNorm if adaptive else RMSNorm
+        self.input_layernorm = norm(sizes.width)
         self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = (
-            AdaRMSNorm(sizes.width) if adaptive else RMSNorm(sizes.width)
-        )
+        self.post_attention_layernorm = norm(sizes.width)
         self.mlp = Mlp(sizes)
 
     def finish(
@@ -702,7 +705,8 @@ class PairLayer(nn.Module):
                 # rounds differently.
                 condition = condition.view_as(condition)
             actions = self._expert(actions, plan.suffix, plan, condition, cache)
-        return tokens, actions, cache if actions is None and keep_cache else None
+        kept_cache = cache if actions is None and keep_cache else None
+        return tokens, actions, kept_cache
 
     def _tower(
         self, x: Tensor, rotation: Rotary, plan: Plan, keys_only: bool, past: Cache | None
@@ -727,10 +731,8 @@ class PairLayer(nn.Module):
             parts.append(attend(q[:, :, front], k[:, :, front], v[:, :, front], plan.prefix_mask))
         if plan.tail_mask is not None:
             parts.append(attend(q[:, :, plan.prefix :], k, v, plan.tail_mask))
-        return self.vlm.finish(x, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None), (
-            k,
-            v,
-        )
+        attended = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        return self.vlm.finish(x, attended, None), (k, v)
 
     def _expert(
         self, x: Tensor, rotation: Rotary, plan: Plan, condition: Tensor | None, cache: Cache

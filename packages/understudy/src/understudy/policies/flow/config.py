@@ -56,7 +56,9 @@ class FlowPolicyConfig(FlowSettings, PolicyConfig):
         """Width of the noise of one slot: of the action, and with a future of the state behind
         it.
         """
-        return self.action_dim + (self.state_dim if self.future else 0)
+        if not self.future:
+            return self.action_dim
+        return self.action_dim + self.state_dim
 
     def __post_init__(self) -> None:
         problems = [*self.fact_problems(), *self.problems()]

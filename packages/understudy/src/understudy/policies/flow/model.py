@@ -138,7 +138,9 @@ class FlowPolicy(ObservingPolicy):
         """Modules to recompute, compile and shard one by one. The text encoder is none: its shapes
         change.
         """
-        return [*(self.vision.blocks if self.vision is not None else ()), *self.layers]
+        if self.vision is None:
+            return list(self.layers)
+        return [*self.vision.blocks, *self.layers]
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of D draws per sample, one time per stratum; to act one noise.
@@ -228,9 +230,8 @@ class FlowPolicy(ObservingPolicy):
         check_shape(
             "noise", noise, (len(streams[0].clean), None, self.config.chunk, self.config.noise_dim)
         )
-        check_shape(
-            "time", time, (*noise.shape[:2], *((len(streams),) if len(streams) > 1 else ()))
-        )
+        per_stream = (len(streams),) if len(streams) > 1 else ()
+        check_shape("time", time, (*noise.shape[:2], *per_stream))
         # one per stream
         noises = self._split(noise)
         drawn = time.view(*noise.shape[:2], -1).unbind(dim=2)
@@ -243,10 +244,11 @@ class FlowPolicy(ObservingPolicy):
             points.append(blanked(stream.points(stream_noise, times[number]), stream.dim_is_pad))
             # [B, D, T, dim]
             targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))
+        known_delay = 0 if delay is None else delay
         predicted = self._velocity(
             torch.cat(points, dim=3),
             torch.stack(times, dim=2),
-            self._condition(batch, 0 if delay is None else delay),
+            self._condition(batch, known_delay),
         )
         losses = {
             term: masked_squared_error(velocities, target, s.uncounted, s.dim_is_pad, detail)
@@ -354,29 +356,32 @@ class FlowPolicy(ObservingPolicy):
         """
         if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
             able = [name for name in self.modes if term in TRAINS[name] and term in self._streams]
-            reason = (
-                f"mode {mode!r} does not lead to {'actions' if term == FLOW else 'states'} "
-                "with this policy"
-            )
+            result = "actions" if term == FLOW else "states"
+            reason = f"mode {mode!r} does not lead to {result} with this policy"
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch, delay)
         check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
         pads = {name: self.normalizer.dim_is_pad(KEY_OF[name], batch) for name in self._streams}
-        start = [
-            blanked(part, pads[name]) if name in TRAINS[mode] else self._given_stream(batch, name)
-            for name, part in zip(self._streams, self._split(noise))
-        ]
+        start = []
+        for name, part in zip(self._streams, self._split(noise)):
+            if name in TRAINS[mode]:
+                start.append(blanked(part, pads[name]))
+            else:
+                start.append(self._given_stream(batch, name))
 
         def field(x: Tensor, time: Tensor) -> Tensor:
-            times = [
-                time if name in TRAINS[mode] else torch.zeros_like(time) for name in self._streams
-            ]
+            times = []
+            for name in self._streams:
+                time_of_stream = time if name in TRAINS[mode] else torch.zeros_like(time)
+                times.append(time_of_stream)
             moves = self._velocity(x[:, None], torch.stack(times, dim=1)[:, None], condition)[:, 0]
-            parts = [
-                blanked(part, pads[name]) if name in TRAINS[mode] else torch.zeros_like(part)
-                for name, part in zip(self._streams, self._split(moves))
-            ]
+            parts = []
+            for name, part in zip(self._streams, self._split(moves)):
+                if name in TRAINS[mode]:
+                    parts.append(blanked(part, pads[name]))
+                else:
+                    parts.append(torch.zeros_like(part))
             return torch.cat(parts, dim=2)
 
         sampled = integrate(field, torch.cat(start, dim=2), steps)

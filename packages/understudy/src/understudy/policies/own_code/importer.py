@@ -117,7 +117,8 @@ def _judged(name: str, spec: ModuleSpec, sources: Sources) -> ModuleSpec | None:
     if place.suffix != ".py" or not isinstance(spec.loader, SourceFileLoader):
         return spec
     is_package = spec.submodule_search_locations is not None
-    return _spec(Module(name, place, content, place.parent if is_package else None), sources)
+    folder = place.parent if is_package else None
+    return _spec(Module(name, place, content, folder), sources)
 
 
 def _spec(module: Module, sources: Sources) -> ModuleSpec | None:

@@ -175,8 +175,9 @@ def _imported_names(content: bytes, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute("." * node.level + (node.module or ""), package)
             yield from _prefixes(base)
-            for alias in node.names if base else ():
-                yield f"{base}.{alias.name}"
+            if base:
+                for alias in node.names:
+                    yield f"{base}.{alias.name}"
         elif isinstance(node, ast.Call) and _is_import(node.func) and node.args:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):

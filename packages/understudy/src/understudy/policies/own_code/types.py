@@ -115,11 +115,9 @@ def import_type(kind: str, expected: type) -> Any:
     module = import_sources(sources)
     if not isinstance(getattr(module, name, None), expected):
         names = [other for other, value in vars(module).items() if isinstance(value, expected)]
-        there = (
-            f"there is {', '.join(names)}"
-            if names
-            else f"it has none; add {name} = {expected.__name__}(...)"
-        )
+        there = f"it has none; add {name} = {expected.__name__}(...)"
+        if names:
+            there = f"there is {', '.join(names)}"
         raise ValueError(
             f"{sources.path}: {name} is not a {expected.__name__} of this file; {there}"
         )
@@ -170,11 +168,9 @@ def _trusted_sources(file: str, name: str, digest: str, *, is_given: bool) -> So
     place = f"{sources.path} (sha256 {sources.digest}{_with_modules(sources)})"
     fix = f"read it, then add --policy-code {sources.path}, or load_policy(code=...) in Python"
     if not trusted.is_trusted(sources.digest, sources.path):
-        changed = (
-            f" It is not the code that was stored (sha256 {digest})."
-            if digest != sources.digest
-            else ""
-        )
+        changed = ""
+        if digest != sources.digest:
+            changed = f" It is not the code that was stored (sha256 {digest})."
         raise ValueError(
             f"policy type {name!r} is code of {place}, which you have not named by hand, so it is "
             f"not imported; {fix}.{changed}"

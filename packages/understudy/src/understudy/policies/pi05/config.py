@@ -426,11 +426,9 @@ class Pi05Settings(TextSettings, PolicySettings):
 
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none, or no file has it."""
-        return (
-            _stored_facts(self.weights).get("chunk")
-            if self.weights and os.path.exists(self.weights)
-            else None
-        )
+        if not self.weights or not os.path.exists(self.weights):
+            return None
+        return _stored_facts(self.weights).get("chunk")
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -473,7 +471,8 @@ class Pi05Settings(TextSettings, PolicySettings):
             if not isinstance(stored, dict):
                 raise ValueError(f"{self.network}: must be a JSON object")
             return Sizes.from_mapping({"chunk": Sizes.BASE.chunk} | stored, adaptive=self.adaptive)
-        return replace(Sizes.BASE if self.size == "base" else Sizes.TINY, adaptive=self.adaptive)
+        sizes = Sizes.BASE if self.size == "base" else Sizes.TINY
+        return replace(sizes, adaptive=self.adaptive)
 
 
 @dataclass(frozen=True, kw_only=True)

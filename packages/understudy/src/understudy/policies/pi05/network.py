@@ -137,7 +137,8 @@ def attend_over_time(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     Returns:
         Values, in the shape of v.
     """
-    count, (heads, patches) = mask.shape[-1], q.shape[1:3]
+    count = mask.shape[-1]
+    heads, patches = q.shape[1:3]
 
     # [M, heads * n, T, head_dim]: the mask needs no copy for each patch
     def by_patch(x: Tensor) -> Tensor:
@@ -442,9 +443,8 @@ class Pi0Network(nn.Module):
             clean = torch.arange(actions.shape[1], device=delay.device) < delay[:, None]
             times = torch.where(clean, 0.0, times)
         noisy = noisy_actions(actions[:, :, None], noise[:, :, None], times).squeeze(2)
-        predicted, _ = self.compute(
-            observed, noisy[:, None], time[:, None] if clean is None else times[:, None], state
-        )
+        times_of_compute = time if clean is None else times
+        predicted, _ = self.compute(observed, noisy[:, None], times_of_compute[:, None], state)
         assert predicted is not None
         loss = (predicted[:, 0] - velocity(actions, noise)).square()
         return loss if clean is None else torch.where(clean[..., None], 0.0, loss)
@@ -514,7 +514,9 @@ class Pi0Network(nn.Module):
             assert time is not None
             suffix = self.suffix(noisy.flatten(0, 1), time.flatten(0, 1), state, noisy.shape[1])
         read, tokens = self.run(observed, suffix, insulate, hidden, packing)
-        return None if read is None or noisy is None else self.action_velocity(read, noisy), tokens
+        if read is None or noisy is None:
+            return None, tokens
+        return self.action_velocity(read, noisy), tokens
 
     def run(
         self,
@@ -610,7 +612,8 @@ class Pi0Network(nn.Module):
         states: States | None = None,
     ) -> Observation:
         """Embed images, past states and prompt; see `prefix`, for `frames` see `image_features`."""
-        (batch, cameras), count = images.shape[:2], self.sizes.vision.tokens
+        batch, cameras = images.shape[:2]
+        count = self.sizes.vision.tokens
         self._check_images(images, frames)
         check_shape("tokens", tokens, (batch, None))
         for name, marks_of_input, length in (
@@ -622,12 +625,13 @@ class Pi0Network(nn.Module):
         seen = self._present(images.flatten(0, 1), image_masks, _join(frames)).view(
             batch, cameras * count, self.sizes.vlm.width
         )
-        text = self._embed(tokens if token_masks is None else torch.where(token_masks, tokens, 0))
-        shown = (
-            None
-            if image_masks is None
-            else to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
-        )
+        valid_tokens = tokens
+        if token_masks is not None:
+            valid_tokens = torch.where(token_masks, tokens, 0)
+        text = self._embed(valid_tokens)
+        shown = None
+        if image_masks is not None:
+            shown = to_device(image_masks, tokens.device).repeat_interleave(count, dim=1)
         parts = [seen, text]
         marks = [shown, token_masks]
         if states is not None:
@@ -636,14 +640,11 @@ class Pi0Network(nn.Module):
             marks.insert(1, states.valid)
         lengths = tuple(part.shape[1] for part in parts)
         mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
-        valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
-        return Observation(
-            torch.cat(parts, dim=1),
-            valid if mask is None else mask[:, 0, 0],
-            sum(lengths),
-            0,
-            mask is None,
-        )
+        if mask is None:
+            valid = torch.ones(batch, sum(lengths), dtype=torch.bool, device=tokens.device)
+        else:
+            valid = mask[:, 0, 0]
+        return Observation(torch.cat(parts, dim=1), valid, sum(lengths), 0, mask is None)
 
     def with_tail(self, observed: Observation, tail: Tail) -> Observation:
         """Append text to predict to a prefix."""
@@ -678,7 +679,8 @@ class Pi0Network(nn.Module):
         # in each step.
         shown = images[where] if count else images.new_zeros(1, *images.shape[1:])
         if frames is not None and frames.valid is not None:
-            frames = frames._replace(valid=frames.valid[where] if count else None)
+            valid_frames = frames.valid[where] if count else None
+            frames = frames._replace(valid=valid_frames)
         features = self._encode(shown, frames)[:count]
         return features.new_zeros(len(images), *features.shape[1:]).index_copy(0, where, features)
 
@@ -727,9 +729,9 @@ class Pi0Network(nn.Module):
             raise ValueError(
                 "state is None: a pi0 network (adaptive=False) needs the state [B, dim]"
             )
-        with_time = torch.cat(
-            [action, spread[:, None].expand_as(action) if spread.ndim == 2 else spread], dim=2
-        )
+        if spread.ndim == 2:
+            spread = spread[:, None].expand_as(action)
+        with_time = torch.cat([action, spread], dim=2)
         mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, with_time)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
         return Suffix(
@@ -746,8 +748,6 @@ class Pi0Network(nn.Module):
 
 def _join(frames: Frames | None) -> Frames | None:
     """Join batch and cameras of the marks, as of the images."""
-    return (
-        frames
-        if frames is None or frames.valid is None
-        else frames._replace(valid=frames.valid.flatten(0, 1))
-    )
+    if frames is None or frames.valid is None:
+        return frames
+    return frames._replace(valid=frames.valid.flatten(0, 1))

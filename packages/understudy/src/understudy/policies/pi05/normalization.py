@@ -137,7 +137,8 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
             f"{where} has {len(first)} of {names[0]!r} and {len(second)} of {names[1]!r}: not "
             "equally wide; restore the file"
         )
-    if (bad := np.flatnonzero((second < 0) if names[1] == "std" else (second < first))).size:
+    is_wrong = second < 0 if names[1] == "std" else second < first
+    if (bad := np.flatnonzero(is_wrong)).size:
         dim = bad[0]
         rule = "below 0" if names[1] == "std" else f"below {names[0]}[{dim}], {first[dim]}"
         raise ConfigError(f"{where}: {names[1]}[{dim}] is {second[dim]}, {rule}; restore the file")
@@ -258,17 +259,20 @@ def _delta(path: Path, maps: Record) -> tuple[int, ...]:
         for step in read_object(path)["steps"]
         if step.get("registry_name") == "relative_actions_processor"
     ]
-    config: Record = (relative[0].get("config") if relative else None) or {}
+    config: Record = {}
+    if relative:
+        config = relative[0].get("config") or {}
     if not config.get("enabled") or ACTION not in maps:
         return ()
     width = len(maps[ACTION]["offset"])
     names = [str(name).lower() for name in config.get("action_names") or []]
     without = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
-    return tuple(
-        dim
-        for dim in range(width)
-        if dim >= len(names) or not any(token in names[dim] for token in without)
-    )
+    dims = []
+    for dim in range(width):
+        is_named = dim < len(names)
+        if not is_named or not any(token in names[dim] for token in without):
+            dims.append(dim)
+    return tuple(dims)
 
 
 OPENPI = "norm_stats.json"

@@ -108,11 +108,12 @@ class Pi05Policy(Policy, Pi0Network):
         """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these
         tokens.
         """
-        return (
-            FLOW,
-            *((TEXT,) if self.config.response_tokens else ()),
-            *((FAST,) if self.config.fast else ()),
-        )
+        terms = [FLOW]
+        if self.config.response_tokens:
+            terms.append(TEXT)
+        if self.config.fast:
+            terms.append(FAST)
+        return tuple(terms)
 
     @property
     def _predicts_tokens(self) -> bool:
@@ -130,22 +131,19 @@ class Pi05Policy(Policy, Pi0Network):
         tokens = [term for term in terms if term in TOKENS]
         flows = [term for term in terms if term not in TOKENS]
         seen = self.config.describe_history()
-        parts = (
-            [f"{' and '.join(tokens)} {'reach' if len(tokens) > 1 else 'reaches'} vision and vlm"]
-            if tokens
-            else []
-        )
+        parts = []
+        if tokens:
+            verb = "reach" if len(tokens) > 1 else "reaches"
+            parts.append(f"{' and '.join(tokens)} {verb} vision and vlm")
         if flows:
+            verb = "reach" if len(flows) > 1 else "reaches"
             reached = "expert alone" if self.insulates else "vision, vlm and expert"
-            parts.append(
-                f"{' and '.join(flows)} {'reach' if len(flows) > 1 else 'reaches'} {reached}"
-            )
-        state = (
-            f" (policy.insulation is {'on' if self.insulates else 'off'})"
-            if self._predicts_tokens
-            else ""
-        )
-        return [f"losses: {'; '.join(parts)}{state}", *seen]
+            parts.append(f"{' and '.join(flows)} {verb} {reached}")
+        line = f"losses: {'; '.join(parts)}"
+        if self._predicts_tokens:
+            state = "on" if self.insulates else "off"
+            line += f" (policy.insulation is {state})"
+        return [line, *seen]
 
     def blocks(self) -> list[nn.Module]:
         """Layers of the vision encoder, then those of both towers."""
@@ -202,11 +200,9 @@ class Pi05Policy(Policy, Pi0Network):
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str] | None:
         """Tokens, with the state where the format has it."""
         longest_prompt = self.texts.longest_prompt(prompts)
-        return (
-            None
-            if longest_prompt is None
-            else (longest_prompt, self.config.prompt_tokens, "prompt_tokens")
-        )
+        if longest_prompt is None:
+            return None
+        return longest_prompt, self.config.prompt_tokens, "prompt_tokens"
 
     def tokens(self, batch: Batch) -> list[int]:
         """Count the tokens of each sample in training: images, texts, past states, and
@@ -229,13 +225,14 @@ class Pi05Policy(Policy, Pi0Network):
         """
         counts = self.tokens(batch)
         sizes = known_extents(batch, self.config.cameras)
-        return sum(counts) + (
-            0 if self.packs else padded_tokens(sizes, self.sizes.vision.tokens, *self._padding)
-        )
+        if self.packs:
+            return sum(counts)
+        return sum(counts) + padded_tokens(sizes, self.sizes.vision.tokens, *self._padding)
 
     @property
     def _padding(self) -> tuple[int, tuple[int, int, int]]:
-        return (1 if self.packs else self.length_multiple), self.config.longest_texts
+        multiple = 1 if self.packs else self.length_multiple
+        return multiple, self.config.longest_texts
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
@@ -275,14 +272,15 @@ class Pi05Policy(Policy, Pi0Network):
         suffix = read = None
         if len(predicted) < len(computed):
             suffix, read = self._noisy(batch, draws, computed, detail)
+        packing = None
+        if self.packs:
+            packing = packing_of(sizes, self.sizes.vision.tokens, tail is not None)
         result, hidden = self.run(
             observed,
             suffix,
             insulate=self.insulates,
             hidden=bool(predicted),
-            packing=packing_of(sizes, self.sizes.vision.tokens, tail is not None)
-            if self.packs
-            else None,
+            packing=packing,
         )
         losses = {} if result is None or read is None else read(result)
         if tail is not None and hidden is not None:
@@ -371,9 +369,8 @@ class Pi05Policy(Policy, Pi0Network):
     def first_weights(self, seed: int) -> FirstWeights:
         """Rows of the weights of a fresh run: those of `config.weights`, or fresh ones."""
         needed = {name: p.shape for name, p in self.named_parameters()}
-        return FirstWeights(
-            needed, self.config.weights, seed=seed, unread=() if self.has_expert else EXPERT_TENSORS
-        )
+        unread = () if self.has_expert else EXPERT_TENSORS
+        return FirstWeights(needed, self.config.weights, seed=seed, unread=unread)
 
     def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
         times = self.config.state_times

@@ -177,14 +177,15 @@ def _complete_heads(dimensions: dict[str, Any], shapes: Shapes) -> list[str]:
         for name in ("q_proj", "k_proj"):
             key, shape = stored.get(f"layers.0.{part}.self_attn.{name}.weight", ("", ()))
             if len(shape) == 2:
-                rows[name], keys[name] = shape[0], key
+                rows[name] = shape[0]
+                keys[name] = key
         if len(rows) < 2:
             continue
         heads = _whole(tower.get("num_heads"))
         shared = _whole(tower.get("num_kv_heads"))
-        size = _whole(tower.get("head_dim")) or (
-            rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1)
-        )
+        size = _whole(tower.get("head_dim"))
+        if not size:
+            size = rows["q_proj"] // heads if heads else rows["k_proj"] // (shared or 1)
         if not size:
             continue
         for name, label in (("q_proj", "num_heads"), ("k_proj", "num_kv_heads")):
@@ -309,9 +310,10 @@ def stored_facts(weights: str | Path) -> Values:
     chunk = values.get("chunk", dimensions.get("chunk"))
     if isinstance(chunk, bool) or not isinstance(chunk, int | None):
         raise ConfigError(f"policy.weights: {file}: chunk: {chunk!r}: must be a whole number")
-    return {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions} | (
-        {"chunk": chunk} if chunk else {}
-    )
+    facts: Values = {"dimensions": {"chunk": chunk or Sizes.BASE.chunk} | dimensions}
+    if chunk:
+        facts["chunk"] = chunk
+    return facts
 
 
 def _towers(stored: Record, kind: str) -> str:
@@ -472,7 +474,8 @@ def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, An
     chunk = ("data.chunk_size", config.chunk)
     length = ("policy.prompt_tokens", config.prompt_tokens)
     width = ("the network's width of actions", sizes.dim)
-    kind = ("policy.type", "pi05" if sizes.adaptive else "pi0")
+    type_name = "pi05" if sizes.adaptive else "pi0"
+    kind = ("policy.type", type_name)
     towers = {
         "paligemma_variant": ("the network's language tower", variant(sizes.vlm)),
         "action_expert_variant": ("the network's action expert", variant(sizes.expert)),
@@ -500,21 +503,18 @@ def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, An
         if mark in stored:
             for field, (setting, ours) in fields.items():
                 if field in stored:
-                    yield (
-                        field,
-                        _towers(stored, kind[1]) if field == "type" else stored[field],
-                        setting,
-                        ours,
-                    )
-    if "chunk_size" in stored and "type" in stored and stored_type(stored) == kind[1]:
+                    theirs = _towers(stored, type_name) if field == "type" else stored[field]
+                    yield field, theirs, setting, ours
+    if "chunk_size" in stored and "type" in stored and stored_type(stored) == type_name:
         yield (
             f"type {stored['type']}, which means policy.prompt",
-            _lerobot_prompt(stored, kind[1]),
+            _lerobot_prompt(stored, type_name),
             *prompt,
         )
     if "action_horizon" in stored:
         if isinstance(stored.get("pi05"), bool):
-            yield "pi05, which means policy.type", "pi05" if stored["pi05"] else "pi0", *kind
+            stored_type_name = "pi05" if stored["pi05"] else "pi0"
+            yield "pi05, which means policy.type", stored_type_name, *kind
         if sizes.adaptive and isinstance(stored.get("discrete_state_input"), bool):
             yield (
                 "discrete_state_input, which means policy.prompt",

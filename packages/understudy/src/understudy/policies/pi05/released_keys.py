@@ -107,23 +107,25 @@ class WeightsError(ValueError):
         shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
         fix: str = "",
     ) -> None:
-        self.where, self.missing, self.extra, self.shapes = (
-            where,
-            tuple(missing),
-            dict(extra),
-            dict(shapes),
-        )
+        self.where = where
+        self.missing = tuple(missing)
+        self.extra = dict(extra)
+        self.shapes = dict(shapes)
         self.fix = fix
         lines = [f"  missing: {key}" for key in self.missing]
-        lines += [
-            f"  unexpected: {key}{f' ({why})' if why else ''}" for key, why in self.extra.items()
-        ]
+        for key, why in self.extra.items():
+            reason = f" ({why})" if why else ""
+            lines.append(f"  unexpected: {key}{reason}")
         lines += [
             f"  shape {list(stored)}, expected {list(expected)}: {key}"
             for key, (stored, expected) in self.shapes.items()
         ]
-        shown = [*lines[:20], *([f"  and {len(lines) - 20} more"] if len(lines) > 20 else [])]
-        head = f"{where}: {len(lines)} tensors do not fit the network{f': {fix}' if fix else ''}"
+        shown = lines[:20]
+        if len(lines) > 20:
+            shown.append(f"  and {len(lines) - 20} more")
+        head = f"{where}: {len(lines)} tensors do not fit the network"
+        if fix:
+            head += f": {fix}"
         super().__init__("\n".join([head, *shown]))
 
 
@@ -280,7 +282,6 @@ def _family(stored: Shapes, needed: Shapes) -> str:
         return "it holds no weights of pi0.5 or pi0"
     if theirs == ("state_proj.weight" not in needed):
         return ""
-    return (
-        "it holds weights of "
-        f"{'pi0.5: set policy.type to pi05' if theirs else 'pi0: set policy.type to pi0'}"
-    )
+    if theirs:
+        return "it holds weights of pi0.5: set policy.type to pi05"
+    return "it holds weights of pi0: set policy.type to pi0"

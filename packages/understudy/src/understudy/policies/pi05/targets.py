@@ -93,11 +93,13 @@ def extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
         lengths.append((~marks).sum(dim=1).tolist())
     missing = [batch.get(f"{camera}_is_missing") for camera in cameras]
     count = len(lengths[0])
-    has = [[True] * count if mask is None else (~mask).tolist() for mask in missing]
+    has = []
+    for mask in missing:
+        of_camera = [True] * count if mask is None else (~mask).tolist()
+        has.append(of_camera)
+    cameras_of_samples = zip(*has, strict=True) if has else [()] * count
     states = (~batch[STATES_IS_PAD]).tolist() if STATES_IS_PAD in batch else [()] * count
-    rows = zip(
-        zip(*has, strict=True) if has else [()] * count, *lengths, map(tuple, states), strict=True
-    )
+    rows = zip(cameras_of_samples, *lengths, map(tuple, states), strict=True)
     return [Extent(*row) for row in rows]
 
 
@@ -149,27 +151,36 @@ def images_of(
         if any(extent.cameras[number] for extent in sizes):
             shown.append(number)
             images.append(letterbox(image.flatten(0, -4), side).view(count, *steps, 3, side, side))
-            valid += [~batch[f"{camera}_is_pad"]] if times else []
+            if times:
+                valid.append(~batch[f"{camera}_is_pad"])
     if cameras and not shown:  # the encoder runs in each step, on each rank
         shown = [0]
         images = [
             blank(count * max(1, len(times)), side, device).view(count, *steps, 3, side, side)
         ]
         valid = [torch.ones(count, *steps, dtype=torch.bool, device=device)]
-    pixels = (
-        torch.stack(images, dim=1)
-        if images
-        else torch.empty(count, 0, *steps, 3, side, side, device=device)
-    )
-    marks = [[extent.cameras[number] for number in shown] for extent in sizes]
+    if images:
+        pixels = torch.stack(images, dim=1)
+    else:
+        pixels = torch.empty(count, 0, *steps, 3, side, side, device=device)
+    marks = _marks_of_cameras(sizes, shown)
+    has = None
     with host_values():
-        has = (
-            None
-            if all(map(all, marks))
-            else torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
-        )
-    frames = Frames(times, torch.stack(valid, dim=1) if images else None) if times else None
+        if not all(map(all, marks)):
+            has = torch.tensor(marks, dtype=torch.bool).view(count, len(shown))
+    frames = None
+    if times:
+        valid_frames = torch.stack(valid, dim=1) if images else None
+        frames = Frames(times, valid_frames)
     return Images(pixels, has, frames)
+
+
+def _marks_of_cameras(sizes: Sequence[Extent], numbers: Sequence[int]) -> list[list[bool]]:
+    """Whether each sample has the images of some cameras."""
+    marks = []
+    for extent in sizes:
+        marks.append([extent.cameras[number] for number in numbers])
+    return marks
 
 
 def known_extents(batch: Batch, cameras: Sequence[str]) -> list[Extent]:
@@ -211,9 +222,7 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
     """
     most = enclosing(sizes)
     shown = [number for number, seen in enumerate(most.cameras) if seen] or [0][: len(most.cameras)]
-    has = torch.tensor(
-        [[extent.cameras[number] for number in shown] for extent in sizes], dtype=torch.bool
-    )
+    has = torch.tensor(_marks_of_cameras(sizes, shown), dtype=torch.bool)
     states = torch.tensor([extent.states for extent in sizes], dtype=torch.bool).view(
         len(sizes), len(most.states)
     )
@@ -222,7 +231,8 @@ def packing_of(sizes: Sequence[Extent], image: int, tail: bool) -> Packing | Non
         most[1:4], zip(*(extent[1:4] for extent in sizes), strict=True), strict=True
     ):
         segments.append(torch.arange(length) < torch.tensor(lengths)[:, None])
-    marks = torch.cat(segments if tail else segments[:3], dim=1)
+    present = segments if tail else segments[:3]
+    marks = torch.cat(present, dim=1)
     if bool(marks.all()):
         return None
     images, past, prompt, response, fast = (
@@ -372,8 +382,10 @@ def tail_of(
     for term, limit in zip((TEXT, FAST), most[1:], strict=True):
         lengths = [extent.tokens(term) for extent in sizes]
         tokens, mask = cut(batch.get(TOKENS[term][0], like[:, :0]), lengths, multiple, limit)
+        if mask is None:
+            mask = torch.ones_like(tokens, dtype=torch.bool)
         parts.append(tokens)
-        masks.append(torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask)
+        masks.append(mask)
     return Tail(torch.cat(parts, dim=1), torch.cat(masks, dim=1), parts[0].shape[1])
 
 
@@ -396,23 +408,23 @@ def token_losses(
         sizes: numbers of valid tokens.
         terms: of `TOKENS`.
     """
-    prefix, (count, length) = observed.prefix, tail.tokens.shape
+    prefix = observed.prefix
+    count, length = tail.tokens.shape
     order = torch.arange(prefix + length, device=hidden.device)
     # [B, P + L], last valid token up to each
     latest = torch.where(observed.valid, order, 0).cummax(dim=1).values
-    before = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
+    previous = latest[:, prefix - 1 : prefix - 1 + length]  # [B, L]
     losses = {}
     for term in terms:
         low = 0 if term == TEXT else tail.response
         lengths = torch.tensor([extent.tokens(term) for extent in sizes])
-        places = [
-            row * length + low + i
-            for row, sample in enumerate(sizes)
-            for i in range(sample.tokens(term))
-        ]
+        places: list[int] = []
+        for row, sample in enumerate(sizes):
+            first = row * length + low
+            places += range(first, first + sample.tokens(term))
         where = to_device(torch.tensor(places, dtype=torch.int64), hidden.device)
         rows = where // max(1, length)
-        states = hidden[rows, before.flatten()[where]]  # [N, width]
+        states = hidden[rows, previous.flatten()[where]]  # [N, width]
         entropies = token_cross_entropy(
             states, network.embedding.weight, tail.tokens.flatten()[where]
         )
@@ -488,15 +500,13 @@ def _continue(
     rotation = rotary((valid.cumsum(dim=1) - 1)[:, -x.shape[1] :], network.sizes.vlm.head_dim)
     mask = valid[:, None, None]
     prefix = x.shape[1] if caches is None else 0
-    plan = Plan(
-        rotation, mask, None if prefix else mask, None, None, prefix, prefix, 1, insulate=False
-    )
+    tail_mask = None if prefix else mask
+    plan = Plan(rotation, mask, tail_mask, None, None, prefix, prefix, 1, insulate=False)
     tokens: Tensor | None = x
     continued: list[Cache] = []
     for number, layer in enumerate(network.layers):
-        tokens, _, cache = layer(
-            tokens, None, plan, cache=None if caches is None else caches[number]
-        )
+        past = None if caches is None else caches[number]
+        tokens, _, cache = layer(tokens, None, plan, cache=past)
         continued.append(cache)
     assert tokens is not None
     return network.vlm_norm(tokens)[0], continued

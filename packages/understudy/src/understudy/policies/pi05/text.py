@@ -117,10 +117,12 @@ class TextSettings(NormalizationSettings):
         `tokenizer`.
         """
         tokenizer = find_tokenizer(self.tokenizer, self.weights)
-        with_file = replace(self, tokenizer="" if tokenizer is None else str(tokenizer))
-        paths = {
-            name: os.path.abspath(path) for name in self.FILES if (path := getattr(with_file, name))
-        }
+        tokenizer_path = "" if tokenizer is None else str(tokenizer)
+        with_file = replace(self, tokenizer=tokenizer_path)
+        paths = {}
+        for name in self.FILES:
+            if path := getattr(with_file, name):
+                paths[name] = os.path.abspath(path)
         return replace(with_file, **paths)
 
     @property
@@ -241,8 +243,11 @@ class TextTokenizer:
 
     def responses(self, texts: Sequence[str], length: int) -> Rows:
         """Encode responses; an empty text has no token."""
-        cleaned = [clean(text) for text in texts]
-        return self.pad([self._encode(text, eos=True) if text else [] for text in cleaned], length)
+        responses = []
+        for text in map(clean, texts):
+            ids = self._encode(text, eos=True) if text else []
+            responses.append(ids)
+        return self.pad(responses, length)
 
     def actions(self, codes: Sequence[Sequence[int] | None], length: int, *, lead: bool) -> Rows:
         """Encode FAST ids, each in 0 ... `fast_room` - 1; None has no token.
@@ -253,16 +258,16 @@ class TextTokenizer:
             lead: whether "Action: " comes first.
         """
         lead_text, end_text = ACTION_TEXTS
-        before = self._encode(lead_text) if lead else []
-        after = self._encode(end_text, eos=True)
+        lead_ids = self._encode(lead_text) if lead else []
+        end_ids = self._encode(end_text, eos=True)
         top = self.vocab - 1 - RESERVED
-        return self.pad(
-            [
-                [] if ids is None else [*before, *(top - number for number in ids), *after]
-                for ids in codes
-            ],
-            length,
-        )
+        sequences: list[list[int]] = []
+        for codes_of_sample in codes:
+            if codes_of_sample is None:
+                sequences.append([])
+            else:
+                sequences.append([*lead_ids, *(top - code for code in codes_of_sample), *end_ids])
+        return self.pad(sequences, length)
 
     @property
     def fast_room(self) -> int:
@@ -273,7 +278,8 @@ class TextTokenizer:
         """
         texts = int(self.model.vocab_size())
         free = self.vocab - RESERVED
-        return max(0, free - (texts if texts <= free else 4))
+        kept_texts = texts if texts <= free else 4
+        return max(0, free - kept_texts)
 
     def pad(self, sequences: Sequence[Sequence[int]], length: int) -> Rows:
         """Pad and cut sequences to `length` at the right."""
@@ -294,7 +300,9 @@ def find_tokenizer(tokenizer: str, weights: str) -> Path | None:
     if tokenizer:
         return Path(tokenizer)
     folder = Path(weights)
-    neighbor = (folder.parent if folder.is_file() else folder) / TOKENIZER
+    if folder.is_file():
+        folder = folder.parent
+    neighbor = folder / TOKENIZER
     return neighbor if weights and neighbor.is_file() else None
 
 
@@ -311,10 +319,8 @@ def state_prompt(task: str, bins: Sequence[int], response: bool, message: bool) 
     """
     if message:
         return f"User: {task}, State: {' '.join(map(str, bins))};\n"
-    return (
-        f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n"
-        f"{'Subtask: ' if response else 'Action: '}"
-    )
+    asked = "Subtask: " if response else "Action: "
+    return f"Task: {clean(task)}, State: {' '.join(map(str, bins))};\n{asked}"
 
 
 def state_bins(states: np.ndarray) -> np.ndarray:

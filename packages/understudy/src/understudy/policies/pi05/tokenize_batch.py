@@ -60,7 +60,8 @@ class Texts:
                 no state for the prompts.
         """
         self.config: TextSettings = config
-        self.has_state, self.state_dim = config.prompt != "plain", int(config.state_dim)
+        self.has_state = config.prompt != "plain"
+        self.state_dim = int(config.state_dim)
         if self.has_state and not config.state_dim:
             raise ConfigError(
                 f"policy.prompt: the format {config.prompt} needs a state, and the policy has "

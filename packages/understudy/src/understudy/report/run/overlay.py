@@ -55,17 +55,21 @@ def compare(runs: Sequence[Run]) -> dict[str, Any]:
         value in each run} where they differ}.
     """
     first, *others = runs
-    groups = [row for run in others for row in chain(_losses(first, run), _success(first, run))]
+    groups: list[Record] = []
+    for run in others:
+        groups += _losses(first, run)
+        groups += _success(first, run)
     leaves = [flat(plain(run.config)) for run in runs]
-    settings = {path: [run.get(path) for run in leaves] for path in dict.fromkeys(chain(*leaves))}
-    del settings["output_dir"]
+    different = {}
+    for path in dict.fromkeys(chain(*leaves)):
+        values = [settings.get(path) for settings in leaves]
+        if path != "output_dir" and any(value != values[0] for value in values):
+            different[path] = values
     return {
         "runs": {run.letter: str(run.root) for run in runs},
         "sentence": _describe(groups),
         "groups": groups,
-        "settings": {
-            path: row for path, row in settings.items() if any(value != row[0] for value in row)
-        },
+        "settings": different,
     }
 
 
@@ -74,28 +78,29 @@ def _losses(first: Run, run: Run) -> Iterator[dict[str, Any]]:
         entry.letter: read_validated(RunDir(entry.root), entry.logs["val"])
         for entry in (first, run)
     }
-    found = [entry for entry in validated.values() if entry]
-    if len(found) < 2:
+    present = [entry for entry in validated.values() if entry]
+    if len(present) < 2:
         lacking = " and ".join(letter for letter, entry in validated.items() if not entry)
         yield _row(
             first, run, LOSS, ("–", "–"), None, f"no losses of validation episodes in {lacking}"
         )
         return
-    (step, sums), (other_step, other) = found
+    (step, sums), (other_step, other) = present
     meaning = _meaning(run)
     unlike = [name for name, value in _meaning(first).items() if value != meaning[name]]
-    for source in [None, *(sums.names if len(sums.names) > 1 else ())]:
+    sources = sums.names if len(sums.names) > 1 else ()
+    for source in [None, *sources]:
         figures = (
             f"{sums.loss(source):.4f}, step {step:,}",
             f"{other.loss(source):.4f}, step {other_step:,}",
         )
         paired = None if unlike else paired_difference(other, sums, source)
-        reason = (
-            "one episode has no interval"
-            if paired
-            else f"other {', '.join(unlike) or 'validation samples'}"
-        )
-        yield _row(first, run, f"{LOSS} of {source}" if source else LOSS, figures, paired, reason)
+        if paired:
+            reason = "one episode has no interval"
+        else:
+            reason = f"other {', '.join(unlike) or 'validation samples'}"
+        group = f"{LOSS} of {source}" if source else LOSS
+        yield _row(first, run, group, figures, paired, reason)
 
 
 def _meaning(run: Run) -> dict[str, Any]:
@@ -114,7 +119,8 @@ def _success(first: Run, run: Run) -> Iterator[dict[str, Any]]:
     rates = _rates(first)
     others = _rates(run)
     for key in filter(others.__contains__, rates):
-        (hits, episodes), (other_hits, other_episodes) = rates[key], others[key]
+        hits, episodes = rates[key]
+        other_hits, other_episodes = others[key]
         figures = f"{hits}/{episodes}", f"{other_hits}/{other_episodes}"
         yield _row(first, run, key[0], figures, success_difference(others[key], rates[key]), "")
 
@@ -124,7 +130,9 @@ def _rates(run: Run) -> dict[tuple[str, str], tuple[int, int]]:
     successes = Counter[tuple[str, str]]()
     episodes = Counter[tuple[str, str]]()
     for result in run.results:
-        name = f"success, {result['world']}" + (", swapped text" if result["swap_text"] else "")
+        name = f"success, {result['world']}"
+        if result["swap_text"]:
+            name += ", swapped text"
         key = name, repr((sorted(result["tasks"]), sorted(result.get("protocol", {}).items())))
         successes[key] += result["success"]["successes"]
         episodes[key] += result["success"]["episodes"]
@@ -152,7 +160,8 @@ def _row(
         "other": figures[1],
         "difference": difference,
     }
-    return result | {"interval": interval, "reason": "" if interval else reason, "better": better}
+    reason_of_none = "" if interval else reason
+    return result | {"interval": interval, "reason": reason_of_none, "better": better}
 
 
 def _describe(groups: Sequence[Record]) -> str:
@@ -162,11 +171,9 @@ def _describe(groups: Sequence[Record]) -> str:
     clauses = []
     for row in groups:
         if not row["group"].startswith(f"{LOSS} of "):
-            verdict = (
-                f"{row['better']} is better"
-                if row["better"]
-                else "it cannot be decided which is better"
-            )
+            verdict = "it cannot be decided which is better"
+            if row["better"]:
+                verdict = f"{row['better']} is better"
             difference, interval = cells(row)[-2:]
             clauses.append(
                 f"{row['group']}: {verdict} ({row['runs']} = {difference}, 95 % interval "
@@ -179,11 +186,10 @@ def _describe(groups: Sequence[Record]) -> str:
 def cells(row: Record) -> list[str]:
     """Return a row of the table of groups as text, in the columns of `HEAD`."""
     difference = "–" if row["difference"] is None else f"{row['difference']:+.4f}"
-    interval = (
-        "{:+.4f} to {:+.4f}".format(*row["interval"])
-        if row["interval"]
-        else f"none: {row['reason']}"
-    )
+    if row["interval"]:
+        interval = "{:+.4f} to {:+.4f}".format(*row["interval"])
+    else:
+        interval = f"none: {row['reason']}"
     return [row["runs"], row["group"], row["first"], row["other"], difference, interval]
 
 
@@ -203,7 +209,9 @@ def draw_over(sections: Sequence[Block | None], others: Sequence[Sequence[Block 
     lines = {label: list[Block]() for label in charts}
     for index, blocks in enumerate([sections, *others]):
         for chart in _charts(blocks):
-            for line in chart["lines"] if chart["label"] in charts else ():
+            if chart["label"] not in charts:
+                continue
+            for line in chart["lines"]:
                 name = f"{chr(ord('A') + index)} {line['name']}"
                 lines[chart["label"]].append(line | {"name": name, "color": COLORS[index]})
     for label, chart in charts.items():

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +113,9 @@ def write_report(
     train, speed, val, _ = first.logs.values()
     parts = page_parts(first)
     state = _latest_state(run)
-    order = {
-        **record["order"],
-        **({"schedule": state["schedule"]} if state.get("schedule") else {}),
-    }
+    order = dict(record["order"])
+    if state.get("schedule"):
+        order["schedule"] = state["schedule"]
     step = train[-1]["step"] if train else 0
     progress = "complete" if step >= config.steps else "active or stopped"
     versions = list(state.get("versions", {}).items())
@@ -140,16 +140,19 @@ def write_report(
         section("Versions", table_card("", ["package", "version"], versions)),
     ]
     verdict = compare_losses(train, val)
+    summary = text(summarize(verdict), "verdict") if verdict else None
+    choice = describe_policy(root)
+    described_policy = text(f"policy/ is of {choice}") if choice else None
     top = [
         text(
             f"step {step:,} of {config.steps:,}, {progress} · "
             f"{config.data.root or ', '.join(config.data.names())}"
         ),
-        text(summarize(verdict), "verdict") if verdict else None,
-        text(f"policy/ is of {choice}") if (choice := describe_policy(root)) else None,
+        summary,
+        described_policy,
         tiles(
             [
-                *(figure for part in parts for figure in part.figures),
+                *chain.from_iterable(part.figures for part in parts),
                 *_loss_figures(verdict, train, val),
             ]
         ),
@@ -186,9 +189,8 @@ def _curves(run: overlay.Run) -> Blocks:
     """Render the blocks of a run that have curves over its steps."""
     train, speed, val, _ = run.logs.values()
     parts = page_parts(replace(run, results=()))  # a result of one step has no curve
-    blocks = [block for part in parts for block in part.blocks]
     return [
-        *blocks,
+        *chain.from_iterable(part.blocks for part in parts),
         *render_losses(train, val),
         *render_validation(val),
         _speed_charts(train, speed),
@@ -202,9 +204,9 @@ def summarize(verdict: Verdict) -> str:
     loss = f"{verdict.term} loss" if verdict.term else "loss"
     factor = verdict.validation / verdict.lowest if verdict.lowest > 0 else 1.0
     best = f"best step {verdict.lowest_step:,}, validation {loss} {verdict.lowest:.4g}"
-    ratio = (
-        "" if verdict.ratio is None else f"; the last is {verdict.ratio:.3g} × the training {loss}"
-    )
+    ratio = ""
+    if verdict.ratio is not None:
+        ratio = f"; the last is {verdict.ratio:.3g} × the training {loss}"
     if verdict.validations < 2:
         fit = "One validation"
     elif verdict.falling:
@@ -249,12 +251,13 @@ def _loss_figures(verdict: Verdict | None, train: Records, val: Records) -> list
             figures.append((f"step {verdict.lowest_step:,}", verdict.trend))
         return figures
     losses = [r["loss"] for r in train if r["loss"] is not None][-100:]
-    figures = (
-        [(f"{np.mean(losses):.3f}", f"training loss, mean of the last {len(losses)} steps")]
-        if losses
-        else []
-    )
-    return figures + ([(number(val[-1]["loss"], 3), "validation loss")] if val else [])
+    figures = []
+    if losses:
+        mean = f"{np.mean(losses):.3f}"
+        figures.append((mean, f"training loss, mean of the last {len(losses)} steps"))
+    if val:
+        figures.append((number(val[-1]["loss"], 3), "validation loss"))
+    return figures
 
 
 # -- speed -----------------------------------------------------------------------------------------
@@ -334,9 +337,12 @@ def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
     images = []
     for camera in cameras[:2]:
         frames = batch[camera][index]
-        window = (
-            frames[None] if frames.ndim == 3 else frames[[0, -1]] if len(frames) > 1 else frames
-        )
+        if frames.ndim == 3:
+            window = frames[None]
+        elif len(frames) > 1:
+            window = frames[[0, -1]]
+        else:
+            window = frames
         images += [image(frame.permute(1, 2, 0).numpy(), camera, 84) for frame in window]
     actions = batch["action"][index].double().numpy()
     padded = batch["action_is_pad"][index].numpy()
@@ -365,10 +371,11 @@ def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
     """Describe the size of the images of each camera, and the size in the network."""
     network = "{}x{}".format(*config.policy.network_size)
     sizes = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
-    change = f" -> {network} ({config.policy.RESIZED})"
-    return "; ".join(
-        f"{camera} {size}{'' if size == network else change}" for camera, size in sizes.items()
-    )
+    described = []
+    for camera, size in sizes.items():
+        change = "" if size == network else f" -> {network} ({config.policy.RESIZED})"
+        described.append(f"{camera} {size}{change}")
+    return "; ".join(described)
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -397,7 +404,11 @@ def _changed_settings(config: "TrainConfig") -> Block:
 
 def format_setting(value: Any) -> str:
     """Format the value of a setting."""
-    return "–" if value is None else "(empty)" if value in ("", [], {}) else str(value)
+    if value is None:
+        return "–"
+    if value in ("", [], {}):
+        return "(empty)"
+    return str(value)
 
 
 def _recorded_settings(run: RunDir, config: "TrainConfig") -> Block:

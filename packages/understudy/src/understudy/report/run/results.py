@@ -10,7 +10,8 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     ignored.
     """
     results = []
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    for path in paths:
         # rollouts during training, which are also in metrics.jsonl
         if path.name.startswith("step-"):
             continue

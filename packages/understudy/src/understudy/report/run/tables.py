@@ -1,6 +1,7 @@
 """A validation record as text: a table per kind of group, and open-loop errors."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from understudy.policies.common.settings import is_trained
 from understudy.train.validation.metrics import notes_on_groups
@@ -25,15 +26,16 @@ def format_validation(result: Record, mode: str = "policy") -> str:
     suffix = f" of {' and '.join(trained)}, in mode {mode}" if trained else ""
     parts = [f"step {result['step']}, validation loss{suffix}"]
     head = ("", "loss", "standard error", *terms, "samples", "episodes")
-    for kind, name in KINDS.items() if not result.get("scalar") else ():
+    kinds = {} if result.get("scalar") else KINDS
+    for kind, name in kinds.items():
         rows = [_row(group, entry, terms) for group, entry in result[kind].items()]
         parts.append(aligned((name, *head[1:]), rows))
     parts += notes_on_groups(result)
     samples = result["samples"]
     frames = result.get("held_out", result["samples"])
-    everything = (
-        "all samples" if frames <= samples else f"{samples:,} of {frames:,} validation frames"
-    )
+    everything = "all samples"
+    if frames > samples:
+        everything = f"{samples:,} of {frames:,} validation frames"
     means = [_row(everything, result, terms)]
     empty = [""] * (len(head) - 2)
     if not result.get("scalar"):
@@ -72,13 +74,11 @@ def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
     A loss term that a mode gives, and the open-loop error where a group has none, are empty cells.
     """
     terms = list(
-        dict.fromkeys(term for figures in modes.values() for term in figures.get("terms", ()))
+        dict.fromkeys(chain.from_iterable(figures.get("terms", ()) for figures in modes.values()))
     )
-    kinds = {
-        kind: name
-        for kind, name in KINDS.items()
-        if kind != "heads" or any(len(m[kind]) > 1 for m in modes.values())
-    }
+    kinds = list(KINDS)
+    if all(len(figures["heads"]) <= 1 for figures in modes.values()):
+        kinds.remove("heads")
     rows = [("task mode", "of", *terms, "open-loop error", "samples")]
     for mode, figures in modes.items():
         groups = [("all", figures, (figures.get("open_loop") or {}).get("normalised"))]
@@ -86,41 +86,50 @@ def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
             of_kind = figures[kind]
             if kind == "sources" and len(of_kind) < 2:
                 continue
-            errors = (
-                (figures.get("open_loop") or {}).get("sources", {}) if kind == "sources" else {}
-            )
+            errors = {}
+            if kind == "sources":
+                errors = (figures.get("open_loop") or {}).get("sources", {})
             groups += [
                 (short(name), entry, errors.get(name, {}).get("normalised"))
                 for name, entry in of_kind.items()
             ]
         for name, entry, error in groups:
             losses = entry.get("terms", {})
-            cells = [_number(losses[term]["loss"]) if term in losses else "" for term in terms]
-            rows.append(
-                (mode, name, *cells, "" if error is None else _number(error), str(entry["samples"]))
-            )
+            cells = _term_cells(losses, terms)
+            error_cell = "" if error is None else _number(error)
+            rows.append((mode, name, *cells, error_cell, str(entry["samples"])))
     return rows
+
+
+def _term_cells(losses: Mapping[str, Record], terms: Sequence[str]) -> list[str]:
+    """Format the loss of each term, "" where it has none."""
+    cells = []
+    for term in terms:
+        cell = _number(losses[term]["loss"]) if term in losses else ""
+        cells.append(cell)
+    return cells
 
 
 def _imagined(figures: Record) -> list[str]:
     """Format errors of imagined states and images, and of a copy of the present."""
     parts = []
     if states := figures.get("states"):
-        rows = [
-            (str(ahead), *("" if value is None else _number(value) for value in values))
-            for ahead, values in enumerate(zip(states["model"], states["copy"]), start=1)
-        ]
+        rows = []
+        for ahead, errors in enumerate(zip(states["model"], states["copy"]), start=1):
+            row = [str(ahead)]
+            for error in errors:
+                cell = "" if error is None else _number(error)
+                row.append(cell)
+            rows.append(row)
         title = f"imagined states, {figures['frames']} frames: actions ahead"
         parts.append(aligned((title, "mean squared error", "copy of the present"), rows))
     if images := figures.get("images"):
-        kinds = ("psnr", "psnr_moved")
-        rows = [
-            (
-                str(ahead),
-                *(_decibels(images[kind][name][k]) for kind in kinds for name in ("model", "copy")),
-            )
-            for k, ahead in enumerate(images["ahead"])
-        ]
+        columns = []
+        for kind in ("psnr", "psnr_moved"):
+            columns += [images[kind]["model"], images[kind]["copy"]]
+        rows = []
+        for number, ahead in enumerate(images["ahead"]):
+            rows.append([str(ahead), *(_decibels(ratios[number]) for ratios in columns)])
         head = (
             "imagined images, PSNR in dB: frames ahead",
             "imagined",
@@ -138,7 +147,11 @@ def _decibels(value: float | None) -> str:
 
 def short(name: str) -> str:
     """Put a name, any text of a dataset's task, on one line and cut it to `LONGEST` characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in name).split()) or "(no text)"
+    characters = list(name)
+    for index, character in enumerate(characters):
+        if not character.isprintable():
+            characters[index] = " "
+    line = " ".join("".join(characters).split()) or "(no text)"
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
@@ -172,7 +185,7 @@ STILL = "more without any error: they never move"
 def _row(name: str, entry: Record, terms: Sequence[str]) -> tuple[str, ...]:
     se = "" if entry["se"] is None else f"± {_number(entry['se'])}"
     means = entry.get("terms", {})
-    losses = [_number(means[term]["loss"]) if term in means else "" for term in terms]
+    losses = _term_cells(means, terms)
     return (
         short(name),
         _number(entry["loss"]),
@@ -189,14 +202,13 @@ def _number(value: float | None) -> str:
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns to their widest cell, the first one left, the others right."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
-            ]
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+    table = (head, *rows)
+    widths = []
+    for column in range(len(head)):
+        widths.append(max(len(row[column]) for row in table))
+    lines = []
+    for name, *figures in table:
+        cells = [name.ljust(widths[0])]
+        cells += [figure.rjust(width) for figure, width in zip(figures, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(f"  {line}" for line in lines)

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import floor, inf, isfinite, log2, log10
 from pathlib import Path
 from typing import Any
@@ -63,27 +64,30 @@ def render_losses(train: Records, val: Records) -> Blocks:
         record_line("training", train, "loss", 0, smooth=True),
         line(label, steps, [loss for loss, _ in bounds], 1, points=True, **whiskers),
     ]
-    terms = several_terms(
-        {"terms": dict.fromkeys(name for r in train[-STEPS:] for name in r.get("terms", ()))}
-    )
+    latest = train[-STEPS:]
+    names = chain.from_iterable(record.get("terms", ()) for record in latest)
+    terms = several_terms({"terms": dict.fromkeys(names)})
+    last_validation = val[-1] if val else {}
     return [
         card("Loss", chart("loss", "step", "loss", lines, log=False, cut=True, height=300)),
         grid([card(name, _term_chart(train, val, name)) for name in terms]),
-        _group_losses(train[-STEPS:], val[-1] if val else {}),
+        _group_losses(latest, last_validation),
     ]
 
 
 def _term_chart(train: Records, val: Records, name: str) -> Block | None:
     """Draw a loss term: the moving mean in training, and the validations."""
-    of_term = [
-        [{"step": r["step"], **r["terms"][name]} for r in records if name in r.get("terms", {})]
-        for records in (train, val)
-    ]
     lines = [
-        record_line("training", of_term[0], "loss", 0, smooth=True),
-        record_line("validation", of_term[1], "loss", 1, points=True),
+        record_line("training", _records_of_term(train, name), "loss", 0, smooth=True),
+        record_line("validation", _records_of_term(val, name), "loss", 1, points=True),
     ]
     return chart(f"{name} loss", "step", f"{name} loss", lines, cut=True)
+
+
+def _records_of_term(records: Records, name: str) -> list[Record]:
+    """Step and figures of a loss term, of each record that has it."""
+    having = [record for record in records if name in record.get("terms", {})]
+    return [{"step": record["step"], **record["terms"][name]} for record in having]
 
 
 def _group_losses(train: Records, last: Record) -> Block | None:
@@ -91,14 +95,18 @@ def _group_losses(train: Records, last: Record) -> Block | None:
     validation.
     """
     rows: list[list[str]] = []
-    terms = list(dict.fromkeys(name for record in train for name in record.get("terms", ())))
+    terms = _names_of(train, "terms")
     for kind, label in {"sources": "source", "modes": "task mode"}.items():
-        for name in dict.fromkeys(name for record in train for name in record.get(kind, ())):
+        for name in _names_of(train, kind):
             steps = [record[kind][name] for record in train if name in record.get(kind, {})]
             validation = last.get(kind, {}).get(name, {}).get("terms", {})
             losses = [mean_loss(steps, term) for term in terms]
             losses += [validation.get(term, {}).get("loss") for term in terms]
-            rows.append([label, name, *("" if loss is None else f"{loss:.4g}" for loss in losses)])
+            row = [label, name]
+            for loss in losses:
+                cell = "" if loss is None else f"{loss:.4g}"
+                row.append(cell)
+            rows.append(row)
     head = [
         "group",
         "name",
@@ -109,6 +117,11 @@ def _group_losses(train: Records, last: Record) -> Block | None:
     return table_card("Loss terms per group", head, rows, note=note)
 
 
+def _names_of(records: Records, kind: str) -> list[str]:
+    """Distinct names that records have under a key, in the sequence of their first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(record.get(kind, ()) for record in records)))
+
+
 # -- validation ------------------------------------------------------------------------------------
 
 
@@ -117,8 +130,9 @@ def render_validation(val: Records) -> Blocks:
     if not val:
         return []
     last = val[-1]
+    groups_over_steps = heatmap(val) if len(val) > 1 else None
     cards = [
-        heatmap(val) if len(val) > 1 else None,
+        groups_over_steps,
         card("", *map(text, notes_on_groups(last)), _overall_table(val), _group_table(val)),
     ]
     if modes := last.get("modes"):
@@ -137,7 +151,8 @@ def render_validation(val: Records) -> Blocks:
         records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
         lines = [record_line("open-loop error", records, "normalised", 4)]
         drawn = chart("open-loop error", "step", "mean squared error, normalized", lines)
-        halves.append(card("Open-loop error, normalized", drawn) if len(records) > 1 else None)
+        if len(records) > 1:
+            halves.append(card("Open-loop error, normalized", drawn))
         cards.append(_open_loop(errors))
     return [*cards, grid(halves)]
 
@@ -147,19 +162,16 @@ def _overall_table(val: Records) -> Block:
     last = val[-1]
     samples = sum(entry["samples"] for entry in last["tasks"].values())
     frames = last.get("held_out", samples)
-    evaluated = (
-        f"all {samples:,} samples"
-        if frames == samples
-        else f"{samples:,} of {frames:,} validation frames"
-    )
+    evaluated = f"all {samples:,} samples"
+    if frames != samples:
+        evaluated = f"{samples:,} of {frames:,} validation frames"
     rows = [[evaluated, *_figures(last, last, [(r["loss"], r["step"]) for r in val])]]
     means: dict[str, Callable[[Record], float | None]] = {"mean of the tasks": lambda r: r["macro"]}
     if len(last.get("heads", {})) > 1:
         means["heads by their weights"] = lambda r: r.get("weighted")
-    rows += [
-        [name, *_figures(last, {"loss": mean(last)}, [(mean(r), r["step"]) for r in val])]
-        for name, mean in means.items()
-    ]
+    for name, mean in means.items():
+        history = [(mean(record), record["step"]) for record in val]
+        rows.append([name, *_figures(last, {"loss": mean(last)}, history)])
     return table(["samples", *_figure_head(last)], rows)
 
 
@@ -198,21 +210,24 @@ def _figures(last: Record, entry: Record, history: Sequence[tuple[float | None, 
     error = entry.get("se")
     means = entry.get("terms", {})
     digits = decimals(error)
+    error_cell = "" if error is None else f"± {error:.{digits}f}"
+    term_cells = []
+    for term in several_terms(last):
+        term_cell = number(means[term]["loss"], digits) if term in means else ""
+        term_cells.append(term_cell)
+    step_cell = "" if lowest is None else step
     return [
         number(entry["loss"], digits),
-        "" if error is None else f"± {error:.{digits}f}",
-        *(
-            number(means[term]["loss"], digits) if term in means else ""
-            for term in several_terms(last)
-        ),
+        error_cell,
+        *term_cells,
         number(lowest, digits),
-        "" if lowest is None else step,
+        step_cell,
     ]
 
 
 def task_chart(val: Records) -> Block | None:
     """Draw the validation loss of each task over the steps."""
-    tasks = sorted({task for record in val for task in record["tasks"]})
+    tasks = sorted(set(chain.from_iterable(record["tasks"] for record in val)))
     lines = []
     for index, task in enumerate(tasks):
         losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
@@ -226,14 +241,17 @@ def _flow_time_chart(val: Records) -> Block | None:
     Loss terms with other intervals have a line each.
     """
     lines = []
-    for record in [val[0], val[-1]] if len(val) > 1 else [val[-1]]:
+    records = [val[0], val[-1]] if len(val) > 1 else [val[-1]]
+    for record in records:
         intervals: dict[str, list[Record]] = {}
         for interval in record.get("time", []):
             if interval["loss"] is not None:
                 intervals.setdefault(" and ".join(interval.get("terms", ())), []).append(interval)
         for index, (terms, bins) in enumerate(intervals.items()):
             edges = [bins[0]["from"], *(bin["to"] for bin in bins)]
-            name = f"step {record['step']:,}" + (f", {terms}" if terms else "")
+            name = f"step {record['step']:,}"
+            if terms:
+                name += f", {terms}"
             color = 1 if record is val[-1] else 0
             lines.append(
                 step_line(name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1)
@@ -279,22 +297,31 @@ def heatmap(val: Records) -> Block | None:
     included. The color of a cell is the distance of its loss to the lowest loss of its group, so
     that easy and hard groups are comparable.
     """
-    losses = [{name: entry["loss"] for name, entry in _groups_of(record).items()} for record in val]
-    names = sorted({name for record in losses for name in record})
+    losses = []
+    for record in val:
+        losses.append({name: entry["loss"] for name, entry in _groups_of(record).items()})
+    names = sorted(set(chain.from_iterable(losses)))
     if not names:
         return None
-    histories = {name: [record.get(name, MISSING) for record in losses] for name in names}
+    histories = {}
+    for name in names:
+        histories[name] = [record.get(name, MISSING) for record in losses]
     rises = {name: since_lowest(history)[0] for name, history in histories.items()}
-    ranked = sorted(names, key=lambda name: -rises[name] if rises[name] > WORSE else 0.0)
+
+    def rank(name: str) -> float:
+        return -rises[name] if rises[name] > WORSE else 0.0
+
+    ranked = sorted(names, key=rank)
     steps = [record["step"] for record in val]
     columns = sorted(
         {round(place) for place in np.linspace(0, len(val) - 1, min(COLUMNS, len(val)))}
     )
     rows = [_heat_row(name, histories[name], steps, columns) for name in ranked[:ROWS]]
     worse = sum(rise > WORSE for rise in rises.values())
-    count = (
-        f"{worse} of {len(names)} groups {'are' if worse > 1 else 'is'}" if worse else "No group is"
-    )
+    count = "No group is"
+    if worse:
+        verb = "are" if worse > 1 else "is"
+        count = f"{worse} of {len(names)} groups {verb}"
     note = (
         f"{count} more than {100 * WORSE:.0f} % above the lowest loss of the group, which is "
         f"framed. Deeper colors are further above it; the deepest is {DEEPEST:g} times it."
@@ -333,7 +360,8 @@ def since_lowest(history: Sequence[Any]) -> tuple[float, int]:
         return 0.0, index
     if history[-1] is None:
         return inf, index
-    return (history[-1] / lowest - 1 if lowest > 0 else 0.0), index
+    rise = history[-1] / lowest - 1 if lowest > 0 else 0.0
+    return rise, index
 
 
 def _heat_row(
@@ -348,7 +376,8 @@ def _heat_row(
     elif rise > 0:
         note = styled(f"+{100 * rise:.1f} % since step {steps[best]:,}", "soft")
     else:
-        note = styled("at its lowest" if best == len(history) - 1 else "", "soft")
+        remark = "at its lowest" if best == len(history) - 1 else ""
+        note = styled(remark, "soft")
     return [name or "(no text)", *cells, note]
 
 
@@ -359,7 +388,8 @@ def _heat_cell(loss: Any, lowest: float | None, is_best: bool) -> Any:
         return styled("NaN", "cell bad", depth="0", hint="not finite")
     above = log2(loss / lowest) / log2(DEEPEST) if lowest else 0.0
     depth = 0.06 + 0.64 * min(1.0, max(0.0, above))
-    return styled(f"{loss:.3g}", "cell best" if is_best else "cell", depth=f"{depth:.2f}", hint="")
+    style = "cell best" if is_best else "cell"
+    return styled(f"{loss:.3g}", style, depth=f"{depth:.2f}", hint="")
 
 
 # -- imagined futures ------------------------------------------------------------------------------
@@ -412,10 +442,12 @@ def _imagined_images(images: Record) -> Block:
     rows = []
     for index, ahead in enumerate(images["ahead"]):
         for kind, pixels in (("psnr", "all"), ("psnr_moved", "changing")):
-            ratios = [images[kind][name][index] for name in ("model", "copy")]
-            rows.append(
-                [ahead, pixels, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
-            )
+            row = [ahead, pixels]
+            for name in ("model", "copy"):
+                ratio = images[kind][name][index]
+                cell = "" if ratio is None else f"{ratio:.2f}"
+                row.append(cell)
+            rows.append(row)
     return table(["frames ahead", "pixels", "imagined, PSNR in dB", "copy"], rows)
 
 
@@ -433,8 +465,7 @@ def _strips(path: Path) -> list[Block]:
         cells = [np.split(band, len(columns), axis=1) for band in bands]
     except (OSError, ValueError, KeyError, AttributeError, ZeroDivisionError):
         return []
-    return [
-        block
-        for title, images in zip(rows, cells)
-        for block in (text(title), film(images, columns, title))
-    ]
+    blocks: list[Block] = []
+    for title, images in zip(rows, cells):
+        blocks += [text(title), film(images, columns, title)]
+    return blocks

@@ -161,7 +161,8 @@ class _Cards:
         episode = int(sums.episode[index])
         loss = float(sums.losses()[index])
         figure = f"{loss:.4f}" if np.isfinite(loss) else "not finite"
-        title = f"{f'{name}, ' if len(sums.names) > 1 else ''}episode {episode}: loss {figure}"
+        prefix = f"{name}, " if len(sums.names) > 1 else ""
+        title = f"{prefix}episode {episode}: loss {figure}"
         samples = f"{int(sums.samples[index]):,} samples"
         if self._validation is None:
             return card(title, note=samples)
@@ -233,12 +234,11 @@ class _Cards:
             _joint_chart(name, joint, recorded, predicted, catalog.fps)
             for joint, name in enumerate(names)
         ]
-        rest = grid(charts[CURVES:], "joints")
-        return [
-            note,
-            grid(charts[:CURVES], "joints"),
-            fold(f"{len(charts) - CURVES} more joints", rest) if rest else None,
-        ]
+        more_joints = grid(charts[CURVES:], "joints")
+        folded = None
+        if more_joints:
+            folded = fold(f"{len(charts) - CURVES} more joints", more_joints)
+        return [note, grid(charts[:CURVES], "joints"), folded]
 
 
 def _joint_chart(
@@ -262,11 +262,9 @@ def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray
     errors = np.abs(np.asarray(predicted["actions"]) - recorded)[:, extent > 0] / extent[extent > 0]
     frames = np.arange(len(errors))
     starts = np.asarray(predicted["starts"], np.int64)
-    offsets = (
-        frames - starts[np.maximum(np.searchsorted(starts, frames, side="right") - 1, 0)]
-        if len(starts)
-        else frames
-    )
+    offsets = frames
+    if len(starts):
+        offsets = frames - starts[np.maximum(np.searchsorted(starts, frames, side="right") - 1, 0)]
     is_finite = np.isfinite(errors)
     return np.broadcast_to(offsets[:, None], errors.shape)[is_finite], errors[is_finite]
 

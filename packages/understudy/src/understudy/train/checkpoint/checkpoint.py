@@ -237,9 +237,12 @@ def list_best(folder: Path) -> list[int]:
 
 def _list_steps(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    return sorted(
-        int(match[1]) for name in names if (match := pattern.fullmatch(name)) and not match[2]
-    )
+    steps = []
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match and not match[2]:
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def find_latest(folder: Path) -> Path | None:
@@ -335,7 +338,8 @@ def prune(folder: Path, keep_last: int, best_by: str | None = None) -> None:
     latest = steps[-1] if steps else -1
     kept = [find_best(folder, best_by, last) for last in (inf, latest)] if best_by else []
     old = [folder / f"step-{step:08d}" for step in steps[:-keep_last]]
-    old += [folder / f"best-{step:08d}" for step in list_best(folder)] if best_by else []
+    if best_by:
+        old += [folder / f"best-{step:08d}" for step in list_best(folder)]
     for path in old:
         if path not in kept:
             _withdraw(path)
@@ -384,11 +388,10 @@ def _write(
     folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
 ) -> dict[str, Any]:
     """Write tensors; returns the checksums of the files of all ranks, without the index."""
-    return {
-        name: sums
-        for part in gather(group, tensor_files.write(folder, tensors, group))
-        for name, sums in part.items()
-    }
+    checksums: dict[str, Any] = {}
+    for of_rank in gather(group, tensor_files.write(folder, tensors, group)):
+        checksums |= of_rank
+    return checksums
 
 
 def _check_files(path: Path, state: Record, group: dist.ProcessGroup | None) -> None:
@@ -525,9 +528,9 @@ def _as_checkpoint_error(
         on_failure()
         message = f"{action}: {_cause(error)}"
         shared = f"{PREFIX}{INDEX}" if isinstance(error, tensor_files.FrozenIndexError) else ""
-        raise CheckpointError(
-            f"{message}; {_suggest_earlier(instead, shared)}" if instead else message
-        ) from error
+        if instead:
+            message += f"; {_suggest_earlier(instead, shared)}"
+        raise CheckpointError(message) from error
 
 
 def _cause(error: BaseException) -> str:
@@ -581,11 +584,9 @@ class Saver:
         self._best_by = best_by
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._background = background
-        self._best = (
-            inf
-            if best_by is None
-            else checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
-        )
+        self._best = inf
+        if best_by is not None:
+            self._best = checkpoint.run_on_rank_0(self.group, lambda: _read_best(folder, best_by))
         self._stagers: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None

@@ -60,9 +60,9 @@ class ExportConfig:
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
-        problems = (
-            [] if self.run else ["run: required, the directory of a run: understudy export RUN"]
-        )
+        problems = []
+        if not self.run:
+            problems.append("run: required, the directory of a run: understudy export RUN")
         if self.head and self.format == "understudy":
             problems.append(
                 f"head: {self.head}: format understudy has all heads of the run; leave it out"
@@ -175,14 +175,14 @@ def policy_weights(checkpoint: Path, dtype: str) -> "dict[str, Tensor]":
         tensors |= read_tensors(checkpoint, f"{kind}/")
     scale = read_settings(read_state(checkpoint)["settings"], checkpoint).lora.scale
     whole = {name: tensors[stored] for name, stored in names.items()}
-    # frozen (`lora.base`)
-    whole = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in whole.items()}
+    for name, tensor in whole.items():
+        if tensor.dtype == torch.bfloat16:  # frozen (`lora.base`)
+            whole[name] = tensor.float()
     weights = merge_adapters(whole, scale)
     if dtype == "bf16":
-        weights = {
-            name: t.to(torch.bfloat16) if t.is_floating_point() else t
-            for name, t in weights.items()
-        }
+        for name, tensor in weights.items():
+            if tensor.is_floating_point():
+                weights[name] = tensor.to(torch.bfloat16)
     return weights
 
 
@@ -241,12 +241,10 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
     if isinstance(step, int):
         kind = "step" if step in steps else "best"
         path = checkpoints / f"{kind}-{step:08d}" if step in (*steps, *best) else None
+    elif step == "latest":
+        path = checkpoint.find_latest(checkpoints)
     else:
-        path = (
-            checkpoint.find_latest(checkpoints)
-            if step == "latest"
-            else checkpoint.find_best(checkpoints, by)
-        )
+        path = checkpoint.find_best(checkpoints, by)
     if path is None:
         listed = ", ".join(map(str, sorted({*steps, *best}))) or "none yet"
         raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")

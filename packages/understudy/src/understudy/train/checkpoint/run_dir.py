@@ -191,11 +191,9 @@ class RunDir:
                     "of its `train`"
                 )
             near = "" if self.root.exists() else near_path(str(self.root))
-            fix = (
-                f"did you mean {near}?"
-                if near
-                else f"`understudy train --output-dir {self.root}` starts one"
-            )
+            fix = f"`understudy train --output-dir {self.root}` starts one"
+            if near:
+                fix = f"did you mean {near}?"
             raise ConfigError(f"{self.root}: no run here (no config.yaml); {fix}")
         self.read_record()
         content = _read_config(self.config)
@@ -206,9 +204,9 @@ class RunDir:
 
         `content` is that of config.yaml where the caller has read it.
         """
-        began = str(
-            (_read_config(self.config) if content is None else content).get("output_dir", "")
-        )
+        if content is None:
+            content = _read_config(self.config)
+        began = str(content.get("output_dir", ""))
         return replace(find_moved(stored, self.root, began), output_dir=str(self.root))
 
     def refuse_existing(self) -> None:

@@ -56,11 +56,10 @@ def read_contents(path: Path) -> dict[str, Any]:
     """Read name -> size and dtype (`TensorStorageMetadata`) of each tensor; raises as
     `read_indexes` does.
     """
-    return {
-        name: item
-        for index in read_indexes(path).values()
-        for name, item in index.state_dict_metadata.items()
-    }
+    contents: dict[str, Any] = {}
+    for index in read_indexes(path).values():
+        contents |= index.state_dict_metadata
+    return contents
 
 
 def read_sizes(path: Path) -> dict[str, int]:
@@ -131,9 +130,9 @@ def link_frozen(
     frozen_files = {name: dict(sums) for name, sums in files.items() if name.startswith(PREFIX)}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     try:
-        stored: dict[str, Any] = (
-            dict(read_index(source).state_dict_metadata) if frozen_files else {}
-        )
+        stored: dict[str, Any] = {}
+        if frozen_files:
+            stored = dict(read_index(source).state_dict_metadata)
         there = {name: (tuple(item.size), item.properties.dtype) for name, item in stored.items()}
         if there != shapes or not all(
             _is_own_file(earlier / name, sums["bytes"]) for name, sums in frozen_files.items()
@@ -143,8 +142,9 @@ def link_frozen(
         for name in frozen_files:
             os.link(earlier / name, unfinished / name)
     except (OSError, ValueError):
-        for linked in target.iterdir() if target.is_dir() else ():
-            linked.unlink()
+        if target.is_dir():
+            for linked in target.iterdir():
+                linked.unlink()
         return {}
     return frozen_files
 

@@ -66,7 +66,8 @@ def dimension_modes(
                             f"data.normalize: {places[key, dim]!r} and {name!r} are both "
                             f"{key}[{dim}]; keep one of them"
                         )
-                    places[key, dim], of_key[dim] = name, mode
+                    places[key, dim] = name
+                    of_key[dim] = mode
             modes[key] = tuple(of_key)  # type: ignore[arg-type]
         by_source.append(modes)
     for name in chosen:
@@ -92,7 +93,11 @@ def _matching(name: str, keys: Sequence[str], names: Sequence[str]) -> list[int]
 
 
 def _candidates(key: str, names: Sequence[str]) -> list[str]:
-    return [f"{key}[{dim}]" if name.isdigit() else name for dim, name in enumerate(names)]
+    candidates = []
+    for dim, name in enumerate(names):
+        candidate = f"{key}[{dim}]" if name.isdigit() else name
+        candidates.append(candidate)
+    return candidates
 
 
 def _unknown(name: str, candidates: Sequence[str]) -> str:
@@ -122,7 +127,9 @@ def describe_modes(modes: Sequence[DimensionMode], names: Sequence[str]) -> str:
     """
     usual = max(dict.fromkeys(modes), key=list(modes).count, default="")
     others = [f"{name}: {mode}" for name, mode in zip(names, modes) if mode != usual]
-    return usual + (f" ({', '.join(others)})" if others else "")
+    if not others:
+        return usual
+    return f"{usual} ({', '.join(others)})"
 
 
 def check_identity(

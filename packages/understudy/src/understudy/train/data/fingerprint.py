@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ class Request:
             for number in np.unique(file_of[file_of >= 0]).tolist():
                 path = table.find(catalog.files, number)
                 state = catalog.files.state(path)
-                size += state[0] if state else 0
+                if state:
+                    size += state[0]
                 facts += [camera, path, state, np.flatnonzero(file_of == number).tolist()]
         return json.dumps(facts), size
 
@@ -109,10 +111,9 @@ def digest_several(requests: Sequence[Request], cache: Path | None) -> list[Dige
     """Return the result of `digest_files` of each dataset."""
     members: list[Member[Digests]] = []
     small: list[int] = []
-    found = dict[int, Digests]()
-    for number, request in enumerate(
-        requests if are_many(len(requests)) and cache is not None else ()
-    ):
+    grouped = dict[int, Digests]()
+    candidates = requests if are_many(len(requests)) and cache is not None else ()
+    for number, request in enumerate(candidates):
         if request.has_few_files and request.inputs()[1] <= SMALL:
             root = request.parts[0].catalog.root
             members.append(Member(root, partial(_key, request), partial(_whole_digests, request)))
@@ -120,11 +121,14 @@ def digest_several(requests: Sequence[Request], cache: Path | None) -> list[Dige
     if are_many(len(small)):
         for place, digests in once_per_group(members, str(cache), mapped=False):
             if digests is not None:
-                found[small[place]] = digests
-    return [
-        found[number] if number in found else digest_files(request.parts, request.cameras, cache)
-        for number, request in enumerate(requests)
-    ]
+                grouped[small[place]] = digests
+    results = []
+    for number, request in enumerate(requests):
+        if number in grouped:
+            results.append(grouped[number])
+        else:
+            results.append(digest_files(request.parts, request.cameras, cache))
+    return results
 
 
 def _key(request: Request) -> str:
@@ -134,9 +138,8 @@ def _key(request: Request) -> str:
 def _whole_digests(request: Request) -> Digests | None:
     """Return the digests; None where a file cannot be read."""
     digests = digest_files(request.parts, request.cameras, None)
-    lost = any(
-        entry.endswith(f" {MISSING}") for entries in digests.values() for entry in entries or ()
-    )
+    entries = chain.from_iterable(of_kind or () for of_kind in digests.values())
+    lost = any(entry.endswith(f" {MISSING}") for entry in entries)
     return None if lost else digests
 
 
@@ -196,7 +199,9 @@ def describe_change(before: list[str], now: list[str]) -> str:
     odd = [entry.rpartition(" ")[0] for entry in now if entry not in before]
     if not odd:
         return f"{len(before)} -> {len(now)}"
-    return odd[0] + (f", and {len(odd) - 1} more of {len(now)}" if odd[1:] else "")
+    if len(odd) == 1:
+        return odd[0]
+    return f"{odd[0]}, and {len(odd) - 1} more of {len(now)}"
 
 
 def _kind(
@@ -234,9 +239,8 @@ def _spread(numbers: np.ndarray, most: int) -> list[int]:
 
 def _rows(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:
     """Digest of each parquet file."""
-    return _digest_all(
-        files, paths, cache, _whole if _total(_sizes(files, paths)) <= MAX_WHOLE else _footer
-    )
+    digest = _whole if _total(_sizes(files, paths)) <= MAX_WHOLE else _footer
+    return _digest_all(files, paths, cache, digest)
 
 
 def _videos(files: Files, paths: Sequence[str], cache: Path | None) -> list[str]:

@@ -67,9 +67,10 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
                     " | ".join(texts[episodes.tasks_of(row)])
                     for row in episodes.rows_of(ids).tolist()
                 ]
-            texts_of_rows = (
-                names if part == TASK else pa.array(tasks, pa.string()).take(pa.array(inverse))
-            )
+            if part == TASK:
+                texts_of_rows = names
+            else:
+                texts_of_rows = pa.array(tasks, pa.string()).take(pa.array(inverse))
             tables.add(number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
     facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
     digests = {

@@ -176,9 +176,9 @@ def sample_rows(
         episode, start, stop = data.segments[number].tolist()
         size = min(stop - start, rows // count)
         first = start + make_key(key, "first row", number) % (stop - start - size + 1)
-        bound = (
-            min(int(data.window_stops[number]), first + size + chunk - 1) if delta else first + size
-        )
+        bound = first + size
+        if delta:
+            bound = min(int(data.window_stops[number]), first + size + chunk - 1)
         row = data.catalog.episodes.row_of(episode)
         read = {}
         for name in keys:
@@ -193,7 +193,8 @@ def sample_rows(
             dims = list(delta)
             action[:, dims] = read[ACTION][ahead][:, dims] - read[STATE][:size][:, dims]
         for name in keys:
-            tables[name].append(action if name == ACTION else read[name][:size])
+            part = action if name == ACTION else read[name][:size]
+            tables[name].append(part)
     return {name: np.concatenate(parts) for name, parts in tables.items()}
 
 
@@ -332,11 +333,8 @@ def _mend(
                 f"{name_dimensions(key, np.flatnonzero(constant), names)}"
             )
     if lines:
-        reason = (
-            "their spread is tiny beside it"
-            if any("range" in line for line in lines)
-            else "they rest"
-        )
+        has_tiny_spread = any("range" in line for line in lines)
+        reason = "their spread is tiny beside it" if has_tiny_spread else "they rest"
         logger.warning(
             "normalization by %s: training %s (%s)", origin.name, "; ".join(lines), reason
         )
@@ -382,11 +380,9 @@ def _confront(
         )
         names = data.training[number].catalog.features[key].dimension_names
         fit = confront(rows, offset, spread)
-        chosen = (
-            np.array([mode != "identity" for mode in modes[key]])
-            if key in modes
-            else np.ones(width, bool)
-        )
+        chosen = np.ones(width, bool)
+        if key in modes:
+            chosen = np.array([mode != "identity" for mode in modes[key]])
         bad = chosen & fit.far
         far_dims += [fit.describe(key, dim, names) for dim in np.flatnonzero(bad).tolist()]
         square = float((fit.magnitude[:, bad] ** 2).mean(0).sum() / width) if bad.any() else 0.0

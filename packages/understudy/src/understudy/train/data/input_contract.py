@@ -10,6 +10,7 @@ orientation) in meta/contract.json.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def named_heads(
     another policy.
     """
     theirs = normalization.get("heads", [""])
-    names = dict(zip(heads, theirs if len(theirs) == len(heads) else heads, strict=True))
+    renamed_to = theirs if len(theirs) == len(heads) else heads
+    names = dict(zip(heads, renamed_to, strict=True))
     contract = metadata["contract"]
     robots = {names[head]: robot for head, robot in contract["robots"].items()}
     renamed = {names[head]: facts for head, facts in metadata["heads"].items()}
@@ -158,11 +160,12 @@ def _members(data: RunData, number: int) -> list[int]:
 def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
     """Sources of a head that have each camera."""
     members = _members(data, number)
-    sources = {
-        camera: [n for n in members if camera not in data.training[n].missing_cameras]
-        for camera in data.cameras
-    }
-    return {camera: numbers for camera, numbers in sources.items() if numbers}
+    sources = {}
+    for camera in data.cameras:
+        numbers = [n for n in members if camera not in data.training[n].missing_cameras]
+        if numbers:
+            sources[camera] = numbers
+    return sources
 
 
 def _robot(
@@ -177,9 +180,11 @@ def _robot(
     first = data.training[members[0]]
     source = config.data.mixed()[members[0]]
     separator = config.augment.task_separator
-    stored = (text for n in members for text in data.training[n].catalog.tasks)
-    tasks = list(dict.fromkeys(task for text in stored for task in split_task(text, separator)))
-    tasks += [""] if config.augment.text_dropout and "" not in tasks else []
+    stored = chain.from_iterable(data.training[n].catalog.tasks for n in members)
+    split = chain.from_iterable(split_task(text, separator) for text in stored)
+    tasks = list(dict.fromkeys(split))
+    if config.augment.text_dropout and "" not in tasks:
+        tasks.append("")
     modes = dimension_modes(config.data, data, config.policy.NORMALIZE)[members[0]]
     cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
@@ -199,14 +204,15 @@ def _robot(
             network_size=policy.network_size,
         )
     text = next((field for field in config.policy.FILES if field == "tokenizer"), "")
+    state = None
+    if STATE in first.keys:
+        state = _vector(first, STATE, source.state, statistics.get(STATE), modes)
     facts = RobotFacts(
         fps=float(first.catalog.fps),
         chunk=config.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
-        state=_vector(first, STATE, source.state, statistics.get(STATE), modes)
-        if STATE in first.keys
-        else None,
+        state=state,
         action=_vector(first, ACTION, source.action, statistics.get(ACTION), modes),
         cameras=cameras,
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
@@ -235,23 +241,23 @@ def dataset_contract(root: str | Catalog, images: int = 0) -> Contract:
     catalog = Catalog.open(root)
     part = EpisodeDataset(catalog)
     keys = {"state": (STATE, "state"), "action": (ACTION, "actions")}
-    vectors = {}
+    vectors: dict[str, VectorFacts | None] = {}
     for name, candidates in keys.items():
         key = next((key for key in candidates if key in catalog.features), None)
-        vectors[name] = (
-            VectorFacts.from_figures(
+        vectors[name] = None
+        if key is not None:
+            vectors[name] = VectorFacts.from_figures(
                 key,
                 catalog.stats.get(key, {}),
                 len(catalog.features[key].dimension_names),
                 "computed",
                 names=tuple(catalog.features[key].dimension_names),
             )
-            if key is not None
-            else None
-        )
     with Progress(images * len(catalog.camera_keys), "appearance of cameras", "image") as bar:
-        cameras = {key: _camera(catalog, key, _look(key, [part], images, bar) if images else None)
-                   for key in catalog.camera_keys}  # fmt: skip
+        cameras = {}
+        for key in catalog.camera_keys:
+            look = _look(key, [part], images, bar) if images else None
+            cameras[key] = _camera(catalog, key, look)
     facts = RobotFacts(
         fps=float(catalog.fps),
         chunk=0,
@@ -282,7 +288,8 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
     try:
         for name in ("state", "action"):
             vector: VectorFacts | None = getattr(facts, name)
-            roles = np.full(vector.width if vector is not None else 0, "", object)
+            width = vector.width if vector is not None else 0
+            roles = np.full(width, "", object)
             for group, entry in groups.get(name, {}).items():
                 roles[entry["start"] : entry["end"]] = group
             vectors[name] = vector and replace(vector, roles=tuple(roles.tolist()))
@@ -321,9 +328,9 @@ def _vector(
 ) -> VectorFacts:
     names = tuple(part.catalog.features[key].dimension_names)
     mode = describe_modes(modes[key], names)
-    figures = (
-        {name: getattr(statistics, name) for name in FIGURES} if statistics is not None else {}
-    )
+    figures = {}
+    if statistics is not None:
+        figures = {name: getattr(statistics, name) for name in FIGURES}
     return VectorFacts.from_figures(recorded or key, figures, len(names), mode=mode, names=names)
 
 

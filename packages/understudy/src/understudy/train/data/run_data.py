@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from heapq import nlargest
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,10 +110,11 @@ class RunData:
     @cached_property
     def validation(self) -> tuple[EpisodeDataset | None, ...]:
         """None for a source without validation episodes, and for an update."""
-        return tuple(
-            part if owner == number else None
-            for number, (owner, part) in enumerate(zip(self.of, self.apart))
-        )
+        parts = []
+        for number, (owner, part) in enumerate(zip(self.of, self.apart)):
+            own_part = part if owner == number else None
+            parts.append(own_part)
+        return tuple(parts)
 
     @cached_property
     def sources(self) -> int:
@@ -131,8 +133,10 @@ class RunData:
             self.spans,
             self.of,
         )
-        return [
-            {
+        entries = []
+        for number, (name, head, part, skipped, (first, last), owner) in enumerate(facts):
+            view = part.view.record if part.view else ""
+            entry = {
                 "name": name,
                 "head": self.heads[head],
                 "cameras": [
@@ -142,11 +146,12 @@ class RunData:
                 "first": first,
                 "last": last,
                 "tasks": len(part.catalog.tasks),
-                "view": part.view.record if part.view else "",
+                "view": view,
             }
-            | ({"of": owner} if owner != number else {})
-            for number, (name, head, part, skipped, (first, last), owner) in enumerate(facts)
-        ]
+            if owner != number:
+                entry["of"] = owner
+            entries.append(entry)
+        return entries
 
     def order(self, config: TrainConfig) -> Order:
         """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for
@@ -178,6 +183,7 @@ class RunData:
             first = int(np.flatnonzero(self.head_of_source == number)[0])
             part = self.training[first]
             features = part.catalog.features
+            state_names = features[STATE].dimension_names if STATE in part.keys else []
             heads[head] = {
                 "sources": [
                     name
@@ -186,7 +192,7 @@ class RunData:
                 ],
                 "fps": part.catalog.fps,
                 "action_names": features[ACTION].dimension_names,
-                "state_names": features[STATE].dimension_names if STATE in part.keys else [],
+                "state_names": state_names,
                 "cameras": [
                     camera for camera in self.cameras if camera not in part.missing_cameras
                 ],
@@ -263,19 +269,25 @@ def open_data(
     try:
         cameras = _cameras(data.cameras, sources)
         recorded_images = recorded_sizes(sources, cameras)
-        image_sizes = {
-            camera: next(iter(s)) if len(s) == 1 else None for camera, s in recorded_images.items()
-        }
+        image_sizes = {}
+        for camera, recorded_of_camera in recorded_images.items():
+            only_size = next(iter(recorded_of_camera)) if len(recorded_of_camera) == 1 else None
+            image_sizes[camera] = only_size
         policy = config.policy.fitted(image_sizes)
         size, sizes = common_image_size(
             sources, recorded_images, policy.network_size, policy.resize()
         )
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
-        raise (join_errors(wrong, len(names), leave_out) if wrong else error) from None
+        if wrong:
+            raise join_errors(wrong, len(names), leave_out) from None
+        raise error from None
 
     whole = opened[: len(data.names())]  # updates are parts of these
     responds = any(source.response for source in configs)
-    places = ["" if source is None else place_of(source.catalog) for source in opened]
+    places = []
+    for opened_source in opened:
+        place = "" if opened_source is None else place_of(opened_source.catalog)
+        places.append(place)
     uses = Counter(place for place in places[: len(whole)] if place)
 
     def split(number: int) -> SourceSplit:
@@ -334,10 +346,11 @@ def _weights(
     """Weight of each source; updates have shares of the weight that is set for their source."""
     passes = np.array([_pass_length(part) for part in training])
     shares = passes / np.bincount(of, passes)[list(of)]
-    return tuple(
-        float(source.weight * share if source.weight else frames)
-        for source, share, frames in zip(configs, shares.tolist(), passes.tolist())
-    )
+    weights = []
+    for source, share, frames in zip(configs, shares.tolist(), passes.tolist()):
+        weight = source.weight * share if source.weight else frames
+        weights.append(float(weight))
+    return tuple(weights)
 
 
 def _open_sources(
@@ -428,7 +441,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
     Those of a single dataset keep its sequence. Those of several are sorted, so the sequence of the
     sources has no effect.
     """
-    cameras = tuple(dict.fromkeys(camera for source in sources for camera in source.cameras))
+    cameras = tuple(dict.fromkeys(chain.from_iterable(source.cameras for source in sources)))
     if len(sources) > 1:
         cameras = tuple(sorted(cameras))
     if chosen == (NONE,):
@@ -478,12 +491,11 @@ def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
     """Return the training part of each source with its norm head, and with the dimensions that are
     differences.
     """
-    return [
-        Member(
-            part, data.heads[data.head_of_source[number]], data.delta[number] if with_delta else ()
-        )
-        for number, part in enumerate(data.training)
-    ]
+    members = []
+    for number, part in enumerate(data.training):
+        delta = data.delta[number] if with_delta else ()
+        members.append(Member(part, data.heads[data.head_of_source[number]], delta))
+    return members
 
 
 VALIDATION_EPISODES = "held-out episodes"
@@ -501,10 +513,9 @@ def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     for number, name in enumerate(data.names):
         of_source = _fingerprint(data.training[number], data.validation[number], data.spans[number])
         if data.sources > 1 or number:
-            head = (
-                {"norm head": data.heads[data.head_of_source[number]]} if data.sources > 1 else {}
-            )
-            of_source = {f"{name}: {key}": value for key, value in (of_source | head).items()}
+            if data.sources > 1:
+                of_source |= {"norm head": data.heads[data.head_of_source[number]]}
+            of_source = {f"{name}: {key}": value for key, value in of_source.items()}
         properties |= of_source
     return properties
 
@@ -518,16 +529,17 @@ def _fingerprint(
     }
     ids, lengths = episodes_within(catalog, span)
     of_lengths = training.share(partial(_digest_lengths, ids, lengths), ids, lengths)
-    held_out = (
-        validation.share(partial(_digest, validation.segments), validation.segments)
-        if validation
-        else _digest()
-    )
+    if validation:
+        held_out = validation.share(partial(_digest, validation.segments), validation.segments)
+    else:
+        held_out = _digest()
     weighted = {
         name: part.frame_weights
         for name, part in (("training", training), ("validation", validation))
         if part
     }
+    returns = {"returns": training.returns.digest} if training.returns is not None else {}
+    metadata = {"prompt metadata": training.prompts.digest} if training.prompts.names else {}
     return {
         "format": catalog.version,
         "fps": catalog.fps,
@@ -537,8 +549,8 @@ def _fingerprint(
         "tasks": _digest(repr(catalog.tasks).encode()),
         "features": _digest(repr(sorted(features.items())).encode()),
         VALIDATION_EPISODES: held_out,
-        **({"returns": training.returns.digest} if training.returns is not None else {}),
-        **({"prompt metadata": training.prompts.digest} if training.prompts.names else {}),
+        **returns,
+        **metadata,
         **{
             f"frame weights of {name} frames": frame_weights.digest
             for name, frame_weights in weighted.items()
@@ -577,7 +589,8 @@ def _digest_lengths(ids: np.ndarray, lengths: np.ndarray) -> str:
 def _digest(*parts: bytes | np.ndarray) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
+        content = np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part
+        digest.update(content)
     return digest.hexdigest()[:16]
 
 
@@ -699,11 +712,12 @@ def _decoded_cache(config: TrainConfig) -> tuple[str, int] | None:
 
 def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
     """Resources of a rank's loader."""
+    num_threads = config.loader.num_threads
+    if num_threads == "auto":
+        num_threads = fair_threads(mesh.local_world_size)
     return {
         "world_size": mesh.world_size,
-        "num_threads": config.loader.num_threads
-        if config.loader.num_threads != "auto"
-        else fair_threads(mesh.local_world_size),
+        "num_threads": num_threads,
         "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
     }
 
@@ -713,9 +727,10 @@ _MOST = 1000  # longest texts by characters, among which the longest by tokens i
 
 def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDataset]) -> None:
     """Raise DatasetError for metadata of the prompts that no source has."""
-    present = {name for part in training for name in part.prompts.names or ()}
+    present = set(chain.from_iterable(part.prompts.names or () for part in training))
     if lost := [name for name in names if name not in present]:
-        there = sorted({name for part in training for name in prompt_names(part.catalog)})
+        recorded = chain.from_iterable(prompt_names(part.catalog) for part in training)
+        there = sorted(set(recorded))
         where = training[0].catalog.root if len(training) == 1 else "the sources"
         fix = (
             "metadata of their episodes, and features: "
@@ -728,7 +743,7 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
 
 def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
     """Return the distinct metadata of prompts as they are written there, sorted."""
-    texts = {text for part in training for text in part.prompts.texts if text}
+    texts = set(chain.from_iterable(part.prompts.texts for part in training)) - {""}
     return sorted(add_metadata([""] * len(texts), list(texts)))
 
 
@@ -736,12 +751,8 @@ def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]
     """Return the distinct instructions of training; `separator`: the setting
     `augment.task_separator`.
     """
-    return {
-        task
-        for part in training
-        for text in part.catalog.tasks
-        for task in split_task(text, separator)
-    }
+    texts = chain.from_iterable(part.catalog.tasks for part in training)
+    return set(chain.from_iterable(split_task(text, separator) for text in texts))
 
 
 def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
@@ -749,6 +760,9 @@ def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> 
     longest first.
     """
     tasks = nlargest(_MOST, instructions(training, separator), len)
-    fields = nlargest(_MOST, {text for part in training for text in part.prompts.texts}, len)
-    pairs = [(task, text) for task in tasks for text in fields[: max(1, _MOST // len(tasks))]]
+    texts = set(chain.from_iterable(part.prompts.texts for part in training))
+    fields = nlargest(_MOST, texts, len)
+    pairs = []
+    for task in tasks:
+        pairs += [(task, text) for text in fields[: max(1, _MOST // len(tasks))]]
     return add_metadata([task for task, _ in pairs], [text for _, text in pairs])

@@ -5,6 +5,7 @@ their rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,10 @@ def compute_normalization(
     recorded = for_each_source(data.names, external, wrong)
     if wrong:
         raise join_errors(wrong, len(data.names))
-    members = [
-        replace(member, recorded=statistics, modes=modes[number] if modes else None)
-        for number, (member, statistics) in enumerate(
-            zip(head_members(data), recorded, strict=True)
-        )
-    ]
+    members = []
+    for number, (member, statistics) in enumerate(zip(head_members(data), recorded, strict=True)):
+        modes_of_source = modes[number] if modes else None
+        members.append(replace(member, recorded=statistics, modes=modes_of_source))
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     validation = [other for other in data.validation if other is not None]
     try:
@@ -116,9 +115,8 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
         chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
         rows = part.catalog.episodes.rows_of(chosen)
         found = broken_episodes(part.catalog, (), (), rows)
-        ids = sorted(
-            {int(part.catalog.episodes.ids[row]) for bad in found for row in bad.rows.tolist()}
-        )
+        broken_rows = chain.from_iterable(bad.rows.tolist() for bad in found)
+        ids = sorted({int(part.catalog.episodes.ids[row]) for row in broken_rows})
         lines += [bad.line for bad in found]
         if ids:
             flags.append(f"{name}: " * (len(data.names) > 1) + " ".join(map(str, ids)))
@@ -133,9 +131,8 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
     fix += (
         f"leave them out: --data.exclude-episodes {'; '.join(flags)}, or --data.on-bad-episode skip"
     )
-    return DatasetError(
-        problem, where=data.training[0].catalog.root if len(data.names) == 1 else None, fix=fix
-    )
+    where = data.training[0].catalog.root if len(data.names) == 1 else None
+    return DatasetError(problem, where=where, fix=fix)
 
 
 def choose_normalization(

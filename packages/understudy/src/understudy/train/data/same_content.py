@@ -7,6 +7,7 @@ number of sources alone.
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,18 @@ def describe_copies(data: RunData, files: Mapping[str, list[str] | None]) -> lis
         files: digests of their files (`file_digests`).
     """
     groups: dict[tuple[str, ...], list[int]] = {}
-    for number in range(data.sources if data.sources > 1 else 0):
+    numbers = range(data.sources) if data.sources > 1 else range(0)
+    for number in numbers:
         name = data.names[number]
         videos = tuple(
             _digests(files.get(f"{name}: {SOME} {VIDEOS} of {c}"))[:1] for c in data.cameras
         )
-        seen = tuple(digest for digests in videos for digest in digests)
+        seen = tuple(chain.from_iterable(videos))
         for digest in _digests(files.get(f"{name}: {SOME} {ROWS}")):
             groups.setdefault((digest, *seen), []).append(number)
-    lines = [
-        line
-        for members in dict.fromkeys(map(tuple, groups.values()))
-        if (line := _describe(data, members))
-    ]
+    distinct_groups = dict.fromkeys(map(tuple, groups.values()))
+    descriptions = [_describe(data, members) for members in distinct_groups]
+    lines = [line for line in descriptions if line]
     more = [f"… and {len(lines) - MOST_NAMED} more groups of sources with the same files"]
     return lines[:MOST_NAMED] + more * (len(lines) > MOST_NAMED)
 
@@ -55,15 +55,15 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
     by_address: dict[str, list[int]] = {}
     for number in members:
         root = data.training[number].catalog.root
-        by_address.setdefault(root if "://" in root else os.path.abspath(root), []).append(number)
+        address = root if "://" in root else os.path.abspath(root)
+        by_address.setdefault(address, []).append(number)
     if len(by_address) == 1:
         return ""
-    trained = [
-        _episodes(data.training[number] for number in numbers) for numbers in by_address.values()
-    ]
-    held = [
-        _episodes(data.validation[number] for number in numbers) for numbers in by_address.values()
-    ]
+    trained = []
+    held = []
+    for numbers in by_address.values():
+        trained.append(_episodes(data.training[number] for number in numbers))
+        held.append(_episodes(data.validation[number] for number in numbers))
     ids, counts = np.unique(np.concatenate(trained), return_counts=True)
     twice = int((counts > 1).sum())
     leaked = len(common(ids, np.unique(np.concatenate(held))))

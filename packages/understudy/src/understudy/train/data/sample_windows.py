@@ -35,13 +35,17 @@ def sample_windows(
     steps = [i / fps for i in range(chunk + 1)]
     past = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
     windows = {ACTION: [*past, *steps[:-1]]}
-    windows |= {key: [frames / fps for frames in offsets] for key, offsets in ahead.items()}
-    windows |= {STATE: steps} if config.learns_dynamics() else {}
+    for key, offsets in ahead.items():
+        windows[key] = [frames / fps for frames in offsets]
+    if config.learns_dynamics():
+        windows[STATE] = steps
     image_times, state_times = seen_times(config.policy, fps)
     windows |= {camera: list(image_times) for camera in cameras if image_times}
-    windows |= {STATE: list(state_times)} if state_times and has_state else {}
+    if state_times and has_state:
+        windows[STATE] = list(state_times)
     if config.learns_dynamics() and (images := config.policy.images_ahead(chunk)):
-        windows |= {camera: [0.0, *(steps[frames] for frames in images)] for camera in cameras}
+        for camera in cameras:
+            windows[camera] = [0.0, *(steps[frames] for frames in images)]
     return windows
 
 
@@ -56,7 +60,7 @@ def _own_windows(
         raise ConfigError(
             f"{where}: {named!r}: return offsets by key, as in {{STATE: range(chunk + 1)}}"
         )
-    keys = [*([STATE] if has_state else []), *cameras]
+    keys = [STATE, *cameras] if has_state else list(cameras)
     ours: dict[str, list[int]] = {}
     for key, offsets in named.items():
         if key not in keys:
@@ -105,7 +109,8 @@ def _other_window(config: TrainConfig, key: str, chunk: int, offsets: Sequence[i
     """Name the setting that gives a key another window than these offsets; "": none does."""
     policy = config.policy
     trains_future = config.learns_dynamics()
-    if policy.past_steps or (policy.state_times if key == STATE else policy.image_times):
+    times = policy.state_times if key == STATE else policy.image_times
+    if policy.past_steps or times:
         return "the history of the policy"
     if key == STATE:
         return f"mode {config.mode}" if trains_future and offsets != list(range(chunk + 1)) else ""

@@ -121,9 +121,10 @@ def open_source(
         config = spell_out(config, view)
         _raise_all(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
         catalog = replace(catalog, view=None)
-    names = (
-        {ACTION: config.action} | ({STATE: config.state} if config.state else {}) | config.cameras
-    )
+    names = {ACTION: config.action}
+    if config.state:
+        names[STATE] = config.state
+    names |= config.cameras
     catalog = replace(catalog, tasks=catalog.tasks[: (recorded or {}).get("tasks")])
     # Keys that keep their names are listed, too: another standard key may be mapped to the same
     # one.
@@ -132,12 +133,11 @@ def open_source(
         catalog, {key: name for key, name in names.items() if key != name or name in stored}
     )
     hidden = set(catalog.camera_keys) - set(config.cameras) if config.cameras else set()
-    hidden |= {STATE} if not config.state else set()
-    features = {
-        key: replace(feature, is_vector=True) if key in (ACTION, STATE) else feature
-        for key, feature in catalog.features.items()
-        if key not in hidden
-    }
+    if not config.state:
+        hidden.add(STATE)
+    features = {key: feature for key, feature in catalog.features.items() if key not in hidden}
+    for key in {ACTION, STATE} & features.keys():
+        features[key] = replace(features[key], is_vector=True)
     catalog = replace(catalog, features=features)
     _raise_all(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
@@ -188,7 +188,8 @@ def _raise_all(mistakes: Mistakes, catalog: Catalog) -> None:
     fixes: dict[str, None] = {}
     for problem, fix in mistakes:
         problems.append(problem)
-        fixes |= {fix: None} if fix else {}
+        if fix:
+            fixes[fix] = None
     if problems:
         raise DatasetError("; ".join(problems), where=catalog.root, fix="; ".join(fixes))
 
@@ -196,14 +197,14 @@ def _raise_all(mistakes: Mistakes, catalog: Catalog) -> None:
 def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
     """Keys, episodes and dimensions that the settings name and the dataset lacks."""
     features = catalog.features
-    for key in (ACTION, STATE) if STATE in features else (ACTION,):
+    keys = (ACTION, STATE) if STATE in features else (ACTION,)
+    for key in keys:
         feature = features.get(key)
         if feature is None or len(feature.value_shape) != 1 or feature.is_text or feature.is_camera:
-            kind = (
-                "there is no such feature"
-                if feature is None
-                else f"it is {feature.dtype} of shape {feature.shape}"
-            )
+            if feature is None:
+                kind = "there is no such feature"
+            else:
+                kind = f"it is {feature.dtype} of shape {feature.shape}"
             flag = "--data.action" if key == ACTION else "--data.state"
             fix = (
                 f"name it with {flag} KEY, or several joined by +; `understudy check` lists the "
@@ -253,10 +254,8 @@ def _lost_cameras(
 
     if lost := [camera for camera in catalog.cameras_without_files if used(camera)]:
         others = " ".join(catalog.camera_keys) or NONE
-        fix = (
-            "restore the videos, set video_path to their place, or leave "
-            f"{'it' if len(lost) == 1 else 'them'} "
-        )
+        pronoun = "it" if len(lost) == 1 else "them"
+        fix = f"restore the videos, set video_path to their place, or leave {pronoun} "
         problems = (f"{camera} {catalog.skipped_features[camera]}" for camera in lost)
         yield "; ".join(problems), f"{fix}out by name: --data.cameras {others}"
 
@@ -323,6 +322,7 @@ def split_source(
     catalog = source.catalog
     own_cameras = [camera for camera in cameras if camera in source.cameras]
     _raise_all(_unusable_features(config, source, own_cameras), catalog)
+    response = settings.response if responds else None
     options: dict[str, Any] = {
         "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in source.keys),
         "keys": [*source.keys, *own_cameras],
@@ -330,7 +330,7 @@ def split_source(
             camera: sizes[camera] for camera in cameras if camera not in own_cameras
         },
         "name": name,
-        "response": settings.response if responds else None,
+        "response": response,
     }
     selection = _select(settings)
     windows = frame_offsets(
@@ -531,14 +531,11 @@ def check_disjoint(
     for numbers in sharing.values():  # of one dataset
         if len(numbers) == 1:  # its parts are disjoint
             continue
-        trained, validated = (
-            np.concatenate([episodes(of[n]) for n in numbers]) for of in (training, validation)
-        )
+        trained = np.concatenate([episodes(training[n]) for n in numbers])
+        validated = np.concatenate([episodes(validation[n]) for n in numbers])
         if len(both := common(trained, validated)):
-            i, j = (
-                next(n for n in numbers if both[0] in episodes(of[n]))
-                for of in (validation, training)
-            )
+            i = next(n for n in numbers if both[0] in episodes(validation[n]))
+            j = next(n for n in numbers if both[0] in episodes(training[n]))
             overlap = (
                 f"episode {both[0]} is a validation episode of source {names[i]} and trained "
                 f"on in {names[j]}"
@@ -556,12 +553,11 @@ def recorded_sizes(
     """Return the (height, width) of each camera in the sources that have it; None where a dataset
     has no size.
     """
-    return {
-        camera: {
-            source.catalog.features[camera].size for source in sources if camera in source.cameras
-        }
-        for camera in cameras
-    }
+    sizes = {}
+    for camera in cameras:
+        having = [source for source in sources if camera in source.cameras]
+        sizes[camera] = {source.catalog.features[camera].size for source in having}
+    return sizes
 
 
 def common_image_size(
@@ -610,13 +606,14 @@ def common_image_size(
             others = [f"{root} ({camera})" for root, camera in stored.items()][1:]
             problem += f"; the same holds for {', '.join(others)}" * bool(others)
             raise DatasetError(problem, where=next(iter(stored)), fix=fix)
-        return seen if resize is None else ImageSize(seen, resize), dict.fromkeys(sizes, seen)
-    return None, {
-        camera: size
-        for camera, camera_sizes in sizes.items()
-        for size in camera_sizes
-        if size is not None
-    }
+        image_size = seen if resize is None else ImageSize(seen, resize)
+        return image_size, dict.fromkeys(sizes, seen)
+    size_of_camera = {}
+    for camera, camera_sizes in sizes.items():
+        for size in camera_sizes:
+            if size is not None:
+                size_of_camera[camera] = size
+    return None, size_of_camera
 
 
 _MAX_LISTED = 2000
@@ -666,9 +663,9 @@ def skip_incomplete(
     selected = catalog.episodes.rows_of(ids)
     gaps = [gap for gap in gaps or [] if np.isin(selected, gap.rows).any()]
     if skips:  # a resumed run looks only whether the skipped ones are still broken
-        looked_at = (
-            selected if recorded is None else catalog.episodes.rows_of(np.array(before, np.int64))
-        )
+        looked_at = selected
+        if recorded is not None:
+            looked_at = catalog.episodes.rows_of(np.array(before, np.int64))
         videos = [camera for camera in cameras if camera in catalog.episodes.videos]
         gaps += broken_episodes(catalog, videos, keys, looked_at)
     lacking = np.unique(
@@ -683,17 +680,15 @@ def skip_incomplete(
             )
             raise DatasetError(problem, where=catalog.root, fix="restore the files")
         back = sorted(set(before) - set(bad))
-        return before, (
-            f"skipped since the run started, although complete now: {_list(back)}",
-        ) if back else ()
+        if not back:
+            return before, ()
+        return before, (f"skipped since the run started, although complete now: {_list(back)}",)
     doubt = doubt_of_reader(catalog)
     notes = (doubt,) if doubt else ()
     if not bad:
         return (), notes
-    problem = (
-        f"{_are(bad)} {'incomplete or broken' if skips else 'incomplete'} of {len(ids)} "
-        f"({_why(gaps)})"
-    )
+    state = "incomplete or broken" if skips else "incomplete"
+    problem = f"{_are(bad)} {state} of {len(ids)} ({_why(gaps)})"
     if len(bad) == len(ids):
         raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
@@ -702,18 +697,20 @@ def skip_incomplete(
     error = DatasetError(
         f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources))
     )
-    raise BadEpisodesError.of(error, lists) if data.sources else error
+    if data.sources:
+        raise BadEpisodesError.of(error, lists)
+    raise error
 
 
 def _are(ids: Sequence[int]) -> str:
-    return f"{len(ids)} episode{'s are' if len(ids) > 1 else ' is'}"
+    ending = "s are" if len(ids) > 1 else " is"
+    return f"{len(ids)} episode{ending}"
 
 
 def _list(ids: Iterable[int]) -> str:
     ids = list(ids)
-    return " ".join(map(str, ids[:_MAX_LISTED])) + (
-        f" and {len(ids) - _MAX_LISTED} more" if len(ids) > _MAX_LISTED else ""
-    )
+    more = f" and {len(ids) - _MAX_LISTED} more" if len(ids) > _MAX_LISTED else ""
+    return " ".join(map(str, ids[:_MAX_LISTED])) + more
 
 
 def _why(gaps: Sequence[MissingFiles]) -> str:

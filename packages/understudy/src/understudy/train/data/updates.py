@@ -17,6 +17,7 @@ or is resumed from an earlier one, has the earlier data.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,16 @@ from understudy_data.storage.remote_options import RemoteOptions
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
     """Return the entries of the sources of a run: those of order.json, then those of updates."""
-    return [
-        *record.get("sources", ()),
-        *(source for update in updates for source in update["sources"]),
-    ]
+    appended = chain.from_iterable(update["sources"] for update in updates)
+    return [*record.get("sources", ()), *appended]
 
 
 def current_spec(record: Record, state: Record) -> dict[str, Any]:
     """Return the spec of a run's order at a checkpoint with this state; {}: at the start."""
     spec = record["order"]
     updates = state.get("updates", ())
-    sources = [*spec["sources"], *(source for update in updates for source in update["order"])]
+    appended = chain.from_iterable(update["order"] for update in updates)
+    sources = [*spec["sources"], *appended]
     return {**spec, "sources": sources, "schedule": state.get("schedule") or spec["schedule"]}
 
 
@@ -97,15 +97,12 @@ def write_update(
         "sources": data.entries()[first:],
     }
     update["order"] = [asdict(source) for source in order.spec.sources[first:]]
+    prefixes = tuple(f"{of}: " for of in data.names[first:])
     for name, facts in (
         ("dataset", dataset_fingerprint(data)),
         ("files", file_digests(data, cache)),
     ):
-        update[name] = {
-            k: v
-            for k, v in facts.items()
-            if k.startswith(tuple(f"{of}: " for of in data.names[first:]))
-        }
+        update[name] = {key: fact for key, fact in facts.items() if key.startswith(prefixes)}
     update["frames"] = hashlib.sha256(content).hexdigest()
     write_bytes(update_frames(run, update), content)
     return [*updates, update]
@@ -125,7 +122,9 @@ def read_all_frames(
         *((update_frames(run, of), of["frames"]) for of in updates),
     ]
     tables, digests = zip(*(read_frames(*file) for file in files))
-    frames = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    frames = {}
+    for name in tables[0]:
+        frames[name] = np.concatenate([table[name] for table in tables])
     frames["update"] = np.repeat(np.arange(len(tables)), [len(table["rows"]) for table in tables])
     return frames, digests[-1]
 

@@ -72,9 +72,13 @@ def describe_versions(before: Versions, now: Versions | None, config: TrainConfi
     for number, (of, version, is_changed) in enumerate(zip(before, present, changed, strict=True)):
         if is_changed or not any(changed):
             line = f"  {of['source']}: the run read {of['version'] or 'an unknown version'}"
-            line += f", now {version}" if is_changed and version else ""
-            line += "" if is_changed else ", whose files of meta/ are unchanged"
-            lines.append(line + (_remedy(of["address"], number, config) if is_changed else ""))
+            if is_changed and version:
+                line += f", now {version}"
+            if is_changed:
+                line += _remedy(of["address"], number, config)
+            else:
+                line += ", whose files of meta/ are unchanged"
+            lines.append(line)
     return lines
 
 

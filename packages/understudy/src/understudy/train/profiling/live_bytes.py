@@ -150,11 +150,9 @@ def without_values(value: Any) -> Any:
     """Return a tensor of the same shape, dtype and no values, made in the current mode on the CPU;
     others unchanged.
     """
-    return (
-        torch.empty(value.shape, dtype=value.dtype, device="cpu")
-        if isinstance(value, Tensor)
-        else value
-    )
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="cpu")
 
 
 def forget_values(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from math import floor, prod
 from typing import Any
 
@@ -214,6 +215,8 @@ def plan(
     state = sum(shapes.memory[name] for name in ("parameters", "gradients", "optimizer state"))
     weights = shapes.trained * torch.float32.itemsize
     keeps_best = config.checkpoint.keep_best != "none" and config.val.every > 0
+    copies = 4 if config.optim.ema.decay else 3
+    best = weights if keeps_best else 0
     return Plan(
         memory=shapes.memory,
         activations={mode: memory["activations"] for mode, memory in by_mode.items()},
@@ -222,8 +225,8 @@ def plan(
         average_if_kept=shapes.memory["average"] or shapes.trained_here * torch.float32.itemsize,
         micro_batch_size=size,
         cards=tuple(map(Card, limits, largest)),
-        checkpoint=weights * (4 if config.optim.ema.decay else 3),
-        best=weights if keeps_best else 0,
+        checkpoint=weights * copies,
+        best=best,
         parameters=shapes.parameters,
         trained=shapes.trained,
         bytes_per_parameter=state / max(1, shapes.trained_here),
@@ -291,7 +294,9 @@ def largest_batch(
         else:
             high = probe
         guess = low + max(1, floor((limit - low_peak) / slope))
-        probe = min(guess if evaluations < 4 else min(2 * low, (low + high) // 2), high - 1)
+        if evaluations >= 4:
+            guess = min(2 * low, (low + high) // 2)
+        probe = min(guess, high - 1)
     return low
 
 
@@ -321,14 +326,15 @@ def trace_step(
         size: samples of a forward pass; where the run has several of them in a step, two are run.
     """
     cut = config.accumulates()
-    num_parts = (
-        -(-config.batch_size // (world_size * (config.micro_batch_size or size))) if cut else 1
-    )
+    num_parts = 1
+    if cut:
+        num_parts = -(-config.batch_size // (world_size * (config.micro_batch_size or size)))
     count = min(2, num_parts) * size
+    micro_batch_size = size if cut else None
     traced = replace(
         config,
         batch_size=count * world_size,
-        micro_batch_size=size if cut else None,
+        micro_batch_size=micro_batch_size,
         max_num_tokens=None,
         max_samples=None,
     )
@@ -339,12 +345,12 @@ def trace_step(
         distinct *= len(prompt_fields(data.training)) * 2**fields + 1
 
     def inputs(state: TrainState) -> dict[str, Any]:
-        repeated = {
-            key: value.expand(count, *value.shape[1:])
-            if isinstance(value, Tensor)
-            else list(value) * count
-            for key, value in sample.items()
-        }
+        repeated: dict[str, Any] = {}
+        for key, value in sample.items():
+            if isinstance(value, Tensor):
+                repeated[key] = value.expand(count, *value.shape[1:])
+            else:
+                repeated[key] = list(value) * count
         repeated[TASK] = [str(number % size % max(1, distinct)) for number in range(count)]
         return state.policy.largest_inputs(state.marked(repeated))
 
@@ -408,17 +414,16 @@ def _trace(
         prepared = inputs(state)
         drawn = make_draws(state.policy.random_spec("train"), config.seed, prepared["position"])
         with fake, live:
-            before = live.now
-            batch, draws = (
-                {key: without_values(value) for key, value in tensors.items()}
-                for tensors in (prepared, drawn)
-            )
-            input_bytes = live.now - before
+            bytes_without_inputs = live.now
+            batch = {key: without_values(value) for key, value in prepared.items()}
+            draws = {key: without_values(value) for key, value in drawn.items()}
+            input_bytes = live.now - bytes_without_inputs
             # its kernels take no memory for the update of the weights, unlike those of a CPU
             if device == "cuda":
                 state.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
             # The second step has the buffers that the first one leaves.
-            for _ in range(1 if world_size == 1 else 2):
+            steps = 1 if world_size == 1 else 2
+            for _ in range(steps):
                 live.reset()
                 state.device_step(batch, draws, live)
             trained = [p for p in state.policy.parameters() if p.requires_grad]
@@ -451,9 +456,9 @@ def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
             )
         dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
-        devices: Any = (
-            _Alone() if alone else init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
-        )
+        devices: Any = _Alone()
+        if not alone:
+            devices = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
         yield Mesh(
             0, world_size, 0, world_size, cpu, devices, False, planned_device=torch.device(device)
         )
@@ -494,14 +499,15 @@ def resident_memory(state: TrainState) -> dict[str, int]:
 
     parameters = list(state.policy.parameters())
     held = {_storage(parameter) for parameter in parameters}
-    average = (
-        [] if state.average is None else [*state.average.parameters(), *state.average.buffers()]
-    )
+    average = []
+    if state.average is not None:
+        average = [*state.average.parameters(), *state.average.buffers()]
+    states = state.optimizer.state.values()
     return {
         "parameters": size([*parameters, *state.policy.buffers()]),
         "gradients": size([parameter.grad for parameter in parameters]),
         "optimizer state": size(
-            [value for state in state.optimizer.state.values() for value in state.values()]
+            list(chain.from_iterable(of_parameter.values() for of_parameter in states))
         ),
         "average": size([tensor for tensor in average if _storage(tensor) not in held]),
     }
@@ -510,13 +516,14 @@ def resident_memory(state: TrainState) -> dict[str, int]:
 def resident_tensors(state: TrainState) -> list[Tensor]:
     """Return the tensors of `resident_memory` on this rank."""
     modules = [state.policy] if state.average is None else [state.policy, state.average]
-    tensors: list[Tensor] = [
-        tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
-    ]
+    tensors: list[Tensor] = []
+    for module in modules:
+        tensors += [*module.parameters(), *module.buffers()]
     tensors += [
         parameter.grad for parameter in state.policy.parameters() if parameter.grad is not None
     ]
-    tensors += [value for values in state.optimizer.state.values() for value in values.values()]
+    for of_parameter in state.optimizer.state.values():
+        tensors += of_parameter.values()
     return [local(tensor) for tensor in tensors]
 
 

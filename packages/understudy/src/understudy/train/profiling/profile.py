@@ -311,14 +311,15 @@ def _measure_memory(
             )
             live.watch(resident_tensors(state))
             # the first one shows the buffers of FSDP2
-            for _ in range(1 if state.mesh.world_size == 1 else 2):
+            steps = 1 if state.mesh.world_size == 1 else 2
+            for _ in range(steps):
                 live.reset()
                 state.device_step(inputs, draws, live)
         peaks = {"activations": live.activations, "peak": live.peak}
-    shapes = {
-        key: value.to("meta") if isinstance(value, Tensor) and key != "position" else value
-        for key, value in inputs.items()
-    }
+    shapes = dict(inputs)
+    for key, value in inputs.items():
+        if isinstance(value, Tensor) and key != "position":
+            shapes[key] = value.to("meta")
     return resident_memory(state) | peaks, shapes
 
 
@@ -328,10 +329,9 @@ def _trace(step: Callable[[], object]) -> tuple[int, float]:
     """
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [
-        ProfilerActivity.CPU,
-        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
-    ]
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as traced:
         step()
     # Kernels on a GPU, threads of gloo on a CPU; their launches have other names.
@@ -360,6 +360,10 @@ def combine(
     counted = [rank.parts for rank in ranks if rank.parts is not None]
     rates: Record = add_counts(counted).rates(step * conditions["steps"]) if counted else {}
     speed = flops / len(ranks) / step
+    utilization = speed / fastest if fastest else None
+    memory = {}
+    for name in ranks[0].memory:
+        memory[name] = max(rank.memory[name] for rank in ranks)
     return Profile(
         samples_per_s=batch / step,
         step_s=step,
@@ -368,11 +372,11 @@ def combine(
         phases=phases,
         collectives=max(rank.collectives for rank in ranks),
         collectives_s=max(rank.collectives_s for rank in ranks),
-        memory={name: max(rank.memory[name] for rank in ranks) for name in ranks[0].memory},
+        memory=memory,
         predicted=None,
         flops=flops,
         flops_per_s=speed,
-        mfu=speed / fastest if fastest else None,
+        mfu=utilization,
         conditions=conditions,
         **rates,
     )
@@ -385,10 +389,13 @@ def _conditions(state: TrainState) -> dict[str, Any]:
     if arithmetic == "float32" and torch.get_float32_matmul_precision() != "highest":
         arithmetic = "tf32"
     replicas, shards = state.mesh.shape
+    if cuda:
+        device = torch.cuda.get_device_name()
+    else:
+        device = platform.processor() or platform.machine()
+    micro_batches = 1 if state.part_counts is None else state.part_counts.parts
     return {
-        "device": torch.cuda.get_device_name()
-        if cuda
-        else platform.processor() or platform.machine(),
+        "device": device,
         "ranks": state.mesh.world_size,
         "replicas": replicas,
         "shards": shards,
@@ -398,7 +405,7 @@ def _conditions(state: TrainState) -> dict[str, Any]:
         "policy": config.policy.type,
         "parameters": sum(parameter.numel() for parameter in state.policy.parameters()),
         "batch": config.batch_size,
-        "micro_batches": 1 if state.part_counts is None else state.part_counts.parts,
+        "micro_batches": micro_batches,
         "activation_checkpoint": config.recomputation(),
         "attention": config.attention,
         "compile": config.compile,

@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,10 @@ def truncate(path: Path, step: int) -> None:
     """
     records = read(path)
     valid = [record for record in records if record["step"] <= step]
-    # Records about these weights that were logged later count as logged now.
-    valid = [record | {"at": step} if record.get("at", 0) > step else record for record in valid]
+    for index, record in enumerate(valid):
+        # Records about these weights that were logged later count as logged now.
+        if record.get("at", 0) > step:
+            valid[index] = record | {"at": step}
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
     shared = path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
     if valid != records or torn or shared:
@@ -213,28 +216,24 @@ def compare_losses(train: Records, val: Records) -> Verdict | None:
         train: training records, oldest first.
         val: validation records, oldest first.
     """
-    before = [record for record in train if val and record["step"] <= val[-1]["step"]][-STEPS:]
-    if not before:
+    trained = [record for record in train if val and record["step"] <= val[-1]["step"]][-STEPS:]
+    if not trained:
         return None
     terms = list(val[-1].get("terms", ()))
+    trained_terms = set(chain.from_iterable(record.get("terms", ()) for record in trained))
     term = ""
-    if "modes" in before[-1] or {
-        name for record in before for name in record.get("terms", ())
-    } != set(terms):
-        common = (
-            name for name in terms if any(name in record.get("terms", ()) for record in before)
-        )
-        term = next(common, "")
+    if "modes" in trained[-1] or trained_terms != set(terms):
+        term = next((name for name in terms if name in trained_terms), "")
     losses = [(record["step"], loss_of(record, term)) for record in val]
     finite = [(loss, step) for step, loss in losses if loss is not None]
-    training = mean_loss(before, term)
+    training = mean_loss(trained, term)
     if not finite or finite[-1][1] != val[-1]["step"] or training is None:
         return None
     lowest, lowest_step = min(finite)
     last, step = finite[-1]
     previous = finite[-2][0] if len(finite) > 1 else None
     return Verdict(
-        term, training, len(before), last, step, previous, lowest, lowest_step, len(finite)
+        term, training, len(trained), last, step, previous, lowest, lowest_step, len(finite)
     )
 
 
@@ -248,10 +247,9 @@ def mean_loss(train: Records, term: str) -> float | None:
     """Return the mean loss of records; of a term each element weighs the same. None without a
     finite loss.
     """
-    elements = [
-        record["terms"][term]["elements"] if term in record.get("terms", {}) else 1
-        for record in train
-    ]
-    pairs = [(loss_of(record, term), count) for record, count in zip(train, elements)]
+    pairs = []
+    for record in train:
+        elements = record["terms"][term]["elements"] if term in record.get("terms", {}) else 1
+        pairs.append((loss_of(record, term), elements))
     finite = np.array([(loss, count) for loss, count in pairs if loss is not None]).reshape(-1, 2)
     return float(np.average(finite[:, 0], weights=finite[:, 1])) if len(finite) else None

@@ -99,9 +99,11 @@ def _times(files: list[Path]) -> dict[int, float]:
     """Step -> wall time of the events in these files, without a torn end."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    return {
-        event.step: event.wall_time for file in files for event in EventFileLoader(str(file)).Load()
-    }
+    times = {}
+    for file in files:
+        for event in EventFileLoader(str(file)).Load():
+            times[event.step] = event.wall_time
+    return times
 
 
 class ServiceRun:
@@ -109,7 +111,8 @@ class ServiceRun:
 
     def __init__(self, run: Any, next_step: int, old: Iterable[Path] = ()) -> None:
         """Take a run and its next step; `old`: offline folders that it replaces."""
-        self._run, self._old = run, list(old)
+        self._run = run
+        self._old = list(old)
         self.last_step = max(0, next_step - 1)
 
     def write(self, step: int, values: Values) -> None:
@@ -199,7 +202,8 @@ class MetricsLog:
             return
         path = root / metrics_file.NAME
         metrics_file.truncate(path, step)
-        if records := metrics_file.read(path, "train") if step else []:
+        records = metrics_file.read(path, "train") if step else []
+        if records:
             gap = f"ends at step {records[-1]['step']}" if records[-1]["step"] < step else ""
         else:
             gap = "is missing or empty" if step else ""
@@ -212,7 +216,8 @@ class MetricsLog:
                 step,
             )
         self._file = metrics_file.MetricsFile(path)
-        for record in metrics_file.read(path, "val") if step else []:
+        validations = metrics_file.read(path, "val") if step else []
+        for record in validations:
             self._note_validation(record["step"], record)
         try:
             for name in config.log.trackers:
@@ -289,10 +294,13 @@ class MetricsLog:
     def _write_row(self) -> None:
         step, values = self._row
         self._row = (step, {})
+
+        def write(tracker: Tracker) -> None:
+            if step > tracker.last_step:
+                tracker.write(step, values)
+
         if values:
-            self._for_each_tracker(
-                lambda tracker: tracker.write(step, values) if step > tracker.last_step else None
-            )
+            self._for_each_tracker(write)
 
     def _for_each_tracker(self, do: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):

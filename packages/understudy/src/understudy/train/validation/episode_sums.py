@@ -69,7 +69,8 @@ class EpisodeSums:
         sample_digest.update(
             np.stack([held.source, held.episode, held.frame]).astype("<i8").tobytes()
         )
-        sample_digest.update(b"" if held.weight is None else held.weight.astype("<f8").tobytes())
+        if held.weight is not None:
+            sample_digest.update(held.weight.astype("<f8").tobytes())
         return cls(
             names=held.names,
             source=episodes[0],

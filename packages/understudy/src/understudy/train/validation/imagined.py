@@ -74,14 +74,9 @@ class Futures:
         if not self.strips:
             return
         rows = [np.concatenate(list(strip), axis=1) for strip in self.strips]
-        columns = [
-            "now",
-            *(
-                f"{kind}, {ahead} ahead"
-                for ahead in self.ahead
-                for kind in ("recorded", "imagined")
-            ),
-        ]
+        columns = ["now"]
+        for ahead in self.ahead:
+            columns += [f"recorded, {ahead} ahead", f"imagined, {ahead} ahead"]
         info = PngInfo()
         buffer = io.BytesIO()
         info.add_itxt(TEXT, json.dumps({"rows": self.captions, "columns": columns}))
@@ -128,7 +123,10 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
                 f"{frames.frame[number]}"
                 for row, number in zip(rows, numbers)
             ]
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    whole: dict[str, Tensor] = {}
+    if parts:
+        for name in parts[0]:
+            whole[name] = torch.cat([part[name] for part in parts])
     ahead = policy.config.images_ahead(policy.config.chunk) if "imagined" in whole else ()
     strips, of_rows = _strips(whole, len(cameras)) if ahead else ([], [])
     return Futures(
@@ -226,17 +224,15 @@ def _figures(whole: Mapping[str, Tensor], ahead: tuple[int, ...], count: int) ->
     figures: dict[str, Any] = {"frames": count, "states": None}
     if count and (elements := whole["counted"].sum(dim=(0, 2))).any():
         figures["states"] = {
-            name: [
-                total / number if number else None
-                for total, number in zip(whole[key].sum(dim=(0, 2)).tolist(), elements.tolist())
-            ]
-            for name, key in (("model", "states"), ("copy", "copied"))
+            "model": _means_per_step(whole["states"], elements),
+            "copy": _means_per_step(whole["copied"], elements),
         }
     if ahead:
         table: dict[str, Any] = {"ahead": list(ahead), "psnr": {}, "psnr_moved": {}}
         now = whole["now"].expand_as(whole["recorded"])
         for name, images in (("model", whole["imagined"]), ("copy", now)):
-            table["psnr"][name], table["psnr_moved"][name] = [], []
+            table["psnr"][name] = []
+            table["psnr_moved"][name] = []
             for number in range(len(ahead)):
                 shown = whole["shown"][:, number]  # [N, cameras]
                 real = whole["recorded"][:, number][shown]
@@ -247,16 +243,23 @@ def _figures(whole: Mapping[str, Tensor], ahead: tuple[int, ...], count: int) ->
     return figures
 
 
+def _means_per_step(errors: Tensor, elements: Tensor) -> list[float | None]:
+    """Mean error of each step ahead; None where no element of it was recorded."""
+    means = []
+    for total, count in zip(errors.sum(dim=(0, 2)).tolist(), elements.tolist()):
+        mean = total / count if count else None
+        means.append(mean)
+    return means
+
+
 def _strips(whole: Mapping[str, Tensor], cameras: int) -> tuple[list[np.ndarray], list[int]]:
     """Return rows of images of up to `STRIPS` frames whose whole future was recorded, and the
     numbers of the frames.
     """
     complete = whole["shown"].all(dim=(1, 2)).nonzero()[:, 0].tolist()
-    chosen = (
-        sorted({complete[round(i)] for i in np.linspace(0, len(complete) - 1, STRIPS)})
-        if complete
-        else []
-    )
+    chosen = []
+    if complete:
+        chosen = sorted({complete[round(i)] for i in np.linspace(0, len(complete) - 1, STRIPS)})
     rows = []
     for number in chosen:
         pairs = torch.stack([whole["recorded"][number], whole["imagined"][number]], dim=1).flatten(

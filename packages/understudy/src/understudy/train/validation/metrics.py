@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -115,15 +116,15 @@ def group_losses(
         "source": lambda row: validation.names[source[row]],
         "task": lambda row: names[task[row]],
     }
-    kinds = {
-        f"{kind}s": dict(sorted((names_of[kind](row), entry) for row, entry in entries(labels)))
-        for kind, labels in (("head", head), ("source", source), ("task", task))
-    }
+    kinds = {}
+    for kind, labels in (("head", head), ("source", source), ("task", task)):
+        name_of = names_of[kind]
+        kinds[f"{kind}s"] = dict(sorted((name_of(row), entry) for row, entry in entries(labels)))
     # The head of a sample follows from its source.
-    groups = [
-        {kind: name(row) for kind, name in names_of.items()} | entry
-        for row, entry in entries(source * len(names) + task)
-    ]
+    groups = []
+    for row, entry in entries(source * len(names) + task):
+        group: dict[str, Any] = {kind: name_of(row) for kind, name_of in names_of.items()}
+        groups.append(group | entry)
     groups.sort(key=lambda group: (group["head"], group["source"], group["task"]))
     macros = {kind: _mean(list(of_kind.values()), weights) for kind, of_kind in kinds.items()}
     macros["groups"] = _mean(groups, weights)
@@ -227,7 +228,9 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
             f"checkpoint.keep_best: {name}: {_suggest(name, PLAIN)}one of none, {kinds}"
         )
     if group not in groups[kind]:
-        listed = ", ".join(groups[kind][:8]) + (", …" if len(groups[kind]) > 8 else "")
+        listed = ", ".join(groups[kind][:8])
+        if len(groups[kind]) > 8:
+            listed += ", …"
         raise ConfigError(
             f"checkpoint.keep_best: {name}: there is no validation data of this {kind}; "
             f"{_suggest(group, groups[kind])}available: {listed}"
@@ -243,11 +246,8 @@ def notes_on_groups(result: Record) -> list[str]:
             "the policy returns one loss per batch: no losses per source, task or episode, no "
             "standard errors"
         ]
-    alike = {
-        tuple(entry.get("terms", ()))
-        for kind in KINDS
-        for entry in result.get(f"{kind}s", {}).values()
-    }
+    entries = chain.from_iterable(result.get(f"{kind}s", {}).values() for kind in KINDS)
+    alike = {tuple(entry.get("terms", ())) for entry in entries}
     if len(alike) < 2:
         return []
     return [
@@ -370,12 +370,15 @@ def _tasks(validation: ValidationData) -> set[str]:
     for number, data in enumerate(validation.datasets):
         table = data.catalog.episodes
         texts = data.catalog.tasks
-        for row in table.rows_of(
-            np.unique(validation.episode[validation.source == number])
-        ).tolist():
+        episodes = np.unique(validation.episode[validation.source == number])
+        for row in table.rows_of(episodes).tolist():
             named = [int(task) for task in table.tasks_of(row)]
-            names |= {texts[task] for task in named} if named and min(named) >= 0 else set(texts)
-    return {task for text in names for task in split_task(text, validation.task_separator)}
+            if named and min(named) >= 0:
+                names |= {texts[task] for task in named}
+            else:
+                names |= set(texts)
+    separator = validation.task_separator
+    return set(chain.from_iterable(split_task(text, separator) for text in names))
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

@@ -62,9 +62,10 @@ class OpenLoop:
         """
         first, last = np.searchsorted(self._chosen, [part.start, part.stop])
         chosen = self._chosen[first:last] - part.start
-        some = torch.from_numpy(chosen if len(chosen) else np.zeros(1, np.int64))
+        some = chosen if len(chosen) else np.zeros(1, np.int64)
+        rows = torch.from_numpy(some)
         inputs = from_present(
-            {key: _rows(value, some) for key, value in batch.items()}, policy.config
+            {key: _rows(value, rows) for key, value in batch.items()}, policy.config
         )
         recorded = inputs[ACTION]
         proposed = predict_actions(
@@ -183,7 +184,9 @@ class EpisodeActions:
         if FLOW not in TRAINS[self._mode] or not state.config.policy.ACTS:
             of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
-        self._state, self._held, self._lock = state, held, threading.Lock()
+        self._state = state
+        self._held = held
+        self._lock = threading.Lock()
 
     def episodes(self, source: int) -> np.ndarray:
         """Return the ids of the validation episodes of a source, int64, ascending."""
@@ -244,11 +247,9 @@ class EpisodeActions:
                         inputs[f"{ACTION}_is_pad"][row, : last - first].cpu().numpy()
                     ] = np.nan
         predicted = ~np.isnan(actions + recorded).any(1) if len(names) else np.zeros(length, bool)
-        mae = (
-            np.abs(actions - recorded)[predicted].mean(0)
-            if predicted.any()
-            else np.full(len(names), np.nan)
-        )
+        mae = np.full(len(names), np.nan)
+        if predicted.any():
+            mae = np.abs(actions - recorded)[predicted].mean(0)
         return {
             "chunk": chunk,
             "starts": starts,

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +126,7 @@ def validate(
     threads = state.config.loader.num_threads
 
     def in_mode(mode: str, **options: Any) -> dict[str, Any]:
+        decoding_threads = fair_threads(mesh.local_world_size) if threads == "auto" else threads
         return evaluate(
             policy,
             held,
@@ -133,7 +135,7 @@ def validate(
             state.weights | dict.fromkeys(policy.metrics, 0.0),
             mode=mode,
             open_loop=config.val.open_loop_every,
-            threads=fair_threads(mesh.local_world_size) if threads == "auto" else threads,
+            threads=decoding_threads,
             # the rest is the loader's
             memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,
             asked=asked,
@@ -148,10 +150,12 @@ def validate(
             )
             if others:
                 tables = {first: result} | {mode: in_mode(mode) for mode in others}
-                result["modes"] = {
-                    mode: {name: table[name] for name in OF_MODE if name in table}
-                    for mode, table in tables.items()
-                }
+                figures_of_modes = {}
+                for mode, table in tables.items():
+                    figures_of_modes[mode] = {
+                        name: table[name] for name in OF_MODE if name in table
+                    }
+                result["modes"] = figures_of_modes
             if FORWARD in modes and policy.imagines:
                 with keyed_generators(make_key(config.seed, "imagine"), mesh.device):
                     futures = imagine_frames(policy, held, config.seed, mesh)
@@ -227,12 +231,15 @@ def evaluate(
         for term in weights
     }
     scalar = policy.scalar_losses
-    result = (
-        one_group(sums, weights, samples) if scalar else group_losses(sums, weights, samples, tasks)
-    )
+    if scalar:
+        result = one_group(sums, weights, samples)
+    else:
+        result = group_losses(sums, weights, samples, tasks)
     if losses_file is not None and mesh.rank == 0 and not scalar:
         EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
-    result |= {"held_out": held.total} | ({"unreadable": len(unreadable)} if unreadable else {})
+    result["held_out"] = held.total
+    if unreadable:
+        result["unreadable"] = len(unreadable)
     if table.has_dims:
         _add_dims(result["sources"], figures[DIMS][:, :, readable], samples)
     if sampler:
@@ -271,7 +278,8 @@ def _add_dims(
     """Add the loss of each action dimension to the figures of each source; dims: float64 (2, A, N),
     sums and counts.
     """
-    losses, counts = dims * (1.0 if samples.weight is None else samples.weight)
+    weights = 1.0 if samples.weight is None else samples.weight
+    losses, counts = dims * weights
     for name, entry in sources.items():
         number = samples.names.index(name)
         of_source = np.flatnonzero(samples.source == number)
@@ -292,7 +300,8 @@ class SampleTable:
         per_dim: bool,
         sampler: OpenLoop | None,
     ) -> None:
-        self._action_term, self.terms = policy.loss_terms[0], list(weights)
+        self._action_term = policy.loss_terms[0]
+        self.terms = list(weights)
         self.has_dims = per_dim and self._action_term in weights and not policy.scalar_losses
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
             weights, (2 + policy.validation_draws, count)
@@ -326,7 +335,8 @@ class SampleTable:
             self._figures[f"open loop {name}"][:, columns] = values.double()
         for term, loss in losses.items():
             rows = self._figures[term][:, part]
-            rows[0], rows[1] = loss.sum, loss.count
+            rows[0] = loss.sum
+            rows[1] = loss.count
             if loss.detail is None:
                 rows[2:] = loss.sum / len(rows[2:])
                 continue
@@ -345,9 +355,13 @@ class SampleTable:
         """
         figures = {name: mesh.sum(tensor).cpu().numpy() for name, tensor in self._figures.items()}
         ranks = mesh.gather((self._tasks, self._unreadable))
-        tasks = {start: names for of_rank, _ in ranks for start, names in of_rank.items()}
-        unreadable = {sample: error for _, of_rank in ranks for sample, error in of_rank.items()}
-        return figures, [task for start in sorted(tasks) for task in tasks[start]], unreadable
+        tasks_from: dict[int, list[str]] = {}
+        unreadable: dict[int, str] = {}
+        for tasks_of_rank, errors_of_rank in ranks:
+            tasks_from |= tasks_of_rank
+            unreadable |= errors_of_rank
+        tasks = list(chain.from_iterable(tasks_from[start] for start in sorted(tasks_from)))
+        return figures, tasks, unreadable
 
 
 class _Chunk(NamedTuple):
@@ -440,13 +454,12 @@ def describe_validation(step: int, result: Record, lowest: tuple[float, int] | N
     terms = result["terms"] if len(result["terms"]) > 1 else {}
     means = ", ".join(f"{term} {entry['loss']:.4g}" for term, entry in terms.items())
     error = "" if result["se"] is None else f" ± {result['se']:.2g}"
-    parts = [f"loss {result['loss']:.4g}{error}" + (f" ({means})" if means else "")]
-    if lowest is not None:
-        parts.append(
-            "the lowest so far"
-            if lowest[1] == step
-            else f"lowest {lowest[0]:.4g} at step {lowest[1]:,}"
-        )
+    of_terms = f" ({means})" if means else ""
+    parts = [f"loss {result['loss']:.4g}{error}{of_terms}"]
+    if lowest is not None and lowest[1] == step:
+        parts.append("the lowest so far")
+    elif lowest is not None:
+        parts.append(f"lowest {lowest[0]:.4g} at step {lowest[1]:,}")
     return "; ".join([*parts, *notes_on_groups(result)])
 
 
@@ -493,7 +506,8 @@ def validate_and_log(
         )
     except (ValidationStopped, ValidationFailed) as error:
         log.discard_row()
-        return None, error if isinstance(error, ValidationFailed) else None
+        failure = error if isinstance(error, ValidationFailed) else None
+        return None, failure
     log.log(state.step, {"kind": "val", **result})
     if state.mesh.rank == 0:
         logger.info(
