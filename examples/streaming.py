@@ -3,7 +3,6 @@ another number.
 
 python examples/streaming.py --dummy  # a tiny recording, and no network
 torchrun --nnodes 4 --nproc-per-node 8 examples/streaming.py --root s3://bucket/set --steps 10000
-    --save-freq 500
 accelerate launch examples/streaming.py --repo-id lerobot/pusht --resume-from checkpoints/500.pt
 
 Each process reads its share of every global batch. The weights are bfloat16, with float32 masters

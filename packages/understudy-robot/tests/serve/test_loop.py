@@ -110,7 +110,7 @@ def drive(address: str, monkeypatch: pytest.MonkeyPatch) -> Watched:
         for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
         if "RemotePolicy" in c
     )
-    assert len([line for line in code.splitlines() if line.strip()]) <= 13
+    assert len([line for line in code.splitlines() if line.strip()]) <= 14
     code = code.replace("ws://127.0.0.1:8000", address).replace("range(30)", f"range({EPISODES})")
     env = []
     original = registry.open_env

@@ -137,7 +137,7 @@ def test_prepared_readers_give_each_frame_once_or_are_refused(tmp_path):
     write_dataset(tmp_path / "dataset", Spec(lengths=(9, 7, 8), gop=4))
     ranks = in_ranks(2, read_by_prepared_loaders, str(tmp_path / "dataset"))
     for name in ("loader", "stream", "sampler", "undivided"):
-        assert [{len(batch) for batch in rank[name]} for rank in ranks] == [{2}, {2}]
+        assert [{len(batch) for batch in rank[name]} for rank in ranks] == [{2}, {2}], ranks
         assert sorted(itertools.chain(*ranks[0][name], *ranks[1][name])) == list(range(24)), name
     for name in (
         "divided sampler",
