@@ -129,6 +129,7 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
                 found[name] = (
                     type(error).__name__ if isinstance(error, ConfigError) else repr(error)
                 )
+    accelerator.wait_for_everyone()  # a rank that ends resets what the other still receives
     return found
 
 
