@@ -101,6 +101,7 @@ class VideoFrames(ProcessLocal):
         decoding a clip.
         """
         other._check_process()
+        self.notes = other.notes
         self.readers = other.readers
         self._live = other._live
         self._by_time = other._by_time

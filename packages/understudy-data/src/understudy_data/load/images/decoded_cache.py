@@ -198,7 +198,6 @@ class DecodedImages(VideoFrames):
     ) -> None:
         self.source = source
         super().__init__(source.catalog, 0, source.backend)
-        self.notes = source.notes
         self.dataset = dataset
         self.image_size = image_size
         self.files = files
