@@ -114,9 +114,8 @@ def cover(spans: list[Span], start: int, end: int) -> list[tuple[Span, int, int]
     pieces = []
     while start < end:
         place = bisect.bisect_right(spans, start, key=lambda span: span.start)
-        candidates = (
-            spans[i] for i in range(place - 1, -1, -1)
-        )  # nearly always the first of these
+        # nearly always the first of these
+        candidates = (spans[i] for i in range(place - 1, -1, -1))
         span = next((span for span in candidates if span.end > start), None)
         if span is None:
             return None
