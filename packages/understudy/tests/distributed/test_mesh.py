@@ -138,7 +138,7 @@ def helped() -> int:
 
 @pytest.mark.long
 def test_ranks_wait_while_threads_of_the_first_one_work() -> None:
-    one, two = in_ranks(2, helped, timeout=60)
+    one, two = in_ranks(2, helped)
     assert one == two
 
 
@@ -163,11 +163,11 @@ def alone_and_gone() -> None:
 
 
 def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
-    (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck, timeout=60)
+    (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck)
     assert first == kind == "raised"
     assert "RankError: rank 1: rank 0" in said
     assert "1 seconds (parallel.timeout)" in said
-    first, (kind, said) = outcomes_in_ranks(2, alone_and_gone, timeout=60)
+    first, (kind, said) = outcomes_in_ranks(2, alone_and_gone)
     assert first == ("died", 7)
     assert kind == "raised"
     assert "RankError: rank 1: another process of the run is gone" in said

@@ -88,7 +88,7 @@ def waits_alone(code: int | None) -> None:
 @pytest.mark.parametrize("code", [75, None])
 def test_a_signal_ends_a_process_that_waits_for_others(code: int | None) -> None:
     """It waits inside a call, where no handler runs."""
-    assert outcomes_in_ranks(1, waits_alone, code, timeout=60) == [("died", code or 143)]
+    assert outcomes_in_ranks(1, waits_alone, code) == [("died", code or 143)]
 
 
 def test_ended_in_calls_leaves_a_signal_to_its_handler() -> None:

@@ -575,7 +575,7 @@ NONE = (False,)
 def test_a_block_that_some_ranks_enter_is_named_in_place_of_waiting(
     steps: list[tuple[bool, ...]], shards: int
 ) -> None:
-    for kind, said in outcomes_in_ranks(2, steps_that_enter, steps, shards, timeout=60):
+    for kind, said in outcomes_in_ranks(2, steps_that_enter, steps, shards):
         assert kind == "raised"
         assert "ConfigError: rank " in said
         assert "layers.1" in said

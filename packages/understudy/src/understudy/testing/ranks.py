@@ -7,16 +7,20 @@ and results are pickled. Still, pack many asserts into one call: the ranks share
 other processes.
 """
 
+import faulthandler
 import importlib.util
 import inspect
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,10 @@ SERVER.set_forkserver_preload(
         "pytest",
     ]
 )
+
+
+START_TIMEOUT = 300
+"""Seconds in which a rank starts: the server imports torch before the first one."""
 
 
 class RankFailed(AssertionError):
@@ -63,8 +71,11 @@ def outcomes_in_ranks(
 ) -> list[tuple[str, Any]]:
     """Like `in_ranks`, for ranks that may fail.
 
-    Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", None) by
-    rank.
+    The seconds of `timeout` count from the moment when all ranks have started, which takes long
+    where the server has not imported torch yet.
+
+    Returns ("returned", value), ("raised", traceback), ("died", exit code) or ("hung", the stacks
+    of its threads) by rank.
     """
     held = socket.socket()
     place = {
@@ -77,6 +88,8 @@ def outcomes_in_ranks(
     name = function.__qualname__
     started = []
     ends = []
+    folder = tempfile.TemporaryDirectory(prefix="ranks-")
+    dumps = [str(Path(folder.name, str(rank))) for rank in range(world)]
     # The server has the environment and the arithmetic threads of its start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for rank in range(world):
@@ -85,19 +98,28 @@ def outcomes_in_ranks(
             key: str(value) for key, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()
         }
         process = SERVER.Process(
-            target=_rank, args=(theirs, environment, file, name, arguments), daemon=True
+            target=_rank,
+            args=(theirs, dumps[rank], environment, file, name, arguments),
+            daemon=True,
         )
         process.start()
         theirs.close()
         started.append(process)
         ends.append(ours)
     try:
-        return _outcomes(started, ends, time.monotonic() + timeout)
+        for end in ends:
+            _await_start(end)
+        outcomes = _outcomes(started, ends, time.monotonic() + timeout)
+        return [
+            ("hung", _stacks(process, dump)) if kind == "hung" else (kind, value)
+            for process, dump, (kind, value) in zip(started, dumps, outcomes)
+        ]
     finally:
         for process, end in zip(started, ends):
             process.kill()
             process.join()
             end.close()
+        folder.cleanup()
         held.close()
 
 
@@ -106,6 +128,22 @@ def reserved(held: socket.socket) -> int:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return int(held.getsockname()[1])
+
+
+def _await_start(end: Connection) -> None:
+    """Wait for the first message of a rank, which is empty. A rank that died is left to
+    `_outcomes`.
+    """
+    if end.poll(START_TIMEOUT):
+        with suppress(EOFError):
+            end.recv_bytes()
+
+
+def _stacks(process: Any, path: str) -> str:
+    """The stacks of all threads of a rank that hangs, which writes them to `path` on a signal."""
+    os.kill(process.pid, signal.SIGUSR2)
+    process.join(1)
+    return Path(path).read_text()
 
 
 def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> list[tuple[str, Any]]:
@@ -124,9 +162,17 @@ def _outcomes(started: list[Any], ends: list[Connection], deadline: float) -> li
 
 
 def _rank(
-    out: Connection, environment: dict[str, str], file: str, name: str, arguments: tuple[Any, ...]
+    out: Connection,
+    stacks: str,
+    environment: dict[str, str],
+    file: str,
+    name: str,
+    arguments: tuple[Any, ...],
 ) -> None:
+    descriptor = os.open(stacks, os.O_WRONLY | os.O_CREAT)  # open as long as the process lives
+    faulthandler.register(signal.SIGUSR2, descriptor)
     os.environ.update(environment)
+    out.send_bytes(b"")
     try:
         import torch
 
