@@ -1,11 +1,13 @@
 """`us.train(config)`: a run from Python, by settings of each form."""
 
+import gc
 from pathlib import Path
 
 import pytest
 
 import understudy as us
 from understudy.testing.runs import final_tensors, tiny_config, tiny_dataset
+from understudy_base.errors import DatasetError
 from understudy_kit.config.schema import dump_yaml, plain
 
 
@@ -19,3 +21,14 @@ def test_train_returns_the_run_directory(form: str, tmp_path: Path) -> None:
     assert run == tmp_path / "run"
     assert final_tensors(run)
     assert us.load_policy(run).config.chunk == config.data.chunk_size
+
+
+def test_train_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:
+    usual = gc.get_threshold()
+    frozen = gc.get_freeze_count()
+    us.train(tiny_config(tiny_dataset(tmp_path / "dataset"), tmp_path / "run", steps=1))
+    assert gc.get_threshold() == usual
+    assert gc.get_freeze_count() <= frozen
+    with pytest.raises(DatasetError):
+        us.train(tiny_config(tmp_path / "absent", tmp_path / "other", steps=1))
+    assert gc.get_threshold() == usual

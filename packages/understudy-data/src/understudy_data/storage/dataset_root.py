@@ -85,6 +85,7 @@ class Files:
         self._address = self.root if self.is_local else credentials.restore_credentials(text)
         self.options = options
         self._pin = ""
+        self._listings: dict[str, list[tuple[str, bool]]] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -396,6 +397,16 @@ class Files:
         except OSError:  # opening the file raises a clearer error
             return False
 
+    def keep_listings(self) -> None:
+        """List each local folder once until `drop_listings`: several checks of one opening look
+        into the same ones.
+        """
+        self._listings = {}
+
+    def drop_listings(self) -> None:
+        """List folders anew from now on."""
+        self._listings = None
+
     def entries(self, folder: str) -> list[tuple[str, bool]] | None:
         """Return (name, is a folder) of each entry of a folder, sorted by name, without broken
         links.
@@ -406,26 +417,32 @@ class Files:
         Raises:
             DatasetError: Access is denied or listing fails.
         """
-        if self.is_local:
-            try:
-                with os.scandir(self._place(folder)) as scan:
-                    entries = [
-                        entry
-                        for entry in scan
-                        if not entry.is_symlink() or os.path.exists(entry.path)
-                    ]
-                    return sorted((entry.name, entry.is_dir()) for entry in entries)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-            except PermissionError as error:
-                raise DatasetError(
-                    "no permission to look into it", where=self.where(folder), fix=_ALLOW
-                ) from error
-            except OSError as error:
-                raise DatasetError(
-                    f"this folder cannot be listed: {summarize(error)}", where=self.where(folder)
-                ) from error
-        return self.remote_files.store.entries(folder)
+        if not self.is_local:
+            return self.remote_files.store.entries(folder)
+        kept = self._listings
+        if kept is None:
+            return self._list(folder)
+        if folder not in kept:
+            kept[folder] = self._list(folder)
+        return kept[folder]
+
+    def _list(self, folder: str) -> list[tuple[str, bool]]:
+        try:
+            with os.scandir(self._place(folder)) as scan:
+                entries = [
+                    entry for entry in scan if not entry.is_symlink() or os.path.exists(entry.path)
+                ]
+                return sorted((entry.name, entry.is_dir()) for entry in entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except PermissionError as error:
+            raise DatasetError(
+                "no permission to look into it", where=self.where(folder), fix=_ALLOW
+            ) from error
+        except OSError as error:
+            raise DatasetError(
+                f"this folder cannot be listed: {summarize(error)}", where=self.where(folder)
+            ) from error
 
     def is_pointer(self, path: str) -> bool:
         """Return whether a file is a git LFS pointer instead of the file itself."""

@@ -90,6 +90,12 @@ from understudy_kit.signals import Stop, Stopped, stop_signals
 
 DONE = 0
 STOPPED = 75
+_RARE = 200_000
+"""New objects until the next search for garbage, until a run's data and loader are open."""
+
+Work = Callable[[Mesh, Stop, Callable[[], None]], int]
+"""The work of a run on this process. It calls the last argument when its data and
+loader are open."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +118,13 @@ def train(config: TrainConfig) -> int:
     check_rollout_settings(config)
     run = RunDir(Path(config.output_dir))
 
-    def work(mesh: Mesh, stop: Stop) -> int:
+    def work(mesh: Mesh, stop: Stop, keep_data: Callable[[], None]) -> int:
         mesh.first(run.refuse_existing)
         mesh.first(lambda: check_trackers(config.log.trackers))
         data = _open_new_data(config, mesh)
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
-        gc.freeze()
         mesh.first(
             lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data))
         )
@@ -130,7 +135,7 @@ def train(config: TrainConfig) -> int:
                     "%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT
                 )
         try:
-            return _run(run, fitted, fitted, data, validation, mesh, stop)
+            return _run(run, fitted, fitted, data, validation, mesh, stop, keep_data)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
             is_wrong = is_wrong or not (
@@ -158,20 +163,19 @@ def resume(config: TrainConfig) -> int:
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 
-    def work(mesh: Mesh, stop: Stop) -> int:
+    def work(mesh: Mesh, stop: Stop, keep_data: Callable[[], None]) -> int:
         stretched, then, data = _check_changes(run, asked, mesh)
         # an update is of this resume alone
         config = replace(stretched, data=replace(stretched.data, update=False))
         with mesh.together():
             validation = open_validation(config, data)
-            gc.freeze()
             # also the sequence of a mapping
             edited = dump_yaml(run.settings()) != dump_yaml(config)
             before = run.config.read_text(encoding="utf-8")
         if edited:
             mesh.first(lambda: run.write_settings(config))
         try:
-            return _run(run, config, then, data, validation, mesh, stop)
+            return _run(run, config, then, data, validation, mesh, stop, keep_data)
         except ConfigError:
             if edited and mesh.rank == 0:
                 write_text(run.config, before)  # otherwise every later resume would be refused, too
@@ -239,21 +243,21 @@ def open_checkpoint(
         yield state, validation
 
 
-def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) -> int:
-    """Join the other processes, lock the run's folder and handle stop signals, then do `work`.
-
-    `work` freezes the opened data, which stay until its end: thousands of sources are millions of
-    objects, and to search them for garbage again and again took a fifth of the start of 3,000.
-    """
+def _start(run: RunDir, config: TrainConfig, work: Work) -> int:
+    """Join the other processes, lock the run's folder and handle stop signals, then do `work`."""
     try:
         with stop_signals(at_once=True) as stop:
             try:
-                with join_mesh(config, STOPPED) as mesh, _lock(run, config, mesh):
+                with (
+                    join_mesh(config, STOPPED) as mesh,
+                    _lock(run, config, mesh),
+                    _rare_collection() as keep_data,
+                ):
                     stop.at_once = mesh.world_size == 1  # several processes have to agree
                     if mesh.rank == 0:
                         run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
                         stop.file = run.stop
-                    return work(mesh, stop)
+                    return work(mesh, stop, keep_data)
             except Exception as error:
                 # a rank that left at the signal
                 has_lost = isinstance(error, RankError) and not stop.begun
@@ -269,7 +273,27 @@ def _start(run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop], int]) 
             "stopped by %s before the next step: understudy %s starts again", signal, command
         )
         return STOPPED
+
+
+@contextmanager
+def _rare_collection() -> Iterator[Callable[[], None]]:
+    """Search for garbage less often until the function of this block is called, which leaves all
+    objects of that moment out of the search.
+
+    Thousands of opened sources are millions of objects, which stay until the end: to search them
+    again and again took a fifth of the start of 3,000.
+    """
+    usual = gc.get_threshold()
+
+    def keep_objects() -> None:
+        gc.freeze()
+        gc.set_threshold(*usual)
+
+    gc.set_threshold(_RARE, *usual[1:])
+    try:
+        yield keep_objects
     finally:
+        gc.set_threshold(*usual)
         gc.unfreeze()
 
 
@@ -481,6 +505,7 @@ def _run(
     validation: ValidationData | None,
     mesh: Mesh,
     stop: Stop,
+    keep_data: Callable[[], None],
 ) -> int:
     """Train from the latest checkpoint, or from step 0, to the end. then: settings of that
     checkpoint.
@@ -528,6 +553,7 @@ def _run(
         mesh.first(lambda: truncate_journals(run.root, position))
         with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
             saver.prune()
+            keep_data()
             # from here on there is something to save
             stop.at_once = False
             stop.begun = True

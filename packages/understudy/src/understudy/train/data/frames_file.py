@@ -60,6 +60,8 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
             (of_tasks, 1.0),
         ]
         for part, (rows, weight) in enumerate(parts):
+            if not len(rows):
+                continue
             ids, inverse = np.unique(rows[:, 0], return_inverse=True)
             tasks = [""] * len(ids)
             if part < EPISODE:
@@ -97,9 +99,8 @@ class _Tables:
         self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: pa.Array
     ) -> None:
         """Add rows [episode, start, stop) of a part of a source."""
-        if len(rows):
-            self._runs.append((source, part, rows, weights, texts))
-            self._rows += len(rows)
+        self._runs.append((source, part, rows, weights, texts))
+        self._rows += len(rows)
         if self._rows >= self._ENOUGH:
             self._close()
 

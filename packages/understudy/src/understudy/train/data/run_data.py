@@ -308,6 +308,8 @@ def open_data(
         )
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
+    for source in sources:
+        source.catalog.files.drop_listings()
     _check_states(names, opened, wrong)
     check_heads([names[owner] for owner in of], opened, wrong)
     if wrong:
@@ -377,6 +379,7 @@ def _open_sources(
         if place not in started:
             given = {name: text or None for name, text in layout.items()}
             started[place] = Opening(address, remote, **given)
+            started[place].files.keep_listings()
         return place, view
 
     addresses = for_each_source(names, start, wrong)
