@@ -98,7 +98,7 @@ def test_page_shows_depth(root: Path) -> None:
 def test_training_leaves_depth_out_and_says_so(root: Path, tmp_path: Path) -> None:
     data = open_data(tiny_config(root, tmp_path / "run"))
     assert data.cameras == (TOP,)
-    assert not absent(" ".join(data.notes[0]), DEPTH)
+    assert not absent(" ".join(data.sources[0].notes), DEPTH)
 
 
 def test_training_on_depth_is_refused(root: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_where_selects_the_episodes_of_a_run(rated: Path) -> None:
     assert ids(opened(rated, where="quality >= 2", episodes=(0, 1, 2, 3))) == {2, 3}
     data = opened(rated, where="quality < 2", val_episodes=(4,))
     assert ids(data) == {0, 1, 4, 5, 8, 9}
-    assert any("6 of 10" in note for own in data.notes for note in own)
+    assert any("6 of 10" in note for source in data.sources for note in source.notes)
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Se
     """Return the tokens of the largest possible sample of each source; None: the policy has no
     tokens.
     """
-    rows = len(data.names)
+    rows = len(data.sources)
     network = policy.config
     windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
     steps = config.policy.state_times or windows.get(STATE, ())

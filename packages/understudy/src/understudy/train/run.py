@@ -389,7 +389,7 @@ def _check_changes(
         lines.append("data.update: no episodes to train on were appended; nothing is added")
     if config.data.update and appended:
         with mesh.together():
-            first = len(data.names)
+            first = len(data.sources)
             data = open_data(config, [*data.entries(), *appended], mesh.rank == 0)
         data = _open_alike(config, data, mesh)
         mesh.first(lambda: confront_update(config, data, record["normalisation"], first))

@@ -63,8 +63,8 @@ def startup_summary(
         *_describe_metadata(data),
         *_describe_instructions(config, data),
     ]
-    for name, notes in zip(data.names, data.notes):
-        lines += [f"{name}: {note}" for note in notes]
+    for source in data.sources:
+        lines += [f"{source.name}: {note}" for note in source.notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
     shares = config.mode_weights()
     trained: dict[str, Collection[str]] = {}
@@ -77,7 +77,7 @@ def startup_summary(
     lines += describe_images(config, data)
     for camera in data.cameras:
         if missing := [
-            name for name, part in zip(data.names, data.training) if camera in part.missing_cameras
+            source.name for source in data.sources if camera in source.training.missing_cameras
         ]:
             lines.append(f"no {camera} in {_some(missing)}: black there, and marked as missing")
     if data.size is not None:
@@ -91,26 +91,26 @@ def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[
     slots = order.spec.schedule[-1].slots
     weights = data.weights
     rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
-    for number, part in enumerate(data.training[:MAX_SOURCES]):
-        share = slots[number] / sum(slots)
+    for source in data.sources[:MAX_SOURCES]:
+        share = slots[source.number] / sum(slots)
         epoch = "never"
         if share:
-            steps = order.spec.sources[number].frames / (share * config.batch_size)
+            steps = order.spec.sources[source.number].frames / (share * config.batch_size)
             epoch = f"{steps:,.4g} steps"
         row = (
-            data.names[number],
-            data.heads[data.head_of_source[number]],
-            _format_amount(part),
-            _format_amount(data.validation[number]),
-            f"{weights[number] / sum(weights):.3%}",
+            source.name,
+            source.head,
+            _format_amount(source.training),
+            _format_amount(source.validation),
+            f"{source.weight / sum(weights):.3%}",
             f"{share:.3%}",
             epoch,
-            str(_count_tasks(part)),
+            str(_count_tasks(source.training)),
         )
         rows.append(row)
     lines = align(rows)
-    if len(data.training) > MAX_SOURCES:
-        lines.append(f"… and {len(data.training) - MAX_SOURCES} more sources")
+    if len(data.sources) > MAX_SOURCES:
+        lines.append(f"… and {len(data.sources) - MAX_SOURCES} more sources")
     errors = order.share_errors(weights)
     for number, share, asked in errors[:MAX_NAMED]:
         actual = f"{share:.4%} of the samples instead of {asked:.4%}, {share / asked - 1:+.1%}"

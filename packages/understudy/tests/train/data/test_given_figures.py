@@ -220,19 +220,15 @@ def test_the_rows_of_an_update_are_confronted_alone(radians: Path, tmp_path: Pat
     config = config_of(radians)
     data = open_data(config)
     other = open_data(config_of(recording(tmp_path / "deg", scale=57.3)))
-    both = replace(
-        data,
-        names=("rad", "added"),
-        training=(*data.training, *other.training),
-        apart=(None, None),
-        delta=((), ()),
-        stats=("", ""),
-        of=(0, 0),
-        head_of_source=np.zeros(2, np.int64),
-    )
+    (first,) = data.sources
+    (second,) = other.sources
+    added = replace(second, number=1, name="added", of=0, head=first.head)
+    both = replace(data, sources=(first, added))
     with pytest.raises(DatasetError):
         confront_update(config, both, theirs, 1)
-    confront_update(config, replace(both, training=data.training * 2), theirs, 1)
+    confront_update(
+        config, replace(both, sources=(first, replace(added, training=first.training))), theirs, 1
+    )
 
 
 # -- no spread that is tiny beside its range

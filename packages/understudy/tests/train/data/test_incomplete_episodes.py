@@ -69,6 +69,10 @@ def pasted(message: str) -> dict[str, tuple[int, ...]]:
     return {name.replace("-", "_"): tuple(map(int, ids.split())) for name, ids in flags}
 
 
+def skipped_of(data: RunData) -> tuple[tuple[int, ...], ...]:
+    return tuple(source.skipped for source in data.sources)
+
+
 def used(data: RunData) -> set[int]:
     parts = (*data.training, *(part for part in data.validation if part is not None))
     return {int(episode) for part in parts for episode in part.segments[:, 0]}
@@ -134,13 +138,13 @@ def test_suggested_flags_fit_existing_lists(copy: Make) -> None:
     data = opened(root, **flags)
     assert used(data) == {0, 1, 3}
     data = opened(root, episodes=(0, 1, 2, 3, 5), val_episodes=(1, 2), on_bad_episode="skip")
-    assert (used(data), data.skipped) == ({0, 1, 3}, ((2, 5),))
+    assert (used(data), skipped_of(data)) == ({0, 1, 3}, ((2, 5),))
 
 
 def test_incomplete_checks_only_used_cameras(copy: Make) -> None:
     root = copy()
     lose(root, WRIST, 2)
-    assert opened(root, cameras=(TOP,)).skipped == ((),)
+    assert skipped_of(opened(root, cameras=(TOP,))) == ((),)
     with pytest.raises(DatasetError):
         opened(root, cameras=(WRIST,))
 
@@ -166,9 +170,9 @@ def test_on_bad_episode_per_source(copy: Make) -> None:
 
     with refused("b", "episodes: [4, 5]", fix=None):
         open_data(of(skips, errs))
-    assert open_data(of(skips, replace(errs, episodes=(4, 5)))).skipped == ((2,), ())
+    assert skipped_of(open_data(of(skips, replace(errs, episodes=(4, 5))))) == ((2,), ())
     everywhere = of(replace(skips, on_bad_episode=None), errs, on_bad_episode="skip")
-    assert open_data(everywhere).skipped == ((2,), (2,))
+    assert skipped_of(open_data(everywhere)) == ((2,), (2,))
 
 
 def test_skip_refuses_a_dataset_without_complete_episodes(copy: Make) -> None:
@@ -191,8 +195,8 @@ def test_skip_leaves_out_broken_episodes(copy: Make) -> None:
     pq.write_table(pq.read_table(rows).slice(1), rows)
     lose(root, WRIST, 8)
     data = opened(root, on_bad_episode="skip")
-    assert (used(data), data.skipped) == ({0, 1, 3, 4, 6, 9}, ((2, 5, 7, 8),))
-    [[note]] = data.notes
+    assert (used(data), skipped_of(data)) == ({0, 1, 3, 4, 6, 9}, ((2, 5, 7, 8),))
+    [note] = data.sources[0].notes
     assert "4 episodes" in note
     assert note.endswith("skipped 2 5 7 8")
     again = open_data(
@@ -203,16 +207,16 @@ def test_skip_leaves_out_broken_episodes(copy: Make) -> None:
         [{"skipped": [2, 5, 7, 8]}],
         True,
     )
-    assert again.skipped == data.skipped
-    assert again.notes == ((),)
+    assert skipped_of(again) == skipped_of(data)
+    assert again.sources[0].notes == ()
 
 
 def test_skip_leaves_out_the_episodes_of_a_broken_packed_video(copy: Make) -> None:
     root = copy("v3.0")
     video = sorted((root / "videos" / TOP).rglob("*.mp4"))[1]
     video.write_bytes(video.read_bytes()[:700])
-    assert opened(root).skipped == ((),)  # `error` opens no file before the first step
-    assert opened(root, on_bad_episode="skip").skipped == ((2, 3),)
+    assert skipped_of(opened(root)) == ((),)  # `error` opens no file before the first step
+    assert skipped_of(opened(root, on_bad_episode="skip")) == ((2, 3),)
 
 
 def test_skipped_episodes_are_recorded_with_the_run(

@@ -137,7 +137,7 @@ def test_run_with_defaults_trains_on_the_next_state(data: Path, tmp_path: Path) 
 def test_batches_have_the_states_that_follow(data: Path, tmp_path: Path) -> None:
     opened = open_data(config(data, tmp_path / "r").with_policy_defaults())
     recorded = EpisodeDataset(str(data), keys=[STATE])
-    for part in (*opened.training, *opened.apart):
+    for part in (*opened.training, *(source.apart for source in opened.sources)):
         assert part is not None
         episode = int(part.episodes[0])
         length = int(

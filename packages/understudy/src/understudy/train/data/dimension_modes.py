@@ -47,8 +47,9 @@ def dimension_modes(
     known = set[str]()
     candidates: dict[str, None] = {}
     by_source = []
-    for number, part in enumerate(data.training):
-        source = configs[data.of[number]]
+    for run_source in data.sources:
+        part = run_source.training
+        source = configs[run_source.of]
         keys = {ACTION: source.action, STATE: source.state}
         modes: dict[str, tuple[DimensionMode, ...]] = {}
         places: dict[tuple[str, int], str] = {}

@@ -36,7 +36,8 @@ TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 def frames_content(data: RunData, first: int = 0) -> bytes:
     """Return the content of the file for the sources of a run's data from number `first` on."""
     tables = _Tables()
-    for number, training in enumerate(data.training[first:], first):
+    for source in data.sources[first:]:
+        training = source.training
         segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
         starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
         factors = np.ones(len(segments))
@@ -48,9 +49,9 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         if training.returns is not None:
             returns = training.returns.read(episodes.rows_of(runs[:, 0]), runs[:, 1])
             factors = np.where(returns[RETURN_IS_PAD], 0, factors)
-        ids, lengths = episodes_within(training.catalog, data.spans[number])
+        ids, lengths = episodes_within(training.catalog, source.span)
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
-        apart = whole[:0] if (reserved := data.apart[number]) is None else reserved.segments
+        apart = whole[:0] if source.apart is None else source.apart.segments
         of_tasks, names = _task_runs(training.catalog, np.union1d(training.episodes, apart[:, 0]))
         parts: list[tuple[np.ndarray, Any]] = [
             (training.epoch_segments, 1.0),
@@ -73,11 +74,11 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
                 texts_of_rows = names
             else:
                 texts_of_rows = pa.array(tasks, pa.string()).take(pa.array(inverse))
-            tables.add(number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
-    facts = zip(data.of, data.training, data.spans, strict=True)  # updates come last
-    digests = {
-        data.names[owner]: lengths_digest(training, last) for owner, training, (_, last) in facts
-    }
+            tables.add(source.number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
+    digests = {}
+    for source in data.sources:  # updates come last
+        last = source.span[1]
+        digests[data.names[source.of]] = lengths_digest(source.training, last)
     content = io.BytesIO()
     pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()

@@ -127,13 +127,13 @@ class Samples:
     def of(self, number: int) -> dict[str, np.ndarray]:
         """Return rows of `ACTION` (as learnt) and `STATE` of a source, float64 [n, dim] each."""
         if number not in self._read:
-            data = self.data
-            chunk = data.training[number].reach_of(ACTION)[1] + 1
+            source = self.data.sources[number]
+            chunk = source.training.reach_of(ACTION)[1] + 1
             key = make_key(self.seed, "given figures", number)
             share = max(1, ROWS // self.sources)
             segments = max(1, SEGMENTS // self.sources)
             self._read[number] = sample_rows(
-                data.training[number], data.delta[number], chunk, key, share, segments
+                source.training, source.delta, chunk, key, share, segments
             )
         return self._read[number]
 

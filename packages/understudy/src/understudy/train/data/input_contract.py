@@ -84,10 +84,7 @@ def make_contract(
         for number, head in enumerate(data.heads):
             robots[head] = _robot(config, data, number, statistics.get(head, {}), images, bar)
     provenance = {
-        "datasets": {
-            name: redact(part.catalog.root)
-            for name, part in zip(data.names, data.training, strict=True)
-        },
+        "datasets": {source.name: redact(source.training.catalog.root) for source in data.sources},
         "fingerprint": dataset_fingerprint(data),
         "versions": {"understudy": __version__, "torch": torch.__version__, "av": av.__version__},
     }
@@ -147,7 +144,7 @@ def head_statistics(
     need not be read.
     """
     members = head_members(data, with_delta=False)
-    external = {member.head for member, path in zip(members, data.stats, strict=True) if path}
+    external = {source.head for source in data.sources if source.stats}
     computed = [member for member in members if member.head not in external]
     chunk = config.data.actions_per_chunk
     return compute_statistics(computed, chunk, cache, workers=workers) if computed else {}

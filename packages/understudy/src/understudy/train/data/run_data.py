@@ -49,6 +49,7 @@ from understudy_base.records import Record
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
 from understudy_data.datasets.format.standard_keys import suggest_key
+from understudy_data.datasets.format.views import View
 from understudy_data.datasets.read.texts import prompt_names
 from understudy_data.datasets.stats.norm_heads import Member
 from understudy_data.load.choose_order import choose_order
@@ -64,24 +65,74 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class RunData:
-    """The opened data of a run. Tuples have one entry per source, in the sequence of the
-    settings.
-    """
+class RunSource:
+    """One opened source of a run, or an update of one: episodes that were appended to it."""
 
-    names: tuple[str, ...]
-    """Unique names of the sources."""
-    training: tuple[EpisodeDataset, ...]
-    apart: tuple[EpisodeDataset | None, ...]
+    number: int
+    """Place among the sources of the run. Updates come last."""
+    name: str
+    """Unique among the sources of the run."""
+    training: EpisodeDataset
+    apart: EpisodeDataset | None
     """Episodes that the split takes from training, None without any. Those of updates are not
     validated on, either, so that figures of a run compare.
     """
-    heads: tuple[str, ...]
-    """Names of the norm heads, sorted."""
-    head_of_source: np.ndarray
-    """int64 [sources]: index into `heads` of each source."""
-    weights: tuple[float, ...]
-    """Share of the samples of each source, on any scale."""
+    head: str
+    """Name of its norm head."""
+    weight: float
+    """Share of the samples, on any scale."""
+    delta: tuple[int, ...]
+    """Action dimensions that are learned as differences from the state."""
+    stats: str
+    """File of external statistics, "" where they are computed."""
+    notes: tuple[str, ...]
+    """Notes on the selection: matches of keep-ranges, incomplete episodes."""
+    skipped: tuple[int, ...]
+    """Ids of the skipped bad episodes."""
+    of: int
+    """Number of the source that it is an update of; its own if of none."""
+    span: tuple[int, int]
+    """First and last episode id of its part of the dataset."""
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it is an update of another source."""
+        return self.of != self.number
+
+    @property
+    def validation(self) -> EpisodeDataset | None:
+        """Its validation part; None without validation episodes, and for an update."""
+        return None if self.is_update else self.apart
+
+    def entry(self, cameras: Sequence[str]) -> dict[str, Any]:
+        """Return its entry in order.json, or in the updates of a checkpoint (`RecordedSources`).
+
+        Args:
+            cameras: the policy's cameras.
+        """
+        part = self.training
+        first, last = self.span
+        entry = {
+            "name": self.name,
+            "head": self.head,
+            "cameras": [camera for camera in cameras if camera not in part.missing_cameras],
+            "skipped": list(self.skipped),
+            "first": first,
+            "last": last,
+            "tasks": len(part.catalog.tasks),
+            "view": name_of(part.view),
+        }
+        if self.is_update:
+            entry["of"] = self.of
+        return entry
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The opened data of a run."""
+
+    sources: tuple[RunSource, ...]
+    """In the sequence of the settings; then the updates."""
     cameras: tuple[str, ...]
     """Standard keys of the policy's cameras."""
     image_sizes: dict[str, tuple[int, int] | None]
@@ -90,68 +141,50 @@ class RunData:
     """(height, width) to which the loader resizes images if those of the sources differ in size,
     else None.
     """
-    delta: tuple[tuple[int, ...], ...]
-    """Action dimensions that are learned as differences from the state."""
-    stats: tuple[str, ...]
-    """Files of external statistics, "" where they are computed."""
-    notes: tuple[tuple[str, ...], ...] = ()
-    """Notes on the selections: matches of keep-ranges, incomplete episodes."""
-    skipped: tuple[tuple[int, ...], ...] = ()
-    """Ids of the skipped bad episodes."""
     prompt_metadata: tuple[str, ...] = ()
     """Names of the metadata in prompts, in their sequence there."""
-    of: tuple[int, ...] = ()
-    """Number of the source that each source is an update of: episodes that were appended to it. Its
-    own if of none. Updates come last.
-    """
-    spans: tuple[tuple[int, int], ...] = ()
-    """First and last episode id of each source's part of its dataset."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Name of each source."""
+        return tuple(source.name for source in self.sources)
+
+    @cached_property
+    def training(self) -> tuple[EpisodeDataset, ...]:
+        """Training part of each source."""
+        return tuple(source.training for source in self.sources)
 
     @cached_property
     def validation(self) -> tuple[EpisodeDataset | None, ...]:
-        """None for a source without validation episodes, and for an update."""
-        parts = []
-        for number, (owner, part) in enumerate(zip(self.of, self.apart)):
-            own_part = part if owner == number else None
-            parts.append(own_part)
-        return tuple(parts)
+        """Validation part of each source; None for a source without, and for an update."""
+        return tuple(source.validation for source in self.sources)
 
     @cached_property
-    def sources(self) -> int:
-        """Sources that are no updates."""
-        return sum(owner == number for number, owner in enumerate(self.of))
+    def weights(self) -> tuple[float, ...]:
+        """Share of the samples of each source, on any scale."""
+        return tuple(source.weight for source in self.sources)
+
+    @cached_property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the norm heads, sorted."""
+        return tuple(sorted({source.head for source in self.sources}))
+
+    @cached_property
+    def head_of_source(self) -> np.ndarray:
+        """int64 [sources]: index into `heads` of each source."""
+        numbers = {head: number for number, head in enumerate(self.heads)}
+        return np.array([numbers[source.head] for source in self.sources], np.int64)
+
+    @cached_property
+    def configured(self) -> tuple[RunSource, ...]:
+        """The sources that the settings name: those that are no updates."""
+        return tuple(source for source in self.sources if not source.is_update)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the entry of each source in order.json, or in the updates of a checkpoint
         (`RecordedSources`).
         """
-        facts = zip(
-            self.names,
-            self.head_of_source.tolist(),
-            self.training,
-            self.skipped,
-            self.spans,
-            self.of,
-        )
-        entries = []
-        for number, (name, head, part, skipped, (first, last), owner) in enumerate(facts):
-            view = part.view.record if part.view else ""
-            entry = {
-                "name": name,
-                "head": self.heads[head],
-                "cameras": [
-                    camera for camera in self.cameras if camera not in part.missing_cameras
-                ],
-                "skipped": list(skipped),
-                "first": first,
-                "last": last,
-                "tasks": len(part.catalog.tasks),
-                "view": view,
-            }
-            if owner != number:
-                entry["of"] = owner
-            entries.append(entry)
-        return entries
+        return [source.entry(self.cameras) for source in self.sources]
 
     def order(self, config: TrainConfig) -> Order:
         """Make the order of a new run, for any memory (`make_loader.make_order` chooses one for
@@ -179,17 +212,13 @@ class RunData:
         Of a head with several sources it has those of the first one.
         """
         heads: dict[str, dict[str, Any]] = {}
-        for number, head in enumerate(self.heads):
-            first = int(np.flatnonzero(self.head_of_source == number)[0])
-            part = self.training[first]
+        for head in self.heads:
+            members = [source for source in self.sources if source.head == head]
+            part = members[0].training
             features = part.catalog.features
             state_names = features[STATE].dimension_names if STATE in part.keys else []
             heads[head] = {
-                "sources": [
-                    name
-                    for name, head_number in zip(self.names, self.head_of_source)
-                    if head_number == number
-                ],
+                "sources": [source.name for source in members],
                 "fps": part.catalog.fps,
                 "action_names": features[ACTION].dimension_names,
                 "state_names": state_names,
@@ -225,6 +254,11 @@ class RunData:
             raise
         except ValueError as error:
             raise ConfigError(f"policy: {error}") from error
+
+
+def name_of(view: View | None) -> str:
+    """Return the record of a view, which names its version; "" for none."""
+    return "" if view is None else view.record
 
 
 def _pass_length(part: EpisodeDataset) -> float:
@@ -318,27 +352,31 @@ def open_data(
     apart = tuple(part.validation for part in splits)
     check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
-    heads = tuple(
-        sorted(set(head_names := [source.head(names[owner]) for owner, source in zip(of, sources)]))
-    )
-    numbers = {head: number for number, head in enumerate(heads)}
+    weights = _weights(configs, training, of)
+    run_sources = []
+    for number, part in enumerate(splits):
+        run_sources.append(
+            RunSource(
+                number=number,
+                name=names[number],
+                training=part.training,
+                apart=part.validation,
+                head=sources[number].head(names[of[number]]),
+                weight=weights[number],
+                delta=configs[number].delta_action_dims,
+                stats=configs[number].stats,
+                notes=part.notes,
+                skipped=part.skipped,
+                of=of[number],
+                span=part.span,
+            )
+        )
     return RunData(
-        names=names,
-        training=training,
-        apart=apart,
-        heads=heads,
-        head_of_source=np.array([numbers[head] for head in head_names], np.int64),
-        weights=_weights(configs, training, of),
+        sources=tuple(run_sources),
         cameras=cameras,
         image_sizes=image_sizes,
         size=size,
-        delta=tuple(source.delta_action_dims for source in configs),
-        stats=tuple(source.stats for source in configs),
-        notes=tuple(part.notes for part in splits),
-        skipped=tuple(part.skipped for part in splits),
         prompt_metadata=tuple(data.prompt_metadata),
-        of=of,
-        spans=tuple(part.span for part in splits),
     )
 
 
@@ -495,9 +533,9 @@ def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
     differences.
     """
     members = []
-    for number, part in enumerate(data.training):
-        delta = data.delta[number] if with_delta else ()
-        members.append(Member(part, data.heads[data.head_of_source[number]], delta))
+    for source in data.sources:
+        delta = source.delta if with_delta else ()
+        members.append(Member(source.training, source.head, delta))
     return members
 
 
@@ -513,12 +551,13 @@ def dataset_fingerprint(data: RunData) -> dict[str, Any]:
     updates, each name starts with the name of its source.
     """
     properties: dict[str, Any] = {}
-    for number, name in enumerate(data.names):
-        of_source = _fingerprint(data.training[number], data.validation[number], data.spans[number])
-        if data.sources > 1 or number:
-            if data.sources > 1:
-                of_source |= {"norm head": data.heads[data.head_of_source[number]]}
-            of_source = {f"{name}: {key}": value for key, value in of_source.items()}
+    is_mixture = len(data.configured) > 1
+    for source in data.sources:
+        of_source = _fingerprint(source.training, source.validation, source.span)
+        if is_mixture:
+            of_source |= {"norm head": source.head}
+        if is_mixture or source.is_update:
+            of_source = {f"{source.name}: {key}": value for key, value in of_source.items()}
         properties |= of_source
     return properties
 
@@ -567,13 +606,15 @@ def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str
     are in `cache`.
     """
     requests: list[FileRequest] = []
-    for number, training in enumerate(data.training):
-        parts = [part for part in (training, data.validation[number]) if part is not None]
-        cameras = [camera for camera in data.cameras if camera not in training.missing_cameras]
+    for source in data.sources:
+        parts = [part for part in (source.training, source.validation) if part is not None]
+        missing = source.training.missing_cameras
+        cameras = [camera for camera in data.cameras if camera not in missing]
         requests.append(FileRequest(parts, cameras))
+    is_mixture = len(data.configured) > 1
     digests: dict[str, list[str] | None] = {}
-    for number, of_source in enumerate(digest_several(requests, cache)):
-        prefix = f"{data.names[number]}: " if data.sources > 1 or number else ""
+    for source, of_source in zip(data.sources, digest_several(requests, cache)):
+        prefix = f"{source.name}: " if is_mixture or source.is_update else ""
         digests |= {prefix + kind: digest for kind, digest in of_source.items()}
     return digests
 

@@ -68,18 +68,19 @@ def compute_normalization(
             dimension), or sources of one head differ in width.
     """
     wrong: dict[str, DatasetError] = {}
-    samples = samples or Samples(data, 0, sum(map(bool, data.stats)))
+    samples = samples or Samples(data, 0, sum(bool(source.stats) for source in data.sources))
 
     def external(number: int) -> Mapping[str, Statistics] | None:
-        path = data.stats[number]
-        part = data.training[number]
+        source = data.sources[number]
+        path = source.stats
+        part = source.training
         if not path:
             return None
         of_keys = modes[number] if modes else {}
         of_source = {
             key: of_keys.get(key) or (mode,) * width for key, width in vector_widths(part).items()
         }
-        recorded = read_stats_file(path, of_source, part, data.delta[number])
+        recorded = read_stats_file(path, of_source, part, source.delta)
         names = {key: part.catalog.features[key].dimension_names for key in recorded}
         return with_ranges(recorded, partial(samples.of, number), of_source, names, path)
 
@@ -110,8 +111,9 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
     """
     lines: list[str] = []
     flags: list[str] = []
-    for number, (name, part) in enumerate(zip(data.names, data.training)):
-        other = data.validation[number]
+    for source in data.sources:
+        part = source.training
+        other = source.validation
         chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
         rows = part.catalog.episodes.rows_of(chosen)
         found = broken_episodes(part.catalog, (), (), rows)
@@ -119,7 +121,7 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
         ids = sorted({int(part.catalog.episodes.ids[row]) for row in broken_rows})
         lines += [bad.line for bad in found]
         if ids:
-            flags.append(f"{name}: " * (len(data.names) > 1) + " ".join(map(str, ids)))
+            flags.append(f"{source.name}: " * (len(data.sources) > 1) + " ".join(map(str, ids)))
     if len(lines) < 2:
         return error
     more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
@@ -206,10 +208,8 @@ def _origins(data: RunData, weights: str) -> dict[int, Origin]:
     if weights:
         return dict.fromkeys(range(len(data.names)), of_weights(weights))
     origins = dict.fromkeys(shared_heads(data), OF_HEAD)
-    given = {
-        int(data.head_of_source[number]): path for number, path in enumerate(data.stats) if path
-    }
-    for number, head in enumerate(data.head_of_source.tolist()):
-        if head in given:
-            origins[number] = of_file(data.stats[number] or given[head])
+    given = {source.head: source.stats for source in data.sources if source.stats}
+    for source in data.sources:
+        if source.head in given:
+            origins[source.number] = of_file(source.stats or given[source.head])
     return dict(sorted(origins.items()))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.train.data.fingerprint import MISSING, ROWS, SOME, VIDEOS
-from understudy.train.data.run_data import RunData
+from understudy.train.data.run_data import RunData, RunSource
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.selection.select import common
 
@@ -30,15 +30,16 @@ def describe_copies(data: RunData, files: Mapping[str, list[str] | None]) -> lis
         files: digests of their files (`file_digests`).
     """
     groups: dict[tuple[str, ...], list[int]] = {}
-    numbers = range(data.sources) if data.sources > 1 else range(0)
-    for number in numbers:
-        name = data.names[number]
+    if len(data.configured) < 2:
+        return []
+    for source in data.configured:
+        name = source.name
         videos = tuple(
             _digests(files.get(f"{name}: {SOME} {VIDEOS} of {c}"))[:1] for c in data.cameras
         )
         seen = tuple(chain.from_iterable(videos))
         for digest in _digests(files.get(f"{name}: {SOME} {ROWS}")):
-            groups.setdefault((digest, *seen), []).append(number)
+            groups.setdefault((digest, *seen), []).append(source.number)
     distinct_groups = dict.fromkeys(map(tuple, groups.values()))
     descriptions = [_describe(data, members) for members in distinct_groups]
     lines = [line for line in descriptions if line]
@@ -52,18 +53,19 @@ def _digests(entries: list[str] | None) -> list[str]:
 
 
 def _describe(data: RunData, members: tuple[int, ...]) -> str:
-    by_address: dict[str, list[int]] = {}
-    for number in members:
-        root = data.training[number].catalog.root
+    sources = [data.sources[number] for number in members]
+    by_address: dict[str, list[RunSource]] = {}
+    for source in sources:
+        root = source.training.catalog.root
         address = root if "://" in root else os.path.abspath(root)
-        by_address.setdefault(address, []).append(number)
+        by_address.setdefault(address, []).append(source)
     if len(by_address) == 1:
         return ""
     trained = []
     held = []
-    for numbers in by_address.values():
-        trained.append(_episodes(data.training[number] for number in numbers))
-        held.append(_episodes(data.validation[number] for number in numbers))
+    for of_address in by_address.values():
+        trained.append(_episodes(source.training for source in of_address))
+        held.append(_episodes(source.validation for source in of_address))
     ids, counts = np.unique(np.concatenate(trained), return_counts=True)
     twice = int((counts > 1).sum())
     leaked = len(common(ids, np.unique(np.concatenate(held))))
@@ -71,7 +73,7 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
         return ""
     facts = [f"{twice:,} episodes are trained on more than once"] * (twice > 0)
     facts += [f"{leaked:,} validation episodes of one are trained on in another"] * (leaked > 0)
-    names = [data.names[number] for number in members]
+    names = [source.name for source in sources]
     shown = ", ".join(names[:MOST_NAMED]) + f" and {len(names) - MOST_NAMED} more" * (
         len(names) > MOST_NAMED
     )
@@ -95,8 +97,8 @@ def describe_rates(data: RunData, actions: int) -> list[str]:
     `actions`.
     """
     rates: dict[float, list[str]] = {}
-    for name, part in zip(data.names[: data.sources], data.training):
-        rates.setdefault(part.catalog.fps, []).append(name)
+    for source in data.configured:
+        rates.setdefault(source.training.catalog.fps, []).append(source.name)
     if len(rates) < 2:
         return []
     parts: list[Any] = []

@@ -31,6 +31,7 @@ from understudy.train.data.run_data import (
     dataset_fingerprint,
     episodes_within,
     file_digests,
+    name_of,
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base.atomic import write_bytes
@@ -64,17 +65,19 @@ def update_frames(run: RunDir, update: Record) -> Path:
 def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[str, Any]]:
     """Return the entries of the sources with appended episodes to train on."""
     entries = []
-    for number, source in enumerate(config.data.mixed()):
-        first = 1 + max(last for (_, last), owner in zip(data.spans, data.of) if owner == number)
-        catalog = data.training[number].catalog
-        view = data.training[number].view
-        if len(appended_episodes(config, spell_out(source, view), catalog, first)):
-            name = f"{data.names[number]}@{step}"
-            last = int(catalog.episodes.ids[-1])
-            record = view.record if view else ""
-            entries.append(
-                {"name": name, "of": number, "first": first, "last": last, "view": record}
-            )
+    for source, settings in zip(data.configured, config.data.mixed(), strict=True):
+        first = 1 + max(part.span[1] for part in data.sources if part.of == source.number)
+        catalog = source.training.catalog
+        view = source.training.view
+        if len(appended_episodes(config, spell_out(settings, view), catalog, first)):
+            entry = {
+                "name": f"{source.name}@{step}",
+                "of": source.number,
+                "first": first,
+                "last": int(catalog.episodes.ids[-1]),
+                "view": name_of(view),
+            }
+            entries.append(entry)
     return entries
 
 
@@ -87,7 +90,7 @@ def write_update(
     The frames of a new update are written.
     """
     updates = list(saved.get("updates", ()))
-    if (first := len(recorded_sources(record, updates))) == len(data.names):
+    if (first := len(recorded_sources(record, updates))) == len(data.sources):
         return updates
     content = frames_content(data, first)
     cache = Path(RemoteOptions(cache=config.data.cache).folder)
@@ -139,12 +142,13 @@ def changed_episodes(
     lines = []
     for number in np.unique(frames["source"]).tolist():
         of_source = frames["source"] == number
-        parts = (data.training[number], data.apart[number])
+        source = data.sources[number]
+        parts = (source.training, source.apart)
         before, now = (
             dict(zip(*map(np.ndarray.tolist, pair)))
             for pair in (
                 frames["rows"][of_source & (frames["part"] == EPISODE), ::2].T,
-                episodes_within(data.training[number].catalog, data.spans[number]),
+                episodes_within(source.training.catalog, source.span),
             )
         )
         used = {
@@ -161,7 +165,7 @@ def changed_episodes(
             ),
         }
         lines += [
-            f"  {data.names[number]}: {plural(len(ids), 'episode')} {change}: "
+            f"  {source.name}: {plural(len(ids), 'episode')} {change}: "
             f"{describe_ids(np.array(sorted(ids)))}"
             for change, ids in changes.items()
             if ids

@@ -26,10 +26,10 @@ address.
 def versions_read(data: RunData) -> list[dict[str, str]]:
     """Return the version of the dataset of each source; an update has that of its source."""
     versions = []
-    for name, part in zip(data.names[: data.sources], data.training[: data.sources], strict=True):
-        files = part.catalog.files
+    for source in data.configured:
+        files = source.training.catalog.files
         versions.append(
-            {"source": name, "version": files.version_read, "address": files.version_address}
+            {"source": source.name, "version": files.version_read, "address": files.version_address}
         )
     return versions
 
