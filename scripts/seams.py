@@ -85,6 +85,25 @@ def against(crossings: list[Crossing]) -> list[Crossing]:
     return [crossing for crossing in crossings if crossing.other not in ARROWS[crossing.wheel]]
 
 
+def past_face(crossings: list[Crossing]) -> list[Crossing]:
+    """Return those whose name is not taken from the top of its distribution, its `__init__.pyi`."""
+    return [crossing for crossing in crossings if not crossing.name.startswith(top_of(crossing))]
+
+
+def top_of(crossing: Crossing) -> str:
+    """Return the start of a name that is taken from the top of its distribution."""
+    package = "understudy" if crossing.other == "understudy" else f"understudy_{crossing.other}"
+    return f"{package}:"
+
+
+def names_by_seam(crossings: list[Crossing]) -> dict[tuple[str, str], set[str]]:
+    """Return the names of each seam, (distribution that takes them, distribution that has them)."""
+    names: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for crossing in crossings:
+        names[crossing.wheel, crossing.other].add(crossing.name)
+    return dict(names)
+
+
 def names_taken(
     tree: ast.Module,
     package: str,
@@ -161,12 +180,10 @@ def main() -> int:
     if "--against" in sys.argv[1:]:
         print("\n".join(map(str, wrong)))
         return 0
-    names = defaultdict(set)
     modules = defaultdict(set)
     for crossing in crossings:
-        names[crossing.wheel, crossing.other].add(crossing.name)
         modules[crossing.wheel, crossing.other].add(crossing.module)
-    for (wheel, other), taken in sorted(names.items()):
+    for (wheel, other), taken in sorted(names_by_seam(crossings).items()):
         mark = "" if other in ARROWS[wheel] else "  not allowed"
         takers = len(modules[wheel, other])
         print(f"{wheel + ' -> ' + other:32}{len(taken):4} names in {takers:3} modules{mark}")

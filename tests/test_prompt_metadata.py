@@ -28,7 +28,7 @@ from understudy_data.order import sample_uniform
 from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
 from understudy_data.testing.datasets import Spec, rate_episodes, write_dataset
 from understudy_data.testing.outcomes import write_outcomes
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 from understudy_robot.rollout.adapter import make_adapter
 
 QUALITY = [4, 5, None, 3, 1, 2]

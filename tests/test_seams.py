@@ -8,6 +8,24 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SEAMS = runpy.run_path(str(ROOT / "scripts/seams.py"))
+FACES = {
+    "robot": {"kit"},
+    "tools": {"kit"},
+    "understudy": {"kit"},
+    "zoo": {"kit"},
+}
+"""Distribution -> those whose names it takes from the top alone: `from understudy_kit import X`."""
+MOST_NAMES = 40
+MOST_NAMES_OF_BASE = 60
+
+
+def public_names(stub: Path) -> set[str]:
+    """Names that a stub imports from modules of its package or of others."""
+    names = set()
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module != stub.parent.name:
+            names |= {alias.name for alias in node.names if alias.asname == alias.name}
+    return names
 
 
 def test_no_import_runs_against_the_arrows() -> None:
@@ -19,6 +37,42 @@ def test_no_import_runs_against_the_arrows() -> None:
 
 def test_the_table_has_each_distribution() -> None:
     assert set(SEAMS["find_modules"]()) == set(SEAMS["ARROWS"])
+
+
+@pytest.mark.parametrize(
+    ("wheel", "other"), [(wheel, other) for wheel in FACES for other in sorted(FACES[wheel])]
+)
+def test_names_come_from_the_face(wheel: str, other: str) -> None:
+    """The remedy: a line in the other's `__init__.pyi`, and `from understudy_OTHER import NAME`."""
+    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
+    taken = [crossing for crossing in crossings if crossing.wheel == wheel]
+    seam = [crossing for crossing in taken if crossing.other == other]
+    assert seam
+    past = "\n".join(map(str, SEAMS["past_face"](seam)))
+    assert not past, f"import these from understudy_{other}, whose __init__.pyi has them:\n{past}"
+    names = SEAMS["names_by_seam"](seam)[wheel, other]
+    most = MOST_NAMES_OF_BASE if other == "base" else MOST_NAMES
+    assert len(names) <= most, (
+        f"{wheel} takes {len(names)} names of {other}, at most {most}: make functions methods of "
+        f"what they are given, or move what {wheel} alone uses: {sorted(names)}"
+    )
+
+
+@pytest.mark.parametrize("stub", sorted(ROOT.glob("packages/*/src/*/__init__.pyi")))
+def test_a_face_has_no_name_of_a_module(stub: Path) -> None:
+    """`from understudy_kit import signals` is the module, whether or not it was imported before."""
+    modules = {path.stem for path in stub.parent.iterdir() if path.suffix in ("", ".py")}
+    assert public_names(stub) & modules == set()
+
+
+def test_a_face_has_no_unused_name() -> None:
+    """The remedy: the name leaves `__init__.pyi`."""
+    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
+    taken = {crossing.name for crossing in crossings}
+    for other in sorted(set().union(*FACES.values())):
+        stub = ROOT / f"packages/understudy-{other}/src/understudy_{other}/__init__.pyi"
+        unused = [name for name in public_names(stub) if f"understudy_{other}:{name}" not in taken]
+        assert unused == []
 
 
 @pytest.mark.parametrize("wheel", SEAMS["ARROWS"])

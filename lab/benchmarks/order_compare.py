@@ -18,9 +18,8 @@ import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
 from understudy_base.progress import Progress
 from understudy_data.order import Order
-from understudy_kit.config.declare import Interval
+from understudy_kit import Interval, complete
 from understudy_kit.config.flags import read_flags
-from understudy_kit.config.schema import complete
 from understudy_tools.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
 
 MOST = 1 << 22

@@ -51,7 +51,7 @@ from understudy.policies.policy import load
 from understudy.report.intervals import loss_interval
 from understudy.train import run
 from understudy_data.order import sample_normal
-from understudy_kit.config.schema import validate_new
+from understudy_kit import validate_new
 from understudy_robot.envs.env import Outcome, layout_seed, vector_feature
 from understudy_robot.envs.tabletop import COLORS, FPS, MAX_STEPS, NOISE, TASKS, TabletopEnv
 from understudy_robot.rollout.adapter import EnvAdapter
@@ -143,7 +143,7 @@ def record(root: Path, episodes: int) -> dict[str, Any]:
             counts[kind]["successes"] += ratings[str(episode)]["success"]
             writer.save_episode()
     (root / "ratings.json").write_text(json.dumps(ratings))
-    from understudy_kit.cli.main import main
+    from understudy_kit import main
 
     code = main(
         ["edit", str(root / "plain"), str(root / "rated"), "--metadata", str(root / "ratings.json")]

@@ -34,13 +34,13 @@ from understudy_client.contract.facts import (
     VectorFacts,
     write_contract,
 )
-from understudy_client.contract.in_motion import list_undecided
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.contract.numbers import NUMBER_KINDS
 from understudy_client.contract.observed import ObservationCheck
 from understudy_client.testing.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_robot.cli.contract import ContractConfig, read_any
+from understudy_robot.contracts.in_motion import list_undecided
 from understudy_robot.contracts.tensors import weights_digest
 from understudy_robot.rollout.env_contract import env_contract
 

@@ -59,9 +59,9 @@ from understudy.train.validation.imagined import moved, psnr
 from understudy.train.validation.validation_loss import read_validation_data
 from understudy_base.batch_keys import MODE, STATE
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_kit import load as load_settings
+from understudy_kit import wilson_interval
 from understudy_kit.cli import main as cli
-from understudy_kit.config.schema import load as load_settings
-from understudy_kit.intervals import wilson_interval
 
 TOWER = {"depth": 4, "num_heads": 4, "num_kv_heads": 1, "head_dim": 24}
 NETWORK = {

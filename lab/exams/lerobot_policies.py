@@ -34,7 +34,7 @@ from understudy.policies.pi05.normalization import _maps
 from understudy.policies.pi05.targets import noisy_chunks
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
-from understudy_kit.config.schema import validate
+from understudy_kit import validate
 
 accept_our_refusals()
 

@@ -9,7 +9,7 @@ import pytest
 from shared import explain
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 EPISODES = 12
 FRAMES = 220

@@ -27,8 +27,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.paths import resolve_paths
 from understudy_base.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
 from understudy_base.progress import show_log
+from understudy_kit import plain, validate
 from understudy_kit.cli.main import read_settings
-from understudy_kit.config.schema import plain, validate
 
 STOPPED, WRONG_INPUT, FAILED = 75, 2, 1
 

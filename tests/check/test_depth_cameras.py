@@ -16,7 +16,7 @@ from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy_data.testing.depth import DEPTH, SCALE, add_depth_images, add_depth_video
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_kit.report.page import as_gray
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.report.check_page import check_page

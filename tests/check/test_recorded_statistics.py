@@ -11,7 +11,7 @@ from understudy.config.train import TrainConfig
 from understudy.train.data import given_figures
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from understudy.testing.runs import tiny_config, tiny_dataset
-from understudy_kit.config.schema import dump_yaml
+from understudy_kit import dump_yaml
 from understudy_tools.testing.processes import children
 
 # A module that Python imports at its start: a signal at the first audit event (args[0] contains a

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 
 def test_bench_takes_a_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

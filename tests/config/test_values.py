@@ -21,9 +21,8 @@ from understudy_data.order import Order
 from understudy_data.order.make_spec import as_int
 from understudy_data.order.random import check_seed
 from understudy_data.process_rank import find_rank
-from understudy_kit.config.files import read_file
+from understudy_kit import load, read_file, validate
 from understudy_kit.config.flags import read_flags
-from understudy_kit.config.schema import load, validate
 from understudy_tools.imports.settings import ImportMapping
 
 NUMBERS = {

@@ -26,7 +26,7 @@ from understudy_data.order import Order
 from understudy_data.order_file import OrderFile, dataset_facts, write_order_file
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.index_dataset import Indices
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 BATCH = 6
 

@@ -15,7 +15,7 @@ import pytest
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load import same_version
 from understudy_data.load.loader import Loader
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 FEATURES: dict[str, Any] = {"action": {"dtype": "float32", "shape": (2,), "names": ["a", "b"]}}
 RANK = """

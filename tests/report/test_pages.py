@@ -16,7 +16,7 @@ from understudy.report.run.page import read_run, write_report
 from understudy.testing.runs import tiny_dataset, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_kit.report.page import card, fold, render_page, section, table, text
+from understudy_kit import Block, render_page
 from understudy_kit.testing import browser
 from understudy_robot.rollout.files import write_result
 from understudy_robot.rollout.result import Episode, RolloutResult
@@ -190,6 +190,8 @@ def test_browser_finds_a_planted_fault(fault: str, chromium: Any, tmp_path: Path
 
 def test_browser_finds_no_fault_in_a_sound_page(chromium: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    body = card("", table(["a", "b"], [["one", 1]]), fold("more", text("text")))
-    path.write_text(render_page("sound", "sound", [section("one", body)]), encoding="utf-8")
+    body = Block.card(
+        "", Block.table(["a", "b"], [["one", 1]]), Block.fold("more", Block.paragraph("text"))
+    )
+    path.write_text(render_page("sound", "sound", [Block.section("one", body)]), encoding="utf-8")
     assert browser.faults(chromium, path, 375, "dark") == []

@@ -22,13 +22,12 @@ from understudy.policies.registry import own_type_names, policy_type
 from understudy.testing.docs import ROOT, blocks
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
+from understudy_kit import SUFFIXES, complete, flag_of, read_file
 from understudy_kit.cli import main
 from understudy_kit.cli.commands import COMMANDS, find_commands
 from understudy_kit.cli.help_texts import LAUNCH, general
-from understudy_kit.config.files import SUFFIXES, read_file
 from understudy_kit.config.flags import Setting, list_settings, read_flags
-from understudy_kit.config.help import flag_of, members, negation_of
-from understudy_kit.config.schema import complete
+from understudy_kit.config.help import members, negation_of
 
 VALUES = ("1", "0.5", "8GB", "1-2", "x", "hf://owner/name", "x=1", "0.1 0.2", "x 1", "1 2")
 """Values of which one fits in place of a placeholder, beside the choices of a setting."""

@@ -21,7 +21,7 @@ from understudy.train.data.run_data import first_batch
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.outcomes import write_outcomes
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_robot.rollout.play import rollout_saved_policy
 from understudy_zoo.score import n_step_advantages
 from understudy_zoo.value.config import ValueSettings

@@ -17,7 +17,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.plain_values import is_result, read_result, write_result
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.shown import Shown
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 
 class Command:

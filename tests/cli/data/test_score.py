@@ -27,8 +27,8 @@ from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.parts import Workers
 from understudy_data.testing.outcomes import FPS, write_outcomes
+from understudy_kit import override
 from understudy_kit.cli import main
-from understudy_kit.config.schema import override
 from understudy_tools.cli.edit import EditConfig, edit
 from understudy_zoo import score as score_module
 from understudy_zoo.cli.score import ScoreConfig, score

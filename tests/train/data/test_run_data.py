@@ -32,8 +32,7 @@ from understudy_client.contract.facts import read_contract, write_contract
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import override
+from understudy_kit import SourceConfig, override
 from understudy_tools.testing.edited import edit
 
 

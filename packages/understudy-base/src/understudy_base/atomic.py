@@ -266,7 +266,8 @@ def hold_folder(folder: Path, waits: bool = False) -> Iterator[None]:
             errno.EEXIST, "another process has just finished it", str(folder)
         ) from None
     try:
-        if _is_held(folder) if lock is None else not os.fstat(lock).st_nlink:
+        busy = _is_held(folder) if lock is None else not os.fstat(lock).st_nlink
+        if busy:
             raise BeingWritten(errno.EEXIST, "another process is writing it", str(folder))
         yield
     finally:
@@ -318,7 +319,8 @@ def recover_folder(target: Path) -> bool:
             continue  # not ours, or another process is writing
         try:
             if not target.exists() and (work / "old").is_dir():
-                os.rename(work / "new" if (work / "new").is_dir() else work / "old", target)
+                kept = work / "new" if (work / "new").is_dir() else work / "old"
+                os.rename(kept, target)
                 sync(target.parent)
             shutil.rmtree(work, ignore_errors=True)
         finally:
@@ -342,9 +344,10 @@ def _lock(folder: Path, waits: bool = False) -> int | None:
     """Lock `folder` until the returned handle is closed; None if another process holds it or locks
     are missing.
     """
+    operation = fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(handle, operation)
     except OSError:
         os.close(handle)
         return None

@@ -72,7 +72,8 @@ def _strip_url(url: str) -> str:
     user, at_sign, bare = host.rpartition("@")
     if at_sign and scheme not in _PUBLIC_USERS and (":" in user or scheme in ("http", "https")):
         host = bare
-    return f"{scheme}://{host}{slash}{path}{number[0] if number else ''}"
+    fragment = number[0] if number else ""
+    return f"{scheme}://{host}{slash}{path}{fragment}"
 
 
 def remember_credentials(
@@ -139,8 +140,8 @@ def redact(text: str) -> str:
 def _secrets(address: str) -> Iterator[str]:
     """Yield the secret parts of an address, longest first."""
     rest = address.partition("://")[2]
-    before, _, query = rest.partition("?")
-    user, at_sign, _ = before.partition("/")[0].rpartition("@")
+    place, _, query = rest.partition("?")
+    user, at_sign, _ = place.partition("/")[0].rpartition("@")
     password = user.partition(":")[2]
     plain = unquote(user)
     pieces = (
@@ -148,11 +149,10 @@ def _secrets(address: str) -> Iterator[str]:
         if at_sign
         else set()
     )
-    pieces = {piece for piece in pieces if len(piece) >= _MIN_SECRET}
+    secrets = {piece for piece in pieces if len(piece) >= _MIN_SECRET}
+    if len(query) >= _MIN_SECRET:
+        secrets.add(query)
     values = {pair.partition("=")[2] for pair in re.split("[&;]", query.partition("#")[0])}
-    pieces |= {
-        piece for value in values for piece in (value, unquote(value)) if len(piece) >= _MIN_VALUE
-    }
-    yield from sorted(
-        pieces | ({query} if len(query) >= _MIN_SECRET else set()), key=len, reverse=True
-    )
+    values |= {unquote(value) for value in values}
+    secrets |= {value for value in values if len(value) >= _MIN_VALUE}
+    yield from sorted(secrets, key=len, reverse=True)

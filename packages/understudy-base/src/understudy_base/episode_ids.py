@@ -18,20 +18,25 @@ def parse_ids(words: Iterable[object]) -> list[int]:
         ValueError: a word is no id and no range; the message names it, and the form.
     """
     ids: list[int] = []
-    for word in (part.strip() for text in words for part in str(text).split(",")):
-        match = _RANGE.fullmatch(word)
-        if match is None:
-            raise ValueError(
-                f"{word!r} is no number from 0 and no range of them: give them as in 0-7 12"
-            )
-        first = int(match[1][:_DIGITS])
-        last = int((match[2] or match[1])[:_DIGITS])
-        if last < first:
-            raise ValueError(f"the range {word!r} ends before it begins: give the lower one first")
-        if last >= MOST:
-            raise ValueError(f"{word!r} is too large: give numbers below {MOST:,}")
-        ids += range(first, last + 1)
+    for text in words:
+        for part in str(text).split(","):
+            ids += _parse_range(part.strip())
     return ids
+
+
+def _parse_range(word: str) -> range:
+    match = _RANGE.fullmatch(word)
+    if match is None:
+        raise ValueError(
+            f"{word!r} is no number from 0 and no range of them: give them as in 0-7 12"
+        )
+    first = int(match[1][:_DIGITS])
+    last = int((match[2] or match[1])[:_DIGITS])
+    if last < first:
+        raise ValueError(f"the range {word!r} ends before it begins: give the lower one first")
+    if last >= MOST:
+        raise ValueError(f"{word!r} is too large: give numbers below {MOST:,}")
+    return range(first, last + 1)
 
 
 def repeated(ids: Sequence[int]) -> list[int]:

@@ -58,7 +58,9 @@ class DatasetError(UnderstudyError, ValueError):
         self.where = where
         self.fix = fix
         text = f"{where}: {what}" if where is not None else what
-        super().__init__(f"{text} ({fix})" if fix else text)
+        if fix:
+            text = f"{text} ({fix})"
+        super().__init__(text)
 
     def replaced(self, **changes: object) -> "Self":
         """Return the same error with another `where` or `fix`, to raise from this one."""

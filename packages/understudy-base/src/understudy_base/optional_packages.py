@@ -62,9 +62,8 @@ def require(*extras: str) -> None:
     """
     lacking = [extra for extra in extras if not is_installed(extra)]
     if lacking:
-        named = [
-            extra for extra in lacking if not any(extra in _included(other) for other in lacking)
-        ]
+        included = set[str]().union(*map(_included, lacking))
+        named = [extra for extra in lacking if extra not in included]
         raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), *dict.fromkeys(named))
 
 
@@ -165,14 +164,17 @@ def missing_distribution(what: str, distribution: str) -> MissingExtraError:
 
 
 def _modules(extra: str) -> list[str]:
-    return [
-        *EXTRAS[extra],
-        *(module for other in INCLUDES.get(extra, ()) for module in _modules(other)),
-    ]
+    modules = [*EXTRAS[extra]]
+    for other in INCLUDES.get(extra, ()):
+        modules += _modules(other)
+    return modules
 
 
 def _included(extra: str) -> set[str]:
-    return {name for other in INCLUDES.get(extra, ()) for name in (other, *_included(other))}
+    included: set[str] = set()
+    for other in INCLUDES.get(extra, ()):
+        included |= {other, *_included(other)}
+    return included
 
 
 def _is_missing(module: str) -> bool:

@@ -9,4 +9,5 @@ def plural(count: int, singular: str, many: str = "") -> str:
         singular: words after a count of 1, "episode has no frames".
         many: words after any other count; "" appends an s to `singular`.
     """
-    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
+    noun = singular if count == 1 else many or f"{singular}s"
+    return f"{count:,} {noun}"

@@ -66,20 +66,23 @@ class Progress:
         self._lines = shown and not (notebook or sys.stderr.isatty())
         if notebook and _displayed:
             shown = False  # each validation of a long run would leave an empty output
-        self._last_n, self._last_time = done, time.monotonic()
+        self._last_n = done
+        self._last_time = time.monotonic()
         self._start = self._last_time
         self._logged = self.n if not last else -1
         if shown and not self._lines:
             _displayed.add(self)
+            bar = NotebookBar if notebook else tqdm
             options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
             if notebook:
+                delay = 0.0 if last else 0.5
                 options = {
                     "ncols": NOTEBOOK_COLUMNS,
                     "ascii": False,
                     "file": _Nowhere(),
-                    "delay": 0.0 if last else 0.5,
+                    "delay": delay,
                 }
-            self._bar = (NotebookBar if notebook else tqdm)(
+            self._bar = bar(
                 total=total, desc=description, unit=unit, unit_scale=total > 100_000, initial=done,
                 mininterval=0.5, leave=last, **options,
             )  # fmt: skip
@@ -170,11 +173,12 @@ class NotebookBar(tqdm):  # type: ignore[type-arg] # a generic in its stubs alon
         """Show the bar, or update it."""
         from IPython.display import display
 
-        text = {"text/plain": str(self) if msg is None else msg}
+        text = str(self) if msg is None else msg
+        content = {"text/plain": text}
         if self._output is None:
-            self._output = display(text, raw=True, display_id=True)
+            self._output = display(content, raw=True, display_id=True)
         else:
-            self._output.update(text, raw=True)
+            self._output.update(content, raw=True)
 
 
 def _in_notebook() -> bool:
@@ -189,15 +193,12 @@ def _rate(rate: float) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
     minutes = seconds / 60
-    hours = seconds / 3600
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{minutes:.0f} min"
-        if minutes < 100
-        else f"{hours:.1f} h"
-    )
+    if minutes < 100:
+        return f"{minutes:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 class _StderrHandler(logging.Handler):

@@ -3,7 +3,11 @@ imported on use.
 """
 
 import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def public_names(package: str) -> dict[str, str]:
@@ -12,10 +16,37 @@ def public_names(package: str) -> dict[str, str]:
     Args:
         package: path of `__init__.py`.
     """
-    return {
-        alias.name: str(node.module)
-        for node in ast.parse(Path(package).with_suffix(".pyi").read_text()).body
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("understudy")
-        for alias in node.names
-        if alias.asname == alias.name
-    }
+    names: dict[str, str] = {}
+    for node in ast.parse(Path(package).with_suffix(".pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("understudy"):
+            for alias in node.names:
+                if alias.asname == alias.name:
+                    names[alias.name] = str(node.module)
+    return names
+
+
+def lazy_names(name: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose public names are imported on use.
+
+    A name is a value of the package from its first use on. A name that the stub imports from the
+    package itself is a module of it.
+
+    Args:
+        name: of the package.
+        path: of its `__init__.py`.
+    """
+    modules = public_names(path)
+
+    def load(public: str) -> Any:
+        if public not in modules:
+            raise AttributeError(f"module {name!r} has no attribute {public!r}")
+        if modules[public] == name:
+            return import_module(f"{name}.{public}")
+        value = getattr(import_module(modules[public]), public)
+        setattr(sys.modules[name], public, value)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted(modules)
+
+    return load, list_names

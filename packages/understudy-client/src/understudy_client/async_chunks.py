@@ -188,10 +188,10 @@ class AsyncChunks:
         step = self._step
         self._raise_observed()
         self._receive(step)
-        seen = {
-            key: np.array(value) if isinstance(value, np.ndarray) else value
-            for key, value in observation.items()
-        }
+        seen = dict(observation)
+        for key, value in observation.items():
+            if isinstance(value, np.ndarray):
+                seen[key] = np.array(value)
         if self._asked is None and (
             not self._chunks or step - self._chunks[-1].asked >= self.execute
         ):
@@ -293,10 +293,9 @@ class AsyncChunks:
             self._observed.popleft().result()
 
     def _drop(self) -> None:
-        futures: list[Future[Any]] = [
-            *self._observed,
-            *([self._asked[1]] if self._asked is not None else []),
-        ]
+        futures: list[Future[Any]] = list(self._observed)
+        if self._asked is not None:
+            futures.append(self._asked[1])
         for future in futures:
             if not future.cancel():
                 future.exception()  # waits for it; its result has no use
@@ -307,9 +306,9 @@ def _max_delay(policy: Any) -> int:
     """Actions that may be given to a policy."""
     metadata = getattr(policy, "metadata", {})
     config = getattr(policy, "config", None)
-    return int(
-        metadata.get("max_delay", 0) if config is None else getattr(config, "max_delay", 0) or 0
-    )
+    if config is None:
+        return int(metadata.get("max_delay", 0))
+    return int(getattr(config, "max_delay", 0) or 0)
 
 
 def _continues_chunks(policy: Any) -> bool:

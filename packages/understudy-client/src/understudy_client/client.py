@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -103,7 +103,9 @@ class RemotePolicy:
         self._url = _check_address(url)
         self._token = token if token is not None else read_token("")
         self._declaration = declaration.to_json() if declaration is not None else None
-        self._head, self._ssl, self._max_size = head, ssl, int(max_message_mb * 1e6)
+        self._head = head
+        self._ssl = ssl
+        self._max_size = int(max_message_mb * 1e6)
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s}; give positive seconds")
         self.timeout_s = timeout_s
@@ -128,8 +130,8 @@ class RemotePolicy:
         )
         if reach is not None:
             # Without a frame rate the times of a history of steps are in steps.
-            fps = self.metadata.get("fps") or (1.0 if self.metadata.get("past_steps") else None)
-            self._past = PastObservations(reach, fps)
+            step_rate = 1.0 if self.metadata.get("past_steps") else None
+            self._past = PastObservations(reach, self.metadata.get("fps") or step_rate)
 
     # -- the methods of the local policy -----------------------------------------------------------
 
@@ -189,12 +191,14 @@ class RemotePolicy:
             DeadlineError: no answer within `timeout_s`. RemoteError: the server refuses or fails.
         """
         with self._lock:
+            sent_time = None if time is None else float(time)
+            sent_previous = None if previous is None else np.asarray(previous, np.float32)
             control: dict[str, Any] = {
                 "op": "act",
                 "step": self._step,
-                "time": None if time is None else float(time),
+                "time": sent_time,
                 "steps": steps,
-                "previous": None if previous is None else np.asarray(previous, np.float32),
+                "previous": sent_previous,
                 "delay": delay,
                 "horizon": horizon,
                 "executed": self._executed,
@@ -215,7 +219,8 @@ class RemotePolicy:
                 raise ValueError(
                     f"{self._name} answered with an action that is not finite: check its policy"
                 )
-            self._executed, self.clamped = None, dict(reply.get("clamped", {}))
+            self.clamped = dict(reply.get("clamped", {}))
+            self._executed = None
             self._remember(observation, time)
             if self._past is not None:
                 self._past.mark_sent()
@@ -480,6 +485,8 @@ def _dial(
             FAILURES: no connection.
     """
     name = redact(url)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    proxy: Literal[True] | None = None if is_loopback(urlsplit(url).hostname or "") else True
     try:
         return connect(
             url,
@@ -488,8 +495,8 @@ def _dial(
             open_timeout=timeout,
             close_timeout=1,
             max_size=max_size,
-            additional_headers={"Authorization": f"Bearer {token}"} if token else {},
-            proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
+            additional_headers=headers,
+            proxy=proxy,
         ).__enter__()  # newer releases connect in a `with` alone; `_hang_up` closes
     except InvalidStatus as error:
         status = error.response.status_code
@@ -559,10 +566,10 @@ class PastObservations:
 
     def add(self, step: int, time: float | None, observation: Mapping[str, Any]) -> None:
         """Keep a copy of an observation, and forget those that are too old."""
-        copied = {
-            key: np.array(value) if isinstance(value, np.ndarray) else value
-            for key, value in observation.items()
-        }
+        copied = dict(observation)
+        for key, value in observation.items():
+            if isinstance(value, np.ndarray):
+                copied[key] = np.array(value)
         self._entries.append((step, time, copied))
         while len(self._entries) > 1 and self._age(self._entries[1]) >= self._reach_s - _SLACK_S:
             self._entries.popleft()

@@ -128,14 +128,16 @@ def pack_number(value: "np.generic[Any]", dialect: Dialect) -> dict[Any, Any]:
 def describe(value: Any) -> str:
     """Describe a value of a message for an error: its form, not its container."""
     if isinstance(value, Mapping):
-        keys = [
-            str(key)[:40] if isinstance(key, str) else repr(key)[:40] for key in list(value)[:6]
-        ]
+        keys = []
+        for key in list(value)[:6]:
+            shown = str(key) if isinstance(key, str) else repr(key)
+            keys.append(shown[:40])
         more = ", ..." if len(value) > len(keys) else ""
         return f"a map with the keys {', '.join(keys)}{more}" if value else "an empty map"
     if isinstance(value, bytes):
         name = next((name for magic, name in _MAGIC.items() if value.startswith(magic)), "")
-        return f"{len(value):,} bytes" + (f", which begin as {name}" if name else "")
+        form = f", which begin as {name}" if name else ""
+        return f"{len(value):,} bytes{form}"
     if value is None:
         return "nil"
     if hasattr(value, "code") and hasattr(value, "data"):

@@ -145,7 +145,8 @@ def decode_message(data: bytes) -> tuple[Any, Dialect]:
         raise MessageError(
             f"{len(data)} bytes are not a message of msgpack: {error or type(error).__name__}"
         ) from error
-    return message, dialects[0] if dialects else OPENPI
+    dialect = dialects[0] if dialects else OPENPI
+    return message, dialect
 
 
 def _pack(value: Any, dialect: Dialect) -> Any:
@@ -240,7 +241,8 @@ def describe_error(error: Exception) -> dict[str, Any]:
         return described | {"fault": "message"}
     if isinstance(error, RemoteError):
         return described | {"fault": error.fault}
-    return described | {"fault": "value" if isinstance(error, ValueError) else "server"}
+    fault = "value" if isinstance(error, ValueError) else "server"
+    return described | {"fault": fault}
 
 
 def describe_mismatch(mismatch: Mismatch) -> dict[str, str]:

@@ -7,4 +7,11 @@ launch     start N processes on this host: `--launch N`
 report     pages and figures
 signals    stop requests by signal or file
 testing    helpers of tests
+
+The names that other distributions take are those of `__init__.pyi`; each is imported when it is
+first used.
 """
+
+from understudy_base.public_names import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

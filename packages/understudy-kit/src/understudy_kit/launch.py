@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from understudy_base.errors import ConfigError
-from understudy_kit.config.limits import PROCESSES, too_many
+from understudy_kit.config.limits import HostLimit
 
 STOPPED = 75
 FAILED = 1
@@ -130,7 +130,7 @@ def launch(command: Sequence[str], count: int, name: str = "understudy") -> int:
     """
     if count < 1:
         raise ConfigError(f"--launch {count}: at least 1 process")
-    for line in too_many("--launch", count, PROCESSES):
+    for line in HostLimit.PROCESSES.problems("--launch", count):
         raise ConfigError(line)
     where = read_hosts(os.environ)
     with closing(socket.socket()) as held:

@@ -59,6 +59,41 @@ class Stop:
         """Whether a stop was requested."""
         return self.noted or (self.file is not None and self.file.exists())
 
+    @staticmethod
+    @contextmanager
+    def on_signals(*, at_once: bool = False) -> Iterator["Stop"]:
+        """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
+
+        A second request acts as the signal did before. Signals reach only the main thread, so in
+        another thread nothing changes.
+        """
+        stop = Stop(at_once)
+        previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        first = 0.0
+        imports = _Imports(sys._getframe(2))
+
+        def request(number: int, frame: FrameType | None) -> None:
+            nonlocal first
+            if stop.at_once and imports.delay(number, frame):
+                return
+            if not stop.noted:
+                first = time.monotonic()
+                stop.noted = True
+                if stop.at_once:
+                    raise Stopped(signal.Signals(number).name)
+            elif time.monotonic() - first > SAME_REQUEST:
+                for signal_number, handler in previous_handlers.items():
+                    signal.signal(signal_number, handler)
+                os.kill(os.getpid(), number)
+
+        with _handled(SIGNALS, request):
+            try:
+                yield stop
+            except Exception:
+                imports.stop_if_waiting(stop)  # the signal came before the error
+                raise
+            imports.stop_if_waiting(stop)
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal asks a command to end; `args` has its number.
@@ -235,38 +270,3 @@ def _send_again(number: int, is_wanted: Callable[[], bool] = lambda: True) -> No
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     _thread.start_new_thread(send, ())  # not a Thread, whose locks the main thread may hold
-
-
-@contextmanager
-def stop_signals(*, at_once: bool = False) -> Iterator[Stop]:
-    """Handle SIGTERM, SIGINT and SIGUSR1 as stop requests within this context.
-
-    A second request acts as the signal did before. Signals reach only the main thread, so in
-    another thread nothing changes.
-    """
-    stop = Stop(at_once)
-    previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    first = 0.0
-    imports = _Imports(sys._getframe(2))
-
-    def request(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if stop.at_once and imports.delay(number, frame):
-            return
-        if not stop.noted:
-            first = time.monotonic()
-            stop.noted = True
-            if stop.at_once:
-                raise Stopped(signal.Signals(number).name)
-        elif time.monotonic() - first > SAME_REQUEST:
-            for signal_number, handler in previous_handlers.items():
-                signal.signal(signal_number, handler)
-            os.kill(os.getpid(), number)
-
-    with _handled(SIGNALS, request):
-        try:
-            yield stop
-        except Exception:
-            imports.stop_if_waiting(stop)  # the signal came before the error
-            raise
-        imports.stop_if_waiting(stop)

@@ -133,7 +133,9 @@ class _Machine:
             name = opcode.name
             self._budget.use_operation()
             if name in _PUSHED:
-                stack.append(bytes(argument) if isinstance(argument, bytearray) else argument)
+                if isinstance(argument, bytearray):
+                    argument = bytes(argument)
+                stack.append(argument)
             elif name == "MEMOIZE":
                 memo[len(memo)] = self._top()
             elif name in ("BINPUT", "LONG_BINPUT"):
@@ -350,7 +352,9 @@ def _count(value: Any) -> bytes:
 
 def _tensor(storage: np.ndarray, offset: Any, shape: Any, stride: Any) -> np.ndarray:
     """Copy a view of a storage."""
-    (start,), sizes, steps = _integers((offset,)), _integers(shape), _integers(stride)
+    (start,) = _integers((offset,))
+    sizes = _integers(shape)
+    steps = _integers(stride)
     last = start + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
     if 0 in sizes or last >= len(storage) or math.prod(sizes) > len(storage):
         raise MessageError(f"a tensor of the pickle exceeds its storage of {len(storage)} numbers")

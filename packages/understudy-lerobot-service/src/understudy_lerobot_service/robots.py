@@ -143,7 +143,8 @@ def inputs_of_training(robot: RobotPolicy, values: Mapping[str, Any]) -> Inputs:
     images = {}
     for camera in robot.config.cameras:
         facts = robot.facts.cameras.get(camera) if robot.facts is not None else None
-        for key in (camera, facts.key if facts is not None else camera):
+        recorded = facts.key if facts is not None else camera
+        for key in (camera, recorded):
             if (name := key.removeprefix(_IMAGES)) in values:
                 images[camera] = name
     sent = tuple(name for name in values if name in names)
@@ -153,7 +154,8 @@ def inputs_of_training(robot: RobotPolicy, values: Mapping[str, Any]) -> Inputs:
             "the server has no instructions of this robot, and its values are not those of "
             "training by name and order; start its client again"
         )
-    return Inputs({STATE: names} if names else {}, images)
+    vectors = {STATE: names} if names else {}
+    return Inputs(vectors, images)
 
 
 def compare_policy(instructions: Instructions, robot: RobotPolicy, served: str) -> list[str]:

@@ -165,8 +165,9 @@ class LeRobotService:
         different = compare_policy(instructions, self._engine.robot, options.policy)
         if different and options.contract == "strict":
             raise RemoteError("; ".join(different), "refused")
-        for line in different if options.contract == "warn" else ():
-            LOG.warning("%s: %s", robot.name, line)
+        if options.contract == "warn":
+            for line in different:
+                LOG.warning("%s: %s", robot.name, line)
         chunk = self._engine.robot.config.chunk
         if instructions.actions_per_chunk > chunk:
             LOG.info(
@@ -208,7 +209,8 @@ class LeRobotService:
             raise
         finally:
             robot.receiving = False
-        if reason := skipped or ("replaced" if replaced else ""):
+        reason = "replaced" if replaced else skipped
+        if reason:
             self._engine.metrics.count(
                 "understudy_skipped_observations_total", f'reason="{reason}"'
             )
@@ -295,9 +297,8 @@ class LeRobotService:
                 return await call(message, context)
             except Exception as error:
                 robot = self._robots.get(context.peer())
-                described = self._engine.describe(
-                    error, robot.name if robot is not None else context.peer()
-                )
+                name = robot.name if robot is not None else context.peer()
+                described = self._engine.describe(error, name)
                 self._engine.count(described["fault"])
                 code = _CODES.get(described["fault"], grpc.StatusCode.INTERNAL)
                 await context.abort(code, str(described["message"])[:_MOST_DETAILS])
@@ -313,7 +314,8 @@ class LeRobotService:
         headers = [
             value for key, value in context.invocation_metadata() or () if key == "authorization"
         ]
-        if not is_authorized(headers[0] if len(headers) == 1 else None, self._token):
+        header = headers[0] if len(headers) == 1 else None
+        if not is_authorized(header, self._token):
             self._engine.metrics.count("understudy_refused_connections_total", 'reason="token"')
             raise RemoteError("a token is needed as metadata, authorization: Bearer TOKEN", "token")
 

@@ -44,10 +44,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
 from understudy_client.contract.facts import Contract
-from understudy_kit.config.schema import plain
-from understudy_kit.intervals import wilson_interval
-from understudy_kit.launch import module_command
-from understudy_kit.signals import Stop
+from understudy_kit import Stop, module_command, plain, wilson_interval
 
 KIND = "rollout"
 NICE = 10  # priority of the worker below the training
@@ -81,7 +78,9 @@ def check_rollouts(config: TrainConfig, record: Record) -> None:
     except ConfigError as error:
         text = str(error).replace("--state ", "--rollout.state ")
         is_setting = text.partition(":")[0] in {setting.name for setting in fields(config.rollout)}
-        raise ConfigError(f"rollout.{text}" if is_setting else text) from error
+        if is_setting:
+            text = f"rollout.{text}"
+        raise ConfigError(text) from error
 
 
 class BackgroundRollouts:
@@ -268,9 +267,8 @@ class BackgroundRollouts:
         lines = (
             _log_of(self._run, step).read_text(errors="replace").strip().splitlines()[-MAX_LINES:]
         )
-        self._report_failure(
-            step, f"exit code {code}" if code >= 0 else f"killed by signal {-code}", lines
-        )
+        how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+        self._report_failure(step, how, lines)
 
     def _report_failure(self, step: int, how: str, lines: list[str]) -> None:
         """Log a failure; the weights of `step` stay queued for the next resume."""

@@ -16,7 +16,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_robot.cli.demo import (
     DemoConfig,
     clear_folder,

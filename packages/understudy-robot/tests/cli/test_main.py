@@ -23,11 +23,10 @@ from understudy.train.loop import TrainingStalled
 from understudy_base.atomic import create_folder
 from understudy_base.errors import DatasetError, RunInUseError, SourceError
 from understudy_base.temporary import temporary_folder
+from understudy_kit import dump_yaml, load, render_page
 from understudy_kit.cli import commands, main
 from understudy_kit.cli.arguments import settings as parse
 from understudy_kit.config.help import groups
-from understudy_kit.config.schema import dump_yaml, load
-from understudy_kit.report.page import render_page
 from understudy_kit.signals import Interrupted
 from understudy_robot.cli.record import RecordConfig
 
@@ -568,7 +567,7 @@ def test_train_without_memory_leaves_a_folder_for_another_try(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("understudy.train.run.run_steps", full)
+        patch.setattr("understudy.train.session.run_steps", full)
         assert run("train", file, "--steps", 1) == main.FAILED
     assert "--micro-batch-size" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()

@@ -18,7 +18,7 @@ from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_kit.config.schema import complete
+from understudy_kit import complete
 from understudy_robot.cli import record as module
 from understudy_robot.cli.record import RecordConfig, demonstrate, record
 

@@ -22,7 +22,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_kit.config.schema import validate
+from understudy_kit import validate
 from understudy_robot.cli.record import RecordConfig, record
 from understudy_robot.envs.env import ActionError, Outcome, layout_seed
 from understudy_robot.envs.gymnasium import GymnasiumEnv

@@ -28,8 +28,7 @@ from understudy.train.startup_summary import describe_modes
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import load, plain, validate
+from understudy_kit import load, main, plain, validate
 from understudy_robot.envs.env import Outcome, vector_feature
 from understudy_robot.rollout.play import rollout
 

@@ -16,9 +16,9 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import MetricsFile
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.trace import TraceWriter, diagnose
 from understudy_client.testing.arm import arm_contract, arm_observations
 from understudy_robot.cli.why import WhyConfig, why
+from understudy_robot.contracts.trace import TraceWriter, diagnose
 from understudy_robot.report.failures import OVERFIT, Reason, failure_reasons, read_episodes
 from understudy_robot.report.why import findings
 from understudy_robot.rollout.files import write_result

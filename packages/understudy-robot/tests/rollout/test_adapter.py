@@ -14,7 +14,7 @@ from understudy.config.rollout import Play
 from understudy.policies.draws import RandomSpec
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 from understudy_robot.envs.env import Outcome, image_feature, vector_feature
 from understudy_robot.rollout.adapter import EnvAdapter, check_env, make_adapter
 from understudy_robot.rollout.play import rollout

@@ -22,7 +22,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_client.contract.facts import write_contract
 from understudy_client.contract.mismatch import ContractWarning
-from understudy_kit.intervals import wilson_interval
+from understudy_kit import wilson_interval
 from understudy_robot.background_rollouts import check_rollouts
 from understudy_robot.cli.record import RecordConfig, record
 from understudy_robot.cli.rollout import rollout as rollout_run

@@ -15,9 +15,9 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 from understudy.testing.runs import trained_run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.trace import diagnose
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_robot.cli.replay import ReplayConfig, replay
+from understudy_robot.contracts.trace import diagnose
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,11 @@ from understudy.policies.draws import make_draws
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.client import RemotePolicy
-from understudy_client.contract.trace import TraceWriter, diagnose
 from understudy_client.protocol import DeadlineError, Noise, RemoteError, decode, encode
 from understudy_client.testing.arm import Observation, arm_observations
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_robot.cli.serve import serve
+from understudy_robot.contracts.trace import TraceWriter, diagnose
 from understudy_robot.serve.config import ServeConfig
 from understudy_robot.serve.server import PolicyServer
 from understudy_robot.testing.serving import held_passes, outcomes, plain, reply, served

@@ -33,8 +33,7 @@ from understudy.train.track.trackers import MetricsLog
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import is_installed
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.schema import plain, validate
-from understudy_kit.intervals import wilson_interval
+from understudy_kit import plain, validate, wilson_interval
 from understudy_robot import background_rollouts
 from understudy_robot.background_rollouts import check_rollouts
 from understudy_robot.rollout.play import rollout_saved_policy

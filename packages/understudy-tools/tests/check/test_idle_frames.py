@@ -11,7 +11,7 @@ import pytest
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.row_facts import IdleCounter, read_rows
 

@@ -10,7 +10,7 @@ import pytest
 
 import planted_faults as planted
 from planted_images import UNDECIDED
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 
 KNOWN_FAULTS = [fault for fault in planted.FAULTS if fault.split == "known"]

@@ -8,7 +8,8 @@ import pytest
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.cli.main import main, read_settings
+from understudy_kit import main
+from understudy_kit.cli.main import read_settings
 from understudy_tools.cli.order import ExplainConfig, choose, droid_like, explain, read_tables
 
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}

@@ -19,7 +19,7 @@ from understudy_data.datasets.selection import motion
 from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
 STATE = "observation.state"

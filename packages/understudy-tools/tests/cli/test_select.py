@@ -24,7 +24,7 @@ from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_data.testing.weights import write_weights
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 
 LENGTHS = (6, 9, 4, 0, 12, 7)

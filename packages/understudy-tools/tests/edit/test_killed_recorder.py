@@ -22,7 +22,7 @@ from understudy_data.testing.datasets import (
     write_video,
 )
 from understudy_data.testing.killed_recorder import cut, gap, packed_cut, v2
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.cli.hub import PushConfig, push
 from understudy_tools.edit.publish import publish

@@ -21,7 +21,7 @@ from understudy_data.testing import recording
 from understudy_data.testing.datasets import edit_column
 from understudy_data.testing.servers import RangeServer
 from understudy_data.testing.writable_hub import serve_hub
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.edit import publish as module
 from understudy_tools.edit.publish import publish
 

@@ -233,7 +233,7 @@ def test_a_further_file_costs_one_conditional_request_at_most(tmp_path: Path) ->
 
 
 def publish(*words: Path) -> None:
-    from understudy_kit.cli.main import main
+    from understudy_kit import main
 
     assert main(["publish", *map(str, words)]) == 0
 

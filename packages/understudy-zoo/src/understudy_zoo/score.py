@@ -30,7 +30,7 @@ from understudy_data.datasets.selection.select import open_episodes
 from understudy_data.load.instructions import draw_instructions
 from understudy_data.load.validation_data import prefetch_chunks, sample_identity
 from understudy_data.parts import Lost, Part, Workers
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 BATCH = 128
 """Frames of a pass of the network."""

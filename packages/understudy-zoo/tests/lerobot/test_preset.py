@@ -16,8 +16,8 @@ from understudy.optim.param_groups import parameter_groups
 from understudy.testing.runs import final_tensors, tiny_dataset
 from understudy.train.startup_summary import describe_defaults
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main, read_settings
-from understudy_kit.config.schema import load, validate, validate_new
+from understudy_kit import load, main, validate, validate_new
+from understudy_kit.cli.main import read_settings
 
 pytest.importorskip("lerobot")
 TrainPipelineConfig = pytest.importorskip("lerobot.configs.train").TrainPipelineConfig

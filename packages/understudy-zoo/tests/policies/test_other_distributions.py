@@ -19,7 +19,8 @@ from understudy_base.entry_points import EntryPoint, EntryPointError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
-from understudy_kit.cli.main import WRONG_INPUT, main
+from understudy_kit import main
+from understudy_kit.cli.main import WRONG_INPUT
 from understudy_zoo.folder_formats import FOLDERS, describe_folder
 from understudy_zoo.graph import GRAPHS, make_graph
 

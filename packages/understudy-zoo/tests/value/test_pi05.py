@@ -34,7 +34,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import rate_episodes
 from understudy_data.testing.outcomes import write_outcomes
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_zoo.cli.score import ScoreConfig, score
 from understudy_zoo.value.config import Pi05ValueConfig, Pi05ValueSettings, ReturnSettings
 from understudy_zoo.value.model import Pi05ValuePolicy

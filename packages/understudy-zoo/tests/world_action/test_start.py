@@ -26,7 +26,7 @@ from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import plan, with_known_base
 from understudy_base.errors import ConfigError
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_zoo.world_action.policy import WorldActionPolicy
 
 

@@ -10,20 +10,18 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 from importlib import import_module
 from typing import Any
 
-from understudy_base.public_names import public_names
+from understudy_base.public_names import lazy_names
 
-_MODULES = public_names(__file__)
+_load, _list_names = lazy_names(__name__, __file__)
 
-__all__ = sorted([*_MODULES, "train"])
+__all__ = sorted([*_list_names(), "train"])
 
 
 def __getattr__(name: str) -> Any:
-    # the latter is callable: `us.train(config)` and `understudy.train.run` both work
-    if name in ("policies", "train"):
-        return import_module(f"understudy.{name}")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'understudy' has no attribute {name!r}")
+    # a module that is callable: `us.train(config)` and `understudy.train.run` both work
+    if name == "train":
+        return import_module("understudy.train")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

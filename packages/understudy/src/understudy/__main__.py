@@ -2,7 +2,7 @@
 
 import sys
 
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 if __name__ == "__main__":
     sys.exit(main())

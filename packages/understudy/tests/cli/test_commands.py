@@ -19,8 +19,7 @@ Install = Callable[..., None]
 GREET = """
 from contextlib import contextmanager
 from dataclasses import dataclass
-from understudy_kit.cli.commands import Command, describe
-from understudy_kit.config.declare import Positional
+from understudy_kit import Command, Positional, describe
 
 @dataclass(frozen=True)
 class GreetConfig:

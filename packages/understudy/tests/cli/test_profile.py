@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 
 @pytest.mark.parametrize("name", ["profile.html", "profile.json"])

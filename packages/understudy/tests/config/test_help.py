@@ -14,11 +14,10 @@ import pytest
 from understudy.config.train import TrainConfig
 from understudy.policies.registry import type_names
 from understudy.train.checkpoint import run_dir
+from understudy_kit import Ge, Positional, load
 from understudy_kit.cli import main
 from understudy_kit.cli.help_texts import EXAMPLES, MOST_USED
 from understudy_kit.config import help
-from understudy_kit.config.declare import Ge, Positional
-from understudy_kit.config.schema import load
 
 
 @dataclass

@@ -11,9 +11,7 @@ import pytest
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy_base.errors import ConfigError
-from understudy_kit import launch
-from understudy_kit.cli.main import main
-from understudy_kit.config import limits
+from understudy_kit import HostLimit, launch, main
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flag", "value"),
     [
         ("--torch-threads", "100000"),
-        ("--torch-threads", str(limits.largest(limits.THREADS) + 1)),
+        ("--torch-threads", str(HostLimit.THREADS.largest + 1)),
         ("--loader.num-threads", "100000"),
         ("--launch", "100000"),
         ("--launch", "999999999999999999999999999999"),
@@ -97,9 +95,9 @@ def test_largest_threads_can_run(data: Path, tmp_path: Path) -> None:
     ]
     threads = [
         "--torch-threads",
-        str(limits.largest(limits.THREADS)),
+        str(HostLimit.THREADS.largest),
         "--loader.num-threads",
-        str(limits.largest(limits.LOADER_THREADS)),
+        str(HostLimit.LOADER_THREADS.largest),
     ]
     command = [sys.executable, "-m", "understudy", *call, *small, *threads, "--log.no-report"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,8 +14,8 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.registry import policy_type
 from understudy.train.startup_summary import describe_defaults
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main, read_settings
-from understudy_kit.config.schema import dump_yaml, load, validate, validate_new
+from understudy_kit import dump_yaml, load, main, validate, validate_new
+from understudy_kit.cli.main import read_settings
 
 ROOT = ["--data.root", "d"]
 OPENPI = {

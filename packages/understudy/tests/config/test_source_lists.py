@@ -12,9 +12,8 @@ from understudy.config.train import TrainConfig
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
+from understudy_kit import complete, dump_yaml, list_sources, load, validate_new
 from understudy_kit.config.flags import read_flags
-from understudy_kit.config.schema import complete, dump_yaml, load, validate_new
-from understudy_kit.config.source_lists import list_sources
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_kit.config.schema import dump_yaml
+from understudy_kit import dump_yaml
 
 pytestmark = pytest.mark.long
 

@@ -22,15 +22,8 @@ from understudy.distributed.mesh import Mesh, join_mesh
 from understudy.testing.ranks import in_ranks, outcomes_in_ranks
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
-from understudy_kit import signals
-from understudy_kit.signals import (
-    SIGNALS,
-    Interrupted,
-    Stopped,
-    ended_in_calls,
-    interrupted_by_signals,
-    stop_signals,
-)
+from understudy_kit import Stop, Stopped, ended_in_calls, interrupted_by_signals, signals
+from understudy_kit.signals import SIGNALS, Interrupted
 
 
 def send(number: signal.Signals) -> None:
@@ -44,7 +37,7 @@ def test_stop_signals_merge_repeated_requests(number: signal.Signals) -> None:
     if they counted.
     """
     before = signal.getsignal(number)
-    with stop_signals() as stop:
+    with Stop.on_signals() as stop:
         assert not stop.asked
         send(number)
         assert stop.asked
@@ -59,7 +52,7 @@ def test_stop_signals_second_request_has_its_default_effect(
     monkeypatch.setattr(signals, "SAME_REQUEST", -1.0)
 
     def asked_twice() -> None:
-        with stop_signals() as stop:
+        with Stop.on_signals() as stop:
             send(signal.SIGINT)
             assert stop.asked
             send(signal.SIGINT)
@@ -81,7 +74,7 @@ def waits_alone(code: int | None) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300))
-    with stop_signals(at_once=True), join_mesh(config, code):
+    with Stop.on_signals(at_once=True), join_mesh(config, code):
         raise AssertionError("there is no other process")
 
 
@@ -204,7 +197,7 @@ def test_a_signal_inside_an_import_waits_for_its_end(
     found = []
 
     def imports() -> None:
-        with stop_signals(at_once=True) if kind != "interrupted" else interrupted_by_signals():
+        with Stop.on_signals(at_once=True) if kind != "interrupted" else interrupted_by_signals():
             found.append(import_module(f"imported_{kind}").VALUES)
             if kind != "other":
                 wait()

@@ -14,7 +14,7 @@ from understudy.testing.docs import SOURCES
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.testing.slurm import cluster, missing, wait_for
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_kit.config.schema import dump_yaml
+from understudy_kit import dump_yaml
 
 SCRIPT = Path(__file__).parents[4] / "scripts" / "slurm" / "train.sbatch"
 STEPS = 300

@@ -32,7 +32,8 @@ from understudy_data.hub.download import pull
 from understudy_data.hub.ids import HubId
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.writable_hub import TOKEN, Repo, WritableHub, serve_hub
-from understudy_kit.cli.main import FAILED, WRONG_INPUT, main
+from understudy_kit import main
+from understudy_kit.cli.main import FAILED, WRONG_INPUT
 
 
 @pytest.fixture

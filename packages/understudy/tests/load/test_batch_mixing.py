@@ -16,8 +16,7 @@ from understudy_data.load.batch_mixing import FEW_EPISODES, batch_figures, measu
 from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 
 def test_expected_episodes_are_those_of_draws() -> None:

@@ -26,8 +26,8 @@ from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_data.testing.videos import container_decode, write_video
 from understudy_data.video.reader import open_video
+from understudy_kit import dump_yaml
 from understudy_kit.cli import main
-from understudy_kit.config.schema import dump_yaml
 
 TOP = "observation.images.top"
 SIDE_CAM = "observation.images.side"

@@ -28,8 +28,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused, warned
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 from understudy_kit.testing.browser import browser, faults
 
 

@@ -33,8 +33,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, edit_column, rate_episodes, write_dataset
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12, 10, 7, 9, 8, 6, 11, 5, 9, 7, 8)
 OLD = 10

@@ -23,8 +23,7 @@ from understudy_data.order_file import OrderFile
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import folder
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 LENGTHS = (9, 7, 11, 8, 6, 10, 9, 7, 8, 12)
 

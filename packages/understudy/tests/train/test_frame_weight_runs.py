@@ -36,7 +36,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.order import Order
 from understudy_data.testing.weights import count_frames, write_weights
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 VALUES = (0.0, 1.0, 2.7, 0.5, 2.0)
 

@@ -20,7 +20,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.schema import dump_yaml
+from understudy_kit import dump_yaml
 
 SOAK = Path(__file__).parents[4] / "lab/benchmarks" / "soak_trainer.py"
 PI05 = ("--policy", "pi05", "--lora", 4, "--lora-base", "bfloat16")

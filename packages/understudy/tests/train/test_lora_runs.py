@@ -23,8 +23,7 @@ from understudy.testing.runs import final_tensors, same_run, series, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 RANK = 4
 ALPHA = 8.0

@@ -19,7 +19,7 @@ from understudy.testing.runs import same_run, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_kit.config.schema import validate_new
+from understudy_kit import validate_new
 
 SOURCES = 150
 STEPS = 10

@@ -43,7 +43,7 @@ from understudy.train.state import build_on_meta
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order.rank_positions import rank_slice
-from understudy_kit.config.on_resume import ROUNDING, marker
+from understudy_kit import OnResume
 
 LIMITS = st.one_of(st.none(), st.integers(1, 40))
 
@@ -306,7 +306,11 @@ def test_runs_with_a_budget_are_the_same_up_to_rounding(
         assert tokens == f"{np.median([record['tokens_per_s'] for record in logged]):,.0f}"
         assert samples == f"{np.median([record['samples_per_part'] for record in logged]):.1f}"
         assert (samples == "4.0") == (name == "plain")
-    assert marker(config, "max_num_tokens") == marker(config, "max_samples") == ROUNDING
+    assert (
+        OnResume.find_marker(config, "max_num_tokens")
+        == OnResume.find_marker(config, "max_samples")
+        == OnResume.ROUNDING
+    )
 
 
 def test_a_budget_below_the_largest_sample_ends_before_the_run(

@@ -33,7 +33,7 @@ from understudy.train.run_record import current_order
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 
 @pytest.fixture(scope="module")

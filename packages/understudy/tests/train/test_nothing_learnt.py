@@ -23,7 +23,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.stats.norm_heads import check_outliers
 from understudy_data.datasets.stats.summary import Statistics
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 def wild(data: Path, out: Path, **changes: object) -> TrainConfig:

@@ -34,7 +34,7 @@ from understudy.train.precision import (
 )
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.schema import complete
+from understudy_kit import complete
 
 SETTINGS = ("fp32", "bf16", "bf16-split")
 KEPT = {"fp32": torch.float32, "bf16": torch.float32, "bf16-split": torch.bfloat16}

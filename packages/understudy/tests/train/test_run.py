@@ -30,7 +30,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import edit_json
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 @pytest.fixture(scope="module")

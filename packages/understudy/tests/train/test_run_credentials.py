@@ -16,9 +16,7 @@ from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base import credentials
 from understudy_data.testing.servers import Asked, RangeServer, folder
-from understudy_kit.cli.main import main
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import dump_yaml, override
+from understudy_kit import SourceConfig, dump_yaml, main, override
 
 USER = "robot"
 PASSWORD = "p4ssw0rd"

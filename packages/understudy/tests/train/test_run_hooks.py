@@ -13,7 +13,7 @@ from understudy_base.entry_points import EntryPoint
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.schema import override
+from understudy_kit import override
 from understudy_kit.testing.packages import install
 
 HOOK = """

@@ -22,7 +22,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy_base.errors import ConfigError
 from understudy_data.order import Order
 from understudy_data.order.spec import Entry
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 def lines(config: TrainConfig) -> list[str]:

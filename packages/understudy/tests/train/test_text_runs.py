@@ -18,8 +18,7 @@ from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.track.metrics_file import read
 from understudy_base.errors import ConfigError
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import validate
+from understudy_kit import SourceConfig, validate
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

@@ -8,7 +8,7 @@ import pytest
 import understudy as us
 from understudy.testing.runs import final_tensors, tiny_config, tiny_dataset
 from understudy_base.errors import DatasetError
-from understudy_kit.config.schema import dump_yaml, plain
+from understudy_kit import dump_yaml, plain
 
 
 @pytest.mark.parametrize("form", ["config", "mapping", "file"])

@@ -19,7 +19,7 @@ from understudy.train import run
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import flatten
 from understudy_base.progress import Progress
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 WEIGHTS = {"flow": 2.0, "dynamics": 0.5, "images": 1.0}
 

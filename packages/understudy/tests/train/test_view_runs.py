@@ -18,9 +18,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
-from understudy_kit.cli.main import main
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import override
+from understudy_kit import SourceConfig, main, override
 
 SPELLED = {"where": "length > 6", "val_episodes": (2, 5), "drop_n_last_frames": 1}
 

@@ -35,7 +35,7 @@ from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import TrainState
 from understudy.train.validation import validation_loss
 from understudy_base.records import Batch
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 STEPS = 20
 SHORT = 10

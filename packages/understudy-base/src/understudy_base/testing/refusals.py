@@ -37,7 +37,8 @@ def refused(
         assert str(error.where).endswith(where or ""), error
     else:
         assert (where, fix or "") == (None, ""), f"{kind} has no such fields"
-    missing = absent(error.what if isinstance(error, DatasetError) else str(error), *values)
+    message = error.what if isinstance(error, DatasetError) else str(error)
+    missing = absent(message, *values)
     assert not missing, f"{missing} not in: {error!r}"
 
 

@@ -1,6 +1,7 @@
 """Large tables in memory-mapped files: one copy per host instead of one per process.
 
-Eight ranks that read a dataset of ten million episodes then share one table. A file is Arrow IPC
+Eight ranks that read a dataset of ten million episodes then share one table. At a million episodes
+and three cameras a process has 58 MB of its own in place of 409 (2026-11-22). A file is Arrow IPC
 with checksums (`table_file.py`). It is replaced in one step and never modified; its name is the
 hash of its inputs. It is read only if this user alone can have written it. Each process keeps its
 own copy of a small table, and of every table if no local folder can hold the files (not writable,

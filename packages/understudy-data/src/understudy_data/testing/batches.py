@@ -19,10 +19,14 @@ def batches(data: EpisodeDataset, order: Order, count: int, **options: Any) -> l
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
     """Whether two batches have the same keys and under each the same, bit for bit."""
-    return one.keys() == two.keys() and all(
-        torch.equal(one[k], two[k]) if isinstance(one[k], torch.Tensor) else one[k] == two[k]
-        for k in one
-    )
+    if one.keys() != two.keys():
+        return False
+    for key, value in one.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        is_equal = torch.equal(value, two[key]) if is_tensor else value == two[key]
+        if not is_equal:
+            return False
+    return True
 
 
 def all_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> bool:

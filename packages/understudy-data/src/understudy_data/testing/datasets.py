@@ -85,7 +85,10 @@ class Truth:
     @property
     def frames(self) -> list[tuple[int, int]]:
         """(episode id, frame) in storage order."""
-        return [(e, f) for e in sorted(self.rows) for f in range(len(self.tasks[e]))]
+        frames: list[tuple[int, int]] = []
+        for episode in sorted(self.rows):
+            frames += [(episode, frame) for frame in range(len(self.tasks[episode]))]
+        return frames
 
 
 def picture(camera: int, episode: int, frame: int) -> np.ndarray:
@@ -310,15 +313,17 @@ def write_parquet(path: Path, tables: Sequence[pa.Table], one_row_group: bool = 
     byte.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    groups = [pa.concat_tables(tables)] if one_row_group else tables
     with pq.ParquetWriter(path, tables[0].schema, write_page_checksum=True) as writer:
-        for table in [pa.concat_tables(tables)] if one_row_group else tables:
+        for table in groups:
             writer.write_table(table)
 
 
 def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
     """All images as one stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"g": str(spec.gop), "crf": "30" if spec.codec == "libsvtav1" else "20"}
+    crf = "30" if spec.codec == "libsvtav1" else "20"
+    options = {"g": str(spec.gop), "crf": crf}
     if spec.codec == "libsvtav1":
         os.environ.setdefault("SVT_LOG", "1")
         # faster ones lose whole blocks of small images
@@ -391,7 +396,8 @@ def _write_v2(
 ) -> None:
     data = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
     video = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    info |= {"data_path": data, "video_path": video if spec.cameras else None}
+    video_path = video if spec.cameras else None
+    info |= {"data_path": data, "video_path": video_path}
     info["total_chunks"] = len({e // spec.chunks_size for e in spec.episode_ids})
     info["total_videos"] = len(spec.cameras) * len(spec.lengths)
     for k, episode in enumerate(spec.episode_ids):
@@ -424,7 +430,8 @@ def _write_v3(
 ) -> None:
     data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    info |= {"data_path": data, "video_path": video if spec.cameras else None}
+    video_path = video if spec.cameras else None
+    info |= {"data_path": data, "video_path": video_path}
     ids = spec.episode_ids
     lengths = spec.lengths
     meta: list[dict[str, Any]] = [
@@ -453,8 +460,12 @@ def _write_v3(
         each = spec.per_video_file + c
         for n, first in enumerate(range(0, len(ids), each)):
             chunk, file = divmod(n, spec.files_per_chunk)
-            members = range(first, min(first + each, len(ids)))[:: -1 if spec.reverse_videos else 1]
-            pictures = [p for k in members for p in episode_pictures(spec, c, k)]
+            members = range(first, min(first + each, len(ids)))
+            if spec.reverse_videos:
+                members = members[::-1]
+            pictures: list[np.ndarray] = []
+            for k in members:
+                pictures += episode_pictures(spec, c, k)
             if pictures:
                 write_video(
                     root / video.format(video_key=key, chunk_index=chunk, file_index=file),

@@ -104,7 +104,8 @@ def add_depth_images(root: Path, dtype: str = "uint16", **info: Any) -> None:
             DEPTH, pa.array([{"bytes": one, "path": None} for one in images], kind)
         )
         pq.write_table(table, file, row_group_size=4)
-    _declare(root, "image", info, 3 if dtype == "rgb" else 1)
+    channels = 3 if dtype == "rgb" else 1
+    _declare(root, "image", info, channels)
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:

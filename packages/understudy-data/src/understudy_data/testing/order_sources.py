@@ -18,9 +18,11 @@ class Source:
 
     def __post_init__(self) -> None:
         rows = np.asarray(self.segments).tolist() if len(self.segments) < 10_000 else []
-        object.__setattr__(
-            self, "frames", [(e, f) for e, a, b in rows if b - a < 1 << 20 for f in range(a, b)]
-        )
+        frames: list[tuple[int, int]] = []
+        for episode, start, stop in rows:
+            if stop - start < 1 << 20:
+                frames += [(episode, frame) for frame in range(start, stop)]
+        object.__setattr__(self, "frames", frames)
 
 
 def episodes(

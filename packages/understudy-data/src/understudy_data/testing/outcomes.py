@@ -36,9 +36,9 @@ def write_outcomes(
     with EpisodeWriter(root, fps=FPS, features=features) as writer:
         for episode, (length, won) in enumerate(zip(lengths, success)):
             for frame in range(length):
-                state = np.array(
-                    [shown if won else -shown, (length - 1 - frame) / 10]
-                ) + 0.1 * rng.normal(size=2)
+                outcome = shown if won else -shown
+                state = np.array([outcome, (length - 1 - frame) / 10])
+                state = state + 0.1 * rng.normal(size=2)
                 values = {
                     "action": rng.normal(size=2).astype(np.float32),
                     "observation.state": state.astype(np.float32),
@@ -47,5 +47,9 @@ def write_outcomes(
                 values |= {"helped": np.array([int(frame == 1)])}
                 writer.add_frame(values, task=f"task {episode % 2}")
             writer.save_episode()
-    metadata = {"success": list(success)} if any(won is not None for won in success) else {}
-    rate_episodes(root, **metadata, **({"truncated": list(truncated)} if truncated else {}))
+    metadata = {}
+    if any(won is not None for won in success):
+        metadata["success"] = list(success)
+    if truncated:
+        metadata["truncated"] = list(truncated)
+    rate_episodes(root, **metadata)

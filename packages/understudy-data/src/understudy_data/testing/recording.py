@@ -93,7 +93,8 @@ def _child(root: Path, kill_before: int | None) -> None:
     writer = open_writer(root, resume=True)
     if kill_before is not None:
         _kill_before(kill_before)
-    episodes = range(writer.episodes, EPISODES if kill_before is not None else 10**6)
+    end = EPISODES if kill_before is not None else 10**6
+    episodes = range(writer.episodes, end)
     record(writer, episodes, lambda episode: os.write(progress, b"x") and None)
     writer.finish()
 

@@ -209,7 +209,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault in ("500", "429", "416") or found is None:
             status = int(fault) if fault else 404
-            self._send(asked, status, {"Retry-After": "0"} if status == 429 else {}, b"no")
+            headers = {"Retry-After": "0"} if status == 429 else {}
+            self._send(asked, status, headers, b"no")
             return
         data, written = found
         about = {
@@ -229,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not 0 <= first < len(data):
             self._send(asked, 416, about | {"Content-Range": f"bytes */{len(data)}"}, b"")
             return
-        end = min(len(data), len(data) if last is None else last + 1)
+        end = len(data) if last is None else min(len(data), last + 1)
         if fault == "short":
             end = first + max(1, (end - first) // 2)
         if fault == "elsewhere":

@@ -33,7 +33,8 @@ def battery(images: np.ndarray, n: int) -> dict[str, float]:
     centerd = images / n - 0.5
     # as far apart, two inputs of a mixed-radix Feistel network share a half
     radix = -(-n // (isqrt(n - 1) + 1))
-    for lag in (*LAGS, radix) if 2 * radix < m else LAGS:
+    lags = (*LAGS, radix) if 2 * radix < m else LAGS
+    for lag in lags:
         later = images[:, lag:]
         earlier = images[:, :-lag]
         found[f"difference, lag {lag}"] = _flat(later - earlier, n, never_zero=True)

@@ -28,4 +28,7 @@ def write_weights(path: Path, weights: Mapping[Frame, float], seed: int | None =
 
 def count_frames(segments: np.ndarray) -> Counter[Frame]:
     """Count each frame of segments, rows [episode, start, stop)."""
-    return Counter((e, f) for e, start, stop in segments.tolist() for f in range(start, stop))
+    counts = Counter[Frame]()
+    for episode, start, stop in segments.tolist():
+        counts.update((episode, frame) for frame in range(start, stop))
+    return counts

@@ -84,14 +84,10 @@ class WritableHub:
             return 200, {"errors": [], "warnings": []}
         repo, what, rest = self.find(path)
         if what == "preupload":
-            modes = [
-                {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for one in json.loads(body)["files"]
-            ]
+            modes = []
+            for file in json.loads(body)["files"]:
+                mode = "lfs" if file["path"].endswith(".safetensors") else "regular"
+                modes.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
             return 200, {"files": modes}
         if what == "commit":
             lines = [json.loads(line) for line in body.splitlines()]
@@ -117,7 +113,8 @@ class WritableHub:
     def find(self, path: str) -> tuple[Repo, str, str]:
         """Repository, request and the rest of a path below /api."""
         kind, owner, name, *rest = path.removeprefix("/api/").split("/")
-        return self.repos[f"{kind}/{owner}/{name}"], rest[0] if rest else "", "/".join(rest[1:])
+        what = rest[0] if rest else ""
+        return self.repos[f"{kind}/{owner}/{name}"], what, "/".join(rest[1:])
 
     def get(self, path: str) -> tuple[int, Any, str]:
         """Status, answer (bytes of a file, or JSON) and commit."""
@@ -167,7 +164,8 @@ def _handler(hub: WritableHub) -> type[BaseHTTPRequestHandler]:
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             if commit:
-                self.send_header("X-Error-Code" if status == 404 else "X-Repo-Commit", commit)
+                header = "X-Error-Code" if status == 404 else "X-Repo-Commit"
+                self.send_header(header, commit)
             self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -191,13 +189,9 @@ def _handler(hub: WritableHub) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._send(
-                *(
-                    hub.post(unquote(urlsplit(self.path).path), body)
-                    if self._allowed()
-                    else (401, {})
-                )
-            )
+            path = unquote(urlsplit(self.path).path)
+            answer = hub.post(path, body) if self._allowed() else (401, {})
+            self._send(*answer)
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -10,16 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from understudy_kit.config.declare import Fraction, Ids, Natural, Scale
-from understudy_kit.config.on_resume import (
-    COMPUTED,
-    NORM_HEAD,
-    NORMALIZATION,
-    SAME_DATA,
-    SAME_FRAMES,
-    SAME_WEIGHTS,
-    SKIPPED,
-    Fixed,
-)
+from understudy_kit.config.on_resume import Fixed, OnResume
 
 STANDARD_ACTION = "action"
 STANDARD_STATE = "observation.state"
@@ -29,13 +20,13 @@ STANDARD_STATE = "observation.state"
 class NamedData:
     """Place and keys of a dataset."""
 
-    root: Annotated[str, SAME_DATA] = ""
+    root: Annotated[str, OnResume.SAME_DATA] = ""
     """Folder or URL of a LeRobot dataset (v2.0, v2.1, v3.x), or a view of it: PATH#NAME
     (docs/datasets.md). Required, unless a settings file has `data.sources` (a mixture).
     """
-    robot_type: Annotated[str, NORM_HEAD] = ""
+    robot_type: Annotated[str, Fixed.NORM_HEAD] = ""
     """Robot of the recordings; the default is the one in info.json."""
-    control_mode: Annotated[str, NORM_HEAD] = ""
+    control_mode: Annotated[str, Fixed.NORM_HEAD] = ""
     """Meaning of the actions (`joint`, `ee_delta`, …). Datasets with the same robot type and
     control mode are normalized together, as one head `robot_type::control_mode`; without either, a
     dataset has a head of its own.
@@ -61,7 +52,7 @@ class SelectionConfig:
     """Ids of episodes to use neither for training nor for validation: faulty ones, for example (see
     `check`).
     """
-    where: Annotated[str, SAME_FRAMES] = ""
+    where: Annotated[str, OnResume.SAME_FRAMES] = ""
     """Condition on episodes, as in `success`, `success and quality >= 3` or `"cup" in task`: use
     only those for which it holds, in training and validation. Names are those of the metadata, and
     `episode`, `length` (frames), `seconds`, `task`, `tasks`. Operators are `and`, `or`, `not`, `in`
@@ -73,7 +64,7 @@ class SelectionConfig:
     """Frames at the beginning of each episode that are not samples (windows still contain them)."""
     drop_n_last_frames: Natural = 0
     """Frames at the end of each episode that are not samples (windows still contain them)."""
-    keep_ranges: Annotated[str, SAME_FRAMES] = ""
+    keep_ranges: Annotated[str, OnResume.SAME_FRAMES] = ""
     """JSON file of frames to use per episode, as in {"0": [[12, 80], [95, 140]]} with the end
     excluded. `understudy ranges` writes it. Keys are episode ids, or DROID's. Episodes without a
     key are left out.
@@ -83,7 +74,7 @@ class SelectionConfig:
     range. `start` keeps it if the frame itself does: the tail of the actions is padding then, and
     the history may begin before the range.
     """
-    frame_weights: Annotated[str, SAME_WEIGHTS] = ""
+    frame_weights: Annotated[str, OnResume.SAME_WEIGHTS] = ""
     """Weight of each frame: a parquet file with the columns `episode`, `frame` and `weight`, or the
     key of a feature with one number per frame. Frames of weight 0 are left out. Validation means
     are weighted, too (docs/frame_weights.md).
@@ -115,22 +106,22 @@ class DatasetConfig(SelectionConfig, NamedData):
     `COLUMN:STYLE` of a language column, or `task`. In a mixture, the other sources have none. Only
     with `policy.response_tokens`.
     """
-    delta_action_dims: Annotated[Ids, NORMALIZATION] = ()
+    delta_action_dims: Annotated[Ids, Fixed.NORMALIZATION] = ()
     """Indices (from 0) of action dimensions that are learned as differences from the same dimension
     of the current state (joints, for example, but not the gripper).
     """
-    stats: Annotated[str, NORMALIZATION] = ""
+    stats: Annotated[str, Fixed.NORMALIZATION] = ""
     """Statistics for the normalization, instead of those of the training episodes: path of openpi's
     norm_stats.json or LeRobot's stats.json, or `recorded` for those of the dataset itself.
     """
-    video_path: Annotated[str, SAME_DATA] = ""
+    video_path: Annotated[str, OnResume.SAME_DATA] = ""
     """Path template of the videos, instead of the one in info.json, as in
     `video/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4`."""
-    data_path: Annotated[str, SAME_DATA] = ""
+    data_path: Annotated[str, OnResume.SAME_DATA] = ""
     """Path template of the data files, instead of the one in info.json."""
-    version: Annotated[Literal["", "v2.0", "v2.1", "v3.0", "v3.1"], SAME_DATA] = ""
+    version: Annotated[Literal["", "v2.0", "v2.1", "v3.0", "v3.1"], OnResume.SAME_DATA] = ""
     """Format of the dataset, instead of the one in info.json."""
-    pairing: Annotated[Literal["", "files", "columns"], SAME_DATA] = ""
+    pairing: Annotated[Literal["", "files", "columns"], OnResume.SAME_DATA] = ""
     """Side that decides where names (places) of data files and their columns (`episode_index`) name
     different episodes: `files` if data files and videos were renamed or joined together, `columns`
     if data files alone were. By default such episodes are refused in a dataset with videos.
@@ -156,7 +147,7 @@ class SourceConfig(DatasetConfig):
     """Name in tables and in the order; the default is the name of its folder (name#2 for the second
     one).
     """
-    weight: Annotated[Scale | None, COMPUTED] = None
+    weight: Annotated[Scale | None, OnResume.COMPUTED] = None
     """Share of the samples, on any scale common to the sources. Either all sources have a weight or
     none; then shares are proportional to their frames.
     """
@@ -166,7 +157,7 @@ class SourceConfig(DatasetConfig):
     """
     val_fraction: Fraction | None = None
     """Share of its episodes for validation; the default is `data.val_fraction`."""
-    on_bad_episode: Annotated[Literal["error", "skip"] | None, SKIPPED] = None
+    on_bad_episode: Annotated[Literal["error", "skip"] | None, OnResume.SKIPPED] = None
     """As `data.on_bad_episode`, for this dataset; the default is the value there."""
 
     @staticmethod

@@ -25,18 +25,11 @@ class ByHand:
 
 Natural = Annotated[int, Ge(0)]
 Ids = Annotated[tuple[Natural, ...], IDS]
-Count = Annotated[int, Ge(1)]
-Steps = Annotated[int, Interval(ge=1, le=10**12)]
-Period = Annotated[int, Interval(ge=0, le=10**12)]
-"""Steps between two of something; 0: never."""
-Samples = Annotated[int, Interval(ge=1, le=2**24)]
 Processes = Annotated[int, Interval(ge=1, le=2**20)]
-Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
 """A share that leaves something."""
 Positive = Annotated[float, Gt(0)]
 """Infinity included."""
 Scale = Annotated[float, Interval(gt=0, lt=inf)]
-Factor = Annotated[float, Interval(ge=0, lt=inf)]
 
 __all__ = ["Ge", "Gt", "Interval"]

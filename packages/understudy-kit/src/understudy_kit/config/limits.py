@@ -3,38 +3,35 @@ stop the host.
 """
 
 import os
-from pathlib import Path
-
-THREADS = (16, 4)
-"""Arithmetic threads: the first number, or the second per processor, whichever is larger."""
-LOADER_THREADS = (64, 8)
-PROCESSES = (64, 1)
+from enum import Enum
 
 
-def largest(bound: tuple[int, int]) -> int:
-    """Return the bound on this machine."""
-    least, per_processor = bound
-    return max(least, per_processor * (os.cpu_count() or 1))
-
-
-def too_many(name: str, value: int | str | None, bound: tuple[int, int]) -> list[str]:
-    """Return one line if `value` is a number beyond the bound, else none."""
-    if not isinstance(value, int) or value <= largest(bound):
-        return []
-    return [
-        f"{name}: {value}: at most {largest(bound)} on this machine, which has {os.cpu_count()} "
-        "processors"
-    ]
-
-
-def available_memory() -> int:
-    """Return the bytes of memory for all processes here: the machine's, or less where a container
-    has less.
+class HostLimit(Enum):
+    """Largest number on one machine: the first one, or the second per processor, whichever is
+    larger.
     """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # another version of cgroups, or "max"
-            continue
-    return min(limits)
+
+    THREADS = (16, 4)
+    """Arithmetic threads."""
+    LOADER_THREADS = (64, 8)
+    PROCESSES = (64, 1)
+
+    @property
+    def largest(self) -> int:
+        """The limit on this machine."""
+        least, per_processor = self.value
+        return max(least, per_processor * (os.cpu_count() or 1))
+
+    def problems(self, name: str, value: int | str | None) -> list[str]:
+        """Return one line if `value` is a number beyond the limit, else none.
+
+        Args:
+            name: of the setting.
+            value: of the setting; a text, as `auto`, and None are within the limit.
+        """
+        if not isinstance(value, int) or value <= self.largest:
+            return []
+        return [
+            f"{name}: {value}: at most {self.largest} on this machine, which has {os.cpu_count()} "
+            "processors"
+        ]

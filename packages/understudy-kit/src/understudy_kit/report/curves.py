@@ -7,14 +7,17 @@ after a million steps.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
 
 from understudy_base.records import Records
-from understudy_kit.report.page import COLORS, Block, text
 
+# Readable on white and on near-black (colors of Okabe & Ito, slightly lighter or darker).
+COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
+"""Colors of curves."""
 POINTS = 400
 """Most points of a curve over steps."""
 FRAMES = 600
@@ -23,56 +26,8 @@ DIGITS = 5
 """Significant digits of a value on the page."""
 
 
-def chart(
-    label: str,
-    axes: str | Sequence[str],
-    unit: str,
-    lines: Iterable[Block],
-    *,
-    log: bool | None = None,
-    zero: bool = True,
-    cut: bool = False,
-    bare: bool = False,
-    height: int = 230,
-) -> Block | None:
-    """Make a chart; None if no line has a value.
-
-    Args:
-        label: Alternative text.
-        axes: Names of the horizontal axes with their units; each line has positions on all of them.
-        unit: Name of the vertical axis.
-        lines: Results of `line`.
-        log: Whether the vertical axis begins as logarithmic; None offers no logarithmic axis.
-        zero: Whether a linear axis includes 0.
-        cut: Whether a linear axis ends where a few large values would flatten the rest; the chart
-            notes it.
-        bare: Whether the legend, which has the values under the pointer, is left out.
-        height: CSS pixels.
-    """
-    drawn = [line for line in lines if _has_value(line)]
-    if not drawn:
-        return None
-    names = [axes] if isinstance(axes, str) else list(axes)
-    options = {"log": log, "zero": zero, "cut": cut, "bare": bare, "height": height}
-    return {"kind": "chart", "label": label, "axes": names, "unit": unit, "lines": drawn, **options}
-
-
-def _has_value(line: Block) -> bool:
-    return any(value is not None for value in line["value"])
-
-
-def line(
-    name: str,
-    positions: Any,
-    values: Any,
-    color: int | str = 0,
-    *,
-    low: Any = None,
-    high: Any = None,
-    starts: Sequence[float] = (),
-    **style: Any,
-) -> Block:
-    """Make a line of a chart.
+class Curve(dict[str, Any]):
+    """Line of a chart, as `static/curves.js` draws it.
 
     Args:
         name: Name in the legend.
@@ -85,86 +40,102 @@ def line(
         style: `points`, `dashed`, `faint`: True to draw points with whiskers, dashes, or a pale
             line.
     """
-    drawn_color = COLORS[color % len(COLORS)] if isinstance(color, int) else color
-    shown = {"name": name, "color": drawn_color, **style}
-    shown |= {"x": [numbers(positions, 12)], "value": numbers(values)}
-    if low is not None:
-        shown |= {"low": numbers(low), "high": numbers(high)}
-    if len(starts):
-        shown["starts"] = numbers(starts, 12)
-    return shown
 
+    def __init__(
+        self,
+        name: str,
+        positions: Any,
+        values: Any,
+        color: int | str = 0,
+        *,
+        low: Any = None,
+        high: Any = None,
+        starts: Sequence[float] = (),
+        **style: Any,
+    ) -> None:
+        drawn_color = COLORS[color % len(COLORS)] if isinstance(color, int) else color
+        super().__init__(name=name, color=drawn_color, **style)
+        self.update(x=[numbers(positions, 12)], value=numbers(values))
+        if low is not None:
+            self.update(low=numbers(low), high=numbers(high))
+        if len(starts):
+            self.update(starts=numbers(starts, 12))
 
-def step_line(
-    name: str, edges: Sequence[float], values: Sequence[float], color: int = 0, **style: Any
-) -> Block:
-    """Make a line that is constant between each two of its N + 1 edges; `filled=True` makes it a
-    histogram.
-    """
-    heights = np.repeat(np.asarray(values, np.float64), 2)
-    band: dict[str, Any] = {}
-    if style.pop("filled", False):
-        band = {"low": np.zeros(len(heights)), "high": heights}
-    return line(
-        name, np.repeat(np.asarray(edges, np.float64), 2)[1:-1], heights, color, **band, **style
-    )
+    @classmethod
+    def from_edges(
+        cls,
+        name: str,
+        edges: Sequence[float],
+        values: Sequence[float],
+        color: int = 0,
+        **style: Any,
+    ) -> "Curve":
+        """Make a curve that is constant between each two of its N + 1 edges; `filled=True` makes it
+        a histogram.
+        """
+        heights = np.repeat(np.asarray(values, np.float64), 2)
+        band: dict[str, Any] = {}
+        if style.pop("filled", False):
+            band = {"low": np.zeros(len(heights)), "high": heights}
+        positions = np.repeat(np.asarray(edges, np.float64), 2)[1:-1]
+        return cls(name, positions, heights, color, **band, **style)
 
+    @classmethod
+    def from_records(
+        cls,
+        name: str,
+        records: Records,
+        key: str,
+        color: int | str,
+        *,
+        smooth: bool = False,
+        **style: Any,
+    ) -> "Curve":
+        """Make a curve of one figure of records of `metrics.jsonl` over their steps, thinned."""
+        pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+        steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
+        return cls.from_steps(name, steps, values, color, smooth=smooth, **style)
 
-def histogram(
-    label: str, values: np.ndarray, unit: str, counted: str, bins: int = 24, height: int = 130
-) -> Block:
-    """Make a histogram of values (N,) in equal intervals of their range; a text where they have
-    none.
-    """
-    finite = values[np.isfinite(values)].astype(np.float64)
-    if not finite.size:
-        return text("no finite value")
-    if finite.min() == finite.max():
-        return text(f"always {finite.min():.3g}")
-    scale = max(1.0, abs(float(finite.min())), abs(float(finite.max())))
-    counts, edges = np.histogram(finite / scale, bins)
-    bars = step_line(counted, (edges * scale).tolist(), counts.tolist(), filled=True)
-    block = chart(label, unit, counted, [bars], height=height)
-    assert block is not None
-    return block
+    @classmethod
+    def from_steps(
+        cls,
+        name: str,
+        steps: np.ndarray,
+        values: np.ndarray,
+        color: int | str = 0,
+        *,
+        smooth: bool = True,
+        **style: Any,
+    ) -> "Curve":
+        """Make a curve of `thin`, with the extremes of its stretches as a band where it has any."""
+        points = thin(steps, values, smooth=smooth)
+        has_band = not (points["low"] == points["high"] == points["value"])
+        band = {"low": points["low"], "high": points["high"]} if has_band else {}
+        return cls(name, points["step"], points["value"], color, **band, **style)
 
+    @classmethod
+    def from_frames(
+        cls, name: str, values: np.ndarray, fps: float, color: int | str, **style: Any
+    ) -> "Curve":
+        """Make a curve of values (frames,) over the time in s; above `FRAMES`, it has the range of
+        each bucket of frames.
+        """
+        bucket = -(-max(1, len(values)) // FRAMES)
+        low, high = ranges(values[:, None], bucket)
+        frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
+        band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
+        return cls(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
 
-def record_line(
-    name: str, records: Records, key: str, color: int | str, *, smooth: bool = False, **style: Any
-) -> Block:
-    """Make a line of one figure of records of `metrics.jsonl` over their steps, thinned."""
-    pairs = [(record["step"], record[key]) for record in records if record.get(key) is not None]
-    steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
-    return thinned_line(name, steps, values, color, smooth=smooth, **style)
+    @property
+    def has_value(self) -> bool:
+        """Whether any of its values is finite."""
+        return any(value is not None for value in self["value"])
 
-
-def thinned_line(
-    name: str,
-    steps: np.ndarray,
-    values: np.ndarray,
-    color: int | str = 0,
-    *,
-    smooth: bool = True,
-    **style: Any,
-) -> Block:
-    """Make a line of `thin`, with the extremes of its stretches as a band where it has any."""
-    curve = thin(steps, values, smooth=smooth)
-    has_band = not (curve["low"] == curve["high"] == curve["value"])
-    band = {"low": curve["low"], "high": curve["high"]} if has_band else {}
-    return line(name, curve["step"], curve["value"], color, **band, **style)
-
-
-def bucketed_line(
-    name: str, values: np.ndarray, fps: float, color: int | str, **style: Any
-) -> Block:
-    """Make a line of values (frames,) over the time in s; above `FRAMES`, it has the range of each
-    bucket of frames.
-    """
-    bucket = -(-max(1, len(values)) // FRAMES)
-    low, high = ranges(values[:, None], bucket)
-    frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
-    band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
-    return line(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
+    def relabel(self, name: str, color: int) -> "Curve":
+        """Return the curve with another name, and the color of this index in `COLORS`."""
+        curve = copy(self)
+        curve.update(name=name, color=COLORS[color])
+        return curve
 
 
 def ranges(values: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ but its curves.
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,8 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-Block = dict[str, Any]
-"""Part of a page: a kind of `static/page.html` and its values."""
-Blocks = list[Block | None]
-"""Parts of a page; None is left out."""
+from understudy_kit.report.curves import COLORS, Curve
 
-# Readable on white and on near-black (colors of Okabe & Ito, slightly lighter or darker).
-COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")
 FOLDED = 40
 """Most rows of a table that is not folded."""
 STATIC = Path(__file__).with_name("static")
@@ -35,6 +30,208 @@ _MARK = Markup('<meta name="generator" content="understudy page">')
 _NUMBER = re.compile(
     r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?"
 )
+
+
+class Block(dict[str, Any]):
+    """Part of a page: a kind of `static/page.html` and its values.
+
+    Each kind has a constructor, whose name is that of no value: the template reads `block.style`.
+    """
+
+    @staticmethod
+    def section(title: str, *blocks: "Block | None", note: str = "") -> "Block":
+        """Make a section with a heading that the page links to; empty blocks are left out."""
+        anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        return Block(title=title, anchor=anchor, note=note, blocks=_filled(blocks))
+
+    @staticmethod
+    def card(title: str, *blocks: "Block | None", note: str = "", style: str = "") -> "Block":
+        """Make a card with a title ("" for none), a note and blocks; `style` "bad" marks the
+        title.
+        """
+        return Block(kind="card", title=title, note=note, style=style, blocks=_filled(blocks))
+
+    @staticmethod
+    def paragraph(line: str, style: str = "soft") -> "Block":
+        """Make a paragraph; `style` is "soft", "bad", "verdict" or "code"."""
+        return Block(kind="text", text=line, style=style)
+
+    @staticmethod
+    def listing(lines: Sequence[str], style: str = "") -> "Block | None":
+        """Make a list of lines; None without any."""
+        return Block(kind="list", lines=list(lines), style=style) if lines else None
+
+    @staticmethod
+    def grid(blocks: Sequence["Block | None"], style: str = "two") -> "Block | None":
+        """Place blocks in a grid, or in a line with the style "row"; None without any.
+
+        `style` is "two" for the half of a page each, "joints", "samples" and "small" for less.
+        """
+        shown = _filled(blocks)
+        return Block(kind="grid", style=style, blocks=shown) if shown else None
+
+    @staticmethod
+    def fold(title: str, *blocks: "Block | None", is_open: bool = False) -> "Block":
+        """Fold blocks below a title."""
+        return Block(kind="fold", title=title, open=is_open, blocks=_filled(blocks))
+
+    @staticmethod
+    def code(content: str) -> "Block":
+        """Make preformatted text."""
+        return Block(kind="code", text=content)
+
+    @staticmethod
+    def tiles(figures: Sequence[tuple[str, str]]) -> "Block":
+        """Make headline figures, (value, label) each."""
+        return Block(kind="tiles", figures=[list(figure) for figure in figures])
+
+    # -- tables and their cells --------------------------------------------------------------------
+
+    @staticmethod
+    def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") -> "Block":
+        """Make a table. Columns of numbers, also formatted ones, are aligned to the right.
+
+        Args:
+            head: Names of the columns; no head is shown if all are "".
+            rows: Cells: text, number, or a block of `interval_bar`, `styled` or `swatch`.
+            unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
+        """
+        columns = []
+        for column in range(len(head)):
+            cells = [row[column] for row in rows]
+            columns.append(_alignment(cells))
+        block = Block(
+            kind="table", head=list(head), rows=[list(row) for row in rows], columns=columns
+        )
+        if unit and len(rows) > FOLDED:
+            return Block.fold(f"{len(rows)} {unit}", block)
+        return block
+
+    @staticmethod
+    def table_card(
+        title: str,
+        head: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        unit: str = "",
+        note: str = "",
+    ) -> "Block | None":
+        """Make a card with a table; None without rows."""
+        return Block.card(title, Block.table(head, rows, unit), note=note) if rows else None
+
+    @staticmethod
+    def interval_bar(low: float, middle: float | None, high: float) -> "Block":
+        """Make a cell with a bar from `low` to `high`, shares in [0, 1], and a mark at `middle`."""
+        shares = (low, high - low, middle or 0.0)
+        return Block(bar=[f"{100 * share:.1f}" for share in shares], mark=middle is not None)
+
+    @staticmethod
+    def styled(content: str, style: str, **extra: Any) -> "Block":
+        """Make a cell of a class of the style sheet; `extra` has `hint`, and `depth` in [0, 1] for
+        a colored ground.
+        """
+        return Block(text=content, style=style, **extra)
+
+    @staticmethod
+    def swatch(content: str, color: int) -> "Block":
+        """Make a cell with a line in the color of a curve, an index in `COLORS`, before its
+        text.
+        """
+        return Block(text=content, color=COLORS[color])
+
+    # -- images ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def image(pixels: np.ndarray, alt: str, width: int = 0) -> "Block":
+        """Make an image of uint8 [H, W, 3], `width` CSS pixels wide (0: its own); small ones are
+        magnified without blur.
+        """
+        from PIL import Image
+
+        is_small = pixels.shape[1] <= 128
+        buffer = io.BytesIO()
+        options: dict[str, Any] = {"optimize": True} if is_small else {"quality": 85}
+        form = "png" if is_small else "jpeg"
+        Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, form.upper(), **options)
+        shown_width = width or pixels.shape[1]
+        return Block.encoded_image(buffer.getvalue(), form, alt, shown_width, is_small)
+
+    @staticmethod
+    def encoded_image(content: bytes, media: str, alt: str, width: int, is_small: bool) -> "Block":
+        """Make an image of an encoded file of type `image/<media>`."""
+        source = f"data:image/{media};base64,{base64.b64encode(content).decode()}"
+        return Block(kind="image", source=source, alt=alt, width=width, small=is_small, caption="")
+
+    @staticmethod
+    def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> "Block":
+        """Place images uint8 [H, W, 3] next to each other with captions; they wrap on narrow
+        screens.
+        """
+        frames = [
+            Block.image(pixels, f"{alt}, {caption}") | {"caption": caption}
+            for pixels, caption in zip(images, captions, strict=True)
+        ]
+        return Block(kind="film", frames=frames)
+
+    # -- charts ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def chart(
+        label: str,
+        axes: str | Sequence[str],
+        unit: str,
+        curves: Iterable[Curve],
+        *,
+        log: bool | None = None,
+        zero: bool = True,
+        cut: bool = False,
+        bare: bool = False,
+        height: int = 230,
+    ) -> "Block | None":
+        """Make a chart; None if no curve has a value.
+
+        Args:
+            label: Alternative text.
+            axes: Names of the horizontal axes with their units; each curve has positions on all of
+                them.
+            unit: Name of the vertical axis.
+            curves: The curves, also those without a value, which are left out.
+            log: Whether the vertical axis begins as logarithmic; None offers no logarithmic axis.
+            zero: Whether a linear axis includes 0.
+            cut: Whether a linear axis ends where a few large values would flatten the rest; the
+                chart notes it.
+            bare: Whether the legend, which has the values under the pointer, is left out.
+            height: CSS pixels.
+        """
+        drawn = [curve for curve in curves if curve.has_value]
+        if not drawn:
+            return None
+        names = [axes] if isinstance(axes, str) else list(axes)
+        block = Block(kind="chart", label=label, axes=names, unit=unit, lines=drawn)
+        block.update(log=log, zero=zero, cut=cut, bare=bare, height=height)
+        return block
+
+    @staticmethod
+    def histogram(
+        label: str, values: np.ndarray, unit: str, counted: str, bins: int = 24, height: int = 130
+    ) -> "Block":
+        """Make a histogram of values (N,) in equal intervals of their range; a text where they
+        have none.
+        """
+        finite = values[np.isfinite(values)].astype(np.float64)
+        if not finite.size:
+            return Block.paragraph("no finite value")
+        if finite.min() == finite.max():
+            return Block.paragraph(f"always {finite.min():.3g}")
+        scale = max(1.0, abs(float(finite.min())), abs(float(finite.max())))
+        counts, edges = np.histogram(finite / scale, bins)
+        bars = Curve.from_edges(counted, (edges * scale).tolist(), counts.tolist(), filled=True)
+        block = Block.chart(label, unit, counted, [bars], height=height)
+        assert block is not None
+        return block
+
+
+Blocks = list[Block | None]
+"""Parts of a page; None is left out."""
 
 
 def render_page(
@@ -49,7 +246,7 @@ def render_page(
     Args:
         title: Title of the window.
         heading: First heading.
-        sections: Results of `section`; those without blocks are left out.
+        sections: Results of `Block.section`; those without blocks are left out.
         top: Blocks between the heading and the first section.
     """
     charts: list[Block] = []
@@ -94,143 +291,6 @@ def write_page(path: Path, text: str, is_new: bool = False) -> None:
 
     refuse_foreign(path)
     write_text(path, text, is_new=is_new)
-
-
-# -- blocks ----------------------------------------------------------------------------------------
-
-
-def section(title: str, *blocks: Block | None, note: str = "") -> Block:
-    """Make a section with a heading that the page links to; empty blocks are left out."""
-    anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    return {"title": title, "anchor": anchor, "note": note, "blocks": _filled(blocks)}
-
-
-def card(title: str, *blocks: Block | None, note: str = "", style: str = "") -> Block:
-    """Make a card with a title ("" for none), a note and blocks; `style` "bad" marks the title."""
-    return {"kind": "card", "title": title, "note": note, "style": style, "blocks": _filled(blocks)}
-
-
-def text(line: str, style: str = "soft") -> Block:
-    """Make a paragraph; `style` is "soft", "bad", "verdict" or "code"."""
-    return {"kind": "text", "text": line, "style": style}
-
-
-def listing(lines: Sequence[str], style: str = "") -> Block | None:
-    """Make a list of lines; None without any."""
-    return {"kind": "list", "lines": list(lines), "style": style} if lines else None
-
-
-def grid(blocks: Sequence[Block | None], style: str = "two") -> Block | None:
-    """Place blocks in a grid, or in a line with the style "row"; None without any.
-
-    `style` is "two" for the half of a page each, "joints", "samples" and "small" for less.
-    """
-    shown = _filled(blocks)
-    return {"kind": "grid", "style": style, "blocks": shown} if shown else None
-
-
-def fold(title: str, *blocks: Block | None, is_open: bool = False) -> Block:
-    """Fold blocks below a title."""
-    return {"kind": "fold", "title": title, "open": is_open, "blocks": _filled(blocks)}
-
-
-def code(content: str) -> Block:
-    """Make preformatted text."""
-    return {"kind": "code", "text": content}
-
-
-def tiles(figures: Sequence[tuple[str, str]]) -> Block:
-    """Make headline figures, (value, label) each."""
-    return {"kind": "tiles", "figures": [list(figure) for figure in figures]}
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "") -> Block:
-    """Make a table. Columns of numbers, also formatted ones, are aligned to the right.
-
-    Args:
-        head: Names of the columns; no head is shown if all are "".
-        rows: Cells: text, number, or a dictionary of `interval_bar`, `styled` or `swatch`.
-        unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
-    """
-    columns = []
-    for column in range(len(head)):
-        cells = [row[column] for row in rows]
-        columns.append(_alignment(cells))
-    block = {
-        "kind": "table",
-        "head": list(head),
-        "rows": [list(row) for row in rows],
-        "columns": columns,
-    }
-    return fold(f"{len(rows)} {unit}", block) if unit and len(rows) > FOLDED else block
-
-
-def table_card(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[Any]], unit: str = "", note: str = ""
-) -> Block | None:
-    """Make a card with a table; None without rows."""
-    return card(title, table(head, rows, unit), note=note) if rows else None
-
-
-def interval_bar(low: float, middle: float | None, high: float) -> Block:
-    """Make a cell with a bar from `low` to `high`, shares in [0, 1], and a mark at `middle`."""
-    return {
-        "bar": [f"{100 * share:.1f}" for share in (low, high - low, middle or 0.0)],
-        "mark": middle is not None,
-    }
-
-
-def styled(content: str, style: str, **extra: Any) -> Block:
-    """Make a cell of a class of the style sheet; `extra` has `hint`, and `depth` in [0, 1] for a
-    colored ground.
-    """
-    return {"text": content, "style": style, **extra}
-
-
-def swatch(content: str, color: str) -> Block:
-    """Make a cell with a line in a color before its text."""
-    return {"text": content, "color": color}
-
-
-# -- images ----------------------------------------------------------------------------------------
-
-
-def image(pixels: np.ndarray, alt: str, width: int = 0) -> Block:
-    """Make an image of uint8 [H, W, 3], `width` CSS pixels wide (0: its own); small ones are
-    magnified without blur.
-    """
-    from PIL import Image
-
-    is_small = pixels.shape[1] <= 128
-    buffer = io.BytesIO()
-    options: dict[str, Any] = {"optimize": True} if is_small else {"quality": 85}
-    form = "png" if is_small else "jpeg"
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, form.upper(), **options)
-    return encoded_image(buffer.getvalue(), form, alt, width or pixels.shape[1], is_small)
-
-
-def encoded_image(content: bytes, media: str, alt: str, width: int, is_small: bool) -> Block:
-    """Make an image of an encoded file of type `image/<media>`."""
-    source = f"data:image/{media};base64,{base64.b64encode(content).decode()}"
-    return {
-        "kind": "image",
-        "source": source,
-        "alt": alt,
-        "width": width,
-        "small": is_small,
-        "caption": "",
-    }
-
-
-def film(images: Sequence[np.ndarray], captions: Sequence[str], alt: str) -> Block:
-    """Place images uint8 [H, W, 3] next to each other with captions; they wrap on narrow
-    screens.
-    """
-    frames = [
-        image(pixels, f"{alt}, {caption}") | {"caption": caption}
-        for pixels, caption in zip(images, captions, strict=True)
-    ]
-    return {"kind": "film", "frames": frames}
 
 
 def as_gray(depth: np.ndarray) -> np.ndarray:

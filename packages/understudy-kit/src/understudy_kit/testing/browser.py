@@ -30,7 +30,7 @@ AUDIT = (Path(__file__).parent / "page_audit.js").read_text(encoding="utf-8")
 @contextmanager
 def browser() -> Iterator[Any]:
     """A headless browser; the test is skipped, with the reason, where there is none."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip(f"no browser on PATH ({', '.join(NAMES)})")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

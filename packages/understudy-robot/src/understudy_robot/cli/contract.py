@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Ge, Positional
+from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:
     from understudy_client.contract.facts import Contract
@@ -58,7 +58,7 @@ def contract(config: ContractConfig) -> int:
     """Print a contract or contradictions; returns 1 where there are any."""
     from understudy_client.contract.compare import compare_contracts, pair_robots
     from understudy_client.contract.facts import write_contract
-    from understudy_client.contract.in_motion import list_undecided
+    from understudy_robot.contracts.in_motion import list_undecided
 
     if config.output:
         refuse_existing(config.output, "output", config.overwrite)
@@ -90,17 +90,15 @@ def contract(config: ContractConfig) -> int:
     if second.kind == "policy" and first.kind != "policy":
         first, second = second, first
     pairs = pair_robots(first, second, config.head)
-    undecided = [
-        fact
-        for trained, robot in pairs
-        if trained is not None
-        for fact in list_undecided(trained, robot)
-    ]
+    undecided = []
+    for trained, robot in pairs:
+        if trained is not None:
+            undecided.extend(list_undecided(trained, robot))
     if config.json:
-        motion = [
-            {**asdict(fact), "power": None if isnan(fact.power) else fact.power}
-            for fact in undecided
-        ]
+        motion = [asdict(fact) for fact in undecided]
+        for fact in motion:
+            if isnan(fact["power"]):
+                fact["power"] = None
         print(json.dumps({"mismatches": list(map(_plain, faults)), "in_motion": motion}))
     else:
         _print([*(_list(faults) or ["no contradiction"]), *map(str, undecided)])
@@ -130,7 +128,8 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
         if (Path(path) / "meta" / "info.json").is_file() or path.startswith("hf://datasets/"):
             from understudy.train.data.input_contract import dataset_contract
 
-            return dataset_contract(path, config.images if len(config.paths) > 1 else 0)
+            images = config.images if len(config.paths) > 1 else 0
+            return dataset_contract(path, images)
         if (read := read_policy_contract(find(path))) is not None:
             return read
     except ConfigError:

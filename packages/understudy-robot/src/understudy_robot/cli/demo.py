@@ -21,9 +21,7 @@ from typing import IO, Annotated
 from understudy.config.data import DataConfig
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Ge, Interval
-from understudy_kit.config.schema import dump_yaml, override
-from understudy_kit.launch import module_command
+from understudy_kit import Ge, Interval, dump_yaml, module_command, override
 
 MARK = ".understudy-demo"
 
@@ -121,11 +119,11 @@ def demo(config: DemoConfig) -> int:
 
     print()
     for name, line in (("", "success"), ("-swapped", "swapped-text success")):
-        rate = json.loads((run / f"rollouts/tabletop-seed{config.seed}{name}.json").read_text())[
-            "success"
-        ]
+        result = run / f"rollouts/tabletop-seed{config.seed}{name}.json"
+        rate = json.loads(result.read_text())["success"]
         print(f"{line} {rate['successes']}/{rate['episodes']}")
-    print(f"resume identical: {'yes' if identical else 'no'}")
+    answer = "yes" if identical else "no"
+    print(f"resume identical: {answer}")
     print(f"report: {run / 'report.html'}", flush=True)
     return 0 if identical else 1
 
@@ -165,7 +163,7 @@ def clear_folder(out: Path) -> None:
 
 def _run_command(*arguments: object) -> None:
     """Run a command in this process; its failure ends the demonstration."""
-    from understudy_kit.cli.main import main
+    from understudy_kit import main
 
     if (code := main([str(argument) for argument in arguments])) != 0:
         raise SystemExit(code)

@@ -18,8 +18,7 @@ from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
-from understudy_kit.config.declare import ByHand, Ge, Interval
-from understudy_kit.config.schema import plain
+from understudy_kit import ByHand, Ge, Interval, plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -228,9 +227,10 @@ def demonstrate(
         )
         if frames is not None:
             return frames, task, attempt
+    noise = env.noise if config.noise is None else config.noise
     raise ConfigError(
         f"the expert of {env.name} failed {ATTEMPTS} times in a row at {task!r} with noise "
-        f"{env.noise if config.noise is None else config.noise}; less noise may help"
+        f"{noise}; less noise may help"
     )
 
 

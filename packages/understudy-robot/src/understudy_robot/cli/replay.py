@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
 from understudy_base.errors import ConfigError
 from understudy_base.records import Batch
-from understudy_kit.config.declare import Ge, Positional
+from understudy_kit import Ge, Positional
 from understudy_robot.serve.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def replay(config: ReplayConfig) -> int:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         outcome = replay_episode(state, validation, robot, number, config)
-    print(json.dumps(asdict(outcome)) if config.json else _format(outcome))
+    text = json.dumps(asdict(outcome)) if config.json else _format(outcome)
+    print(text)
     return 0 if outcome.equal else 1
 
 
@@ -248,16 +249,22 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     from understudy_data.prompt_metadata import label
 
     config = robot.config
+    keys = list(config.cameras)
+    if config.state_dim:
+        keys.append(STATE)
     values: dict[str, Any] = {}
-    for key in (*config.cameras, *((STATE,) if config.state_dim else ())):
+    for key in keys:
         missing = batch.get(f"{key}_is_missing")
         if key not in batch or (missing is not None and bool(missing[0])):
             continue
         value = batch[key][0]
-        image = key != STATE
-        if value.ndim > (3 if image else 1):  # a window; the present is last
+        is_image = key != STATE
+        dimensions = 3 if is_image else 1
+        if value.ndim > dimensions:  # a window; the present is last
             value = value[-1]
-        values[key] = value.permute(1, 2, 0).contiguous().numpy() if image else value.numpy()
+        if is_image:
+            value = value.permute(1, 2, 0).contiguous()
+        values[key] = value.numpy()
     if lines := batch.get(PROMPT_METADATA, [""])[0]:
         metadata = dict(line.split(": ", 1) for line in lines.splitlines())
         names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())

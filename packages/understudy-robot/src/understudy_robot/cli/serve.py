@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy_base.errors import ConfigError
-from understudy_kit.signals import ended_by_signals
+from understudy_kit import ended_by_signals
 from understudy_robot.serve.config import ServeConfig
 
 if TYPE_CHECKING:

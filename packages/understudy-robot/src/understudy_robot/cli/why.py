@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Positional
+from understudy_kit import Positional
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ def find_trace(path: Path) -> Path:
 def why(config: WhyConfig) -> None:
     """Write the page, and print its findings."""
     from understudy.train.checkpoint.run_dir import RunDir
-    from understudy_client.contract.trace import diagnose
-    from understudy_kit.report.page import refuse_foreign, write_page
+    from understudy_kit import refuse_foreign, write_page
     from understudy_robot.cli.contract import ContractConfig, read_any
+    from understudy_robot.contracts.trace import diagnose
     from understudy_robot.report.failures import failure_reasons, read_episodes
     from understudy_robot.report.why import findings, why_page
 
     trace = find_trace(Path(config.paths[-1]))
-    stem = "-".join(
-        [trace.stem, *re.findall(r"\w+", config.paths[0][-80:] if config.paths[1:] else "")]
-    )
-    page = Path(config.page or trace.with_name(f"{stem}.html"))
+    words = [trace.stem]
+    if len(config.paths) > 1:
+        words += re.findall(r"\w+", config.paths[0][-80:])
+    page = Path(config.page or trace.with_name(f"{'-'.join(words)}.html"))
     refuse_foreign(page)
     policy = None
     if len(config.paths) > 1:
@@ -83,4 +83,5 @@ def why(config: WhyConfig) -> None:
     run = RunDir(trace.parent.parent) if trace.parent.name == "rollouts" else None
     reasons = failure_reasons(episodes, diagnosis, run) if episodes is not None else []
     write_page(page, why_page(diagnosis, trace.stem, reasons))
-    print("\n".join([*(findings(diagnosis, reasons) or ["no finding"]), str(page)]))
+    lines = findings(diagnosis, reasons) or ["no finding"]
+    print("\n".join([*lines, str(page)]))

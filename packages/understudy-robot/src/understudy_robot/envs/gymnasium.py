@@ -98,14 +98,15 @@ class GymnasiumEnv:
         )
         with _named(env_id):
             observation = self._read(self._env.reset(seed=0)[0])
-        self.features: dict[str, dict[str, Any]] = {
-            key: {"dtype": "video", "shape": value.shape, "names": ["height", "width", "channels"]}
-            if key.startswith(IMAGE)
-            else vector_feature(
-                [f"{'+'.join(self._keys[key])}_{index}" for index in range(len(value))]
-            )
-            for key, value in observation.items()
-        }
+        self.features: dict[str, dict[str, Any]] = {}
+        for key, value in observation.items():
+            if key.startswith(IMAGE):
+                names = ["height", "width", "channels"]
+                feature = {"dtype": "video", "shape": value.shape, "names": names}
+            else:
+                joined = "+".join(self._keys[key])
+                feature = vector_feature([f"{joined}_{index}" for index in range(len(value))])
+            self.features[key] = feature
         self.features["action"] = vector_feature(
             [f"action_{index}" for index in range(self._actions.shape[0])]
         )
@@ -133,7 +134,8 @@ class GymnasiumEnv:
         success = self._is_success(float(reward), info, over) and (
             over or self._options.success == "any"
         )
-        return self._read(raw), Outcome(self.tasks[0] if success else None, over or success)
+        completed = self.tasks[0] if success else None
+        return self._read(raw), Outcome(completed, over or success)
 
     def expert(self) -> np.ndarray:
         """Raise ValueError: there is no scripted expert."""
@@ -183,10 +185,10 @@ class GymnasiumEnv:
         """
         values = {}
         for key, paths in self._keys.items():
-            parts = [
-                self._env.render() if path == RENDER else _value(observation, path)
-                for path in paths
-            ]
+            parts = []
+            for path in paths:
+                part = self._env.render() if path == RENDER else _value(observation, path)
+                parts.append(part)
             values[key] = (
                 np.array(parts[0])
                 if key.startswith(IMAGE)
@@ -263,8 +265,10 @@ def _success_rule(options: GymnasiumOptions) -> str:
 def _leaves(space: Space, path: str = "") -> dict[str, Box]:
     """Boxes of a space by dotted path; the path of one without keys is `observation`."""
     if isinstance(space, Dict):
-        parts = [_leaves(part, f"{path}.{name}".lstrip(".")) for name, part in space.items()]
-        return {name: box for boxes in parts for name, box in boxes.items()}
+        boxes: dict[str, Box] = {}
+        for name, part in space.items():
+            boxes |= _leaves(part, f"{path}.{name}".lstrip("."))
+        return boxes
     return {path or "observation": space} if isinstance(space, Box) else {}
 
 
@@ -325,9 +329,7 @@ def _selected_keys(
     names_of = {
         key: (key, key.removeprefix(f"{IMAGE}s.")) for key in groups if key.startswith(IMAGE)
     }
-    if cameras is not None and (
-        unknown := sorted(set(cameras) - {name for pair in names_of.values() for name in pair})
-    ):
+    if cameras is not None and (unknown := sorted(set(cameras).difference(*names_of.values()))):
         raise ValueError(f"cameras: unknown {unknown}; known: {', '.join(names_of)}")
     left_out = {
         key

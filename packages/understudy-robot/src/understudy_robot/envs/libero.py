@@ -116,9 +116,8 @@ class LiberoEnv:
         self._make_env = OffScreenRenderEnv
         self._suite = benchmark.get_benchmark_dict()[suite]()
         entries = list(enumerate(self._suite.tasks))
-        if unknown := sorted(
-            set(tasks) - {name for _, task in entries for name in (task.name, task.language)}
-        ):
+        names = [(task.name, task.language) for _, task in entries]
+        if unknown := sorted(set(tasks).difference(*names)):
             raise ValueError(
                 f"tasks: unknown {unknown}; known: "
                 f"{', '.join(task.language for _, task in entries)}"
@@ -172,7 +171,9 @@ class LiberoEnv:
             raise ValueError(f"unknown task {task!r}; known: {list(self.tasks)}")
         # the episode of `layout_seed`
         trial, place = divmod(seed >> 6 & (1 << 24) - 1, len(self.tasks))
-        self._open(place if self.tasks[place] == task else self.tasks.index(task))
+        if self.tasks[place] != task:
+            place = self.tasks.index(task)
+        self._open(place)
         self._env.seed(seed % (1 << 31))
         self._env.reset()
         self._env.set_init_state(self._states[trial % len(self._states)])

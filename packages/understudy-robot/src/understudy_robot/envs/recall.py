@@ -144,7 +144,9 @@ class RecallEnv:
             self.hand = np.clip(self.hand + STEP * np.clip(action, -1, 1), -LIMIT, LIMIT)
         self._steps += 1
         reached = np.flatnonzero(np.linalg.norm(PADS - self.hand, axis=1) < RADIUS)
-        completed = None if not len(reached) else TASK if reached[0] == self.lit else WRONG
+        completed = None
+        if len(reached):
+            completed = TASK if reached[0] == self.lit else WRONG
         return self.observation(), Outcome(
             completed, completed is not None or self._steps >= MAX_STEPS
         )
@@ -164,7 +166,8 @@ class RecallEnv:
         image = self._table.copy()
         if self._steps < LIT:
             self._draw(image, PADS[self.lit], RADIUS, _BRIGHT)
-        self._draw(image, _LAMP, _LAMP_RADIUS, _GREEN if self._steps >= self.go else _RED)
+        light = _GREEN if self._steps >= self.go else _RED
+        self._draw(image, _LAMP, _LAMP_RADIUS, light)
         self._draw(image, self.hand, _HAND_RADIUS, _HAND)
         return {
             f"observation.images.{CAMERA}": image.round().astype(np.uint8),

@@ -58,7 +58,9 @@ def open_env(
         raise ValueError(f"gymnasium: settings of environments {GYMNASIUM}ID; env is {name!r}")
     if name in ENVS:
         make = _built_in(name, *ENVS[name])
-        return (partial(make, name) if name.startswith("libero_") else make)(size, cameras, tasks)
+        if name.startswith("libero_"):
+            make = partial(make, name)
+        return make(size, cameras, tasks)
     points = find_entry_points(GROUP)
     if name not in points:
         raise ValueError(

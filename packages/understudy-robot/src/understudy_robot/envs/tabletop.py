@@ -98,8 +98,8 @@ def layout(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     free = np.flatnonzero(gaps >= APART)
     # A try is free with probability 0.5. A seed whose 64 tries all fail (never seen) would get its
     # widest one.
-    centers = tries[free[0] if len(free) else int(np.argmax(gaps))]
-    return centers, yaw, hand
+    chosen = free[0] if len(free) else int(np.argmax(gaps))
+    return tries[chosen], yaw, hand
 
 
 class TabletopEnv:
@@ -234,8 +234,9 @@ class TabletopEnv:
 
     def render(self) -> np.ndarray:
         """Render the camera image, uint8 (size, size, 3) RGB."""
+        distance = _CLOSED if self._closed else _OPEN
         for geom, side in self._fingers:
-            self.model.geom_pos[geom, 0] = side * (_CLOSED if self._closed else _OPEN)
+            self.model.geom_pos[geom, 0] = side * distance
         mujoco.mj_kinematics(self.model, self.data)
         return self._camera.render(self.data)
 
@@ -276,7 +277,8 @@ class TabletopEnv:
         near = np.linalg.norm(gap) < REACH
         move = gap / STEP
         move = move / max(1.0, float(np.abs(move).max()))  # at full speed in a straight line
-        return np.append(move, 1.0 if near else -1.0).astype(np.float32)
+        grip = 1.0 if near else -1.0
+        return np.append(move, grip).astype(np.float32)
 
     def _observation(self) -> dict[str, np.ndarray]:
         state = np.append(self.hand, float(self._closed)).astype(np.float32)

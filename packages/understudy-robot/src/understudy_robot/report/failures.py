@@ -3,7 +3,7 @@ facts with numbers.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from understudy.train.track.metrics_file import FALL, Verdict, loss_of
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 from understudy_client.contract.facts import VectorFacts
-from understudy_client.contract.trace import Diagnosis, Played
-from understudy_kit.intervals import wilson_interval
+from understudy_kit import wilson_interval
+from understudy_robot.contracts.trace import Diagnosis, Played
 from understudy_robot.rollout.result import Episode
 
 OVERFIT = 3.0
@@ -70,12 +70,14 @@ def read_episodes(trace: Path) -> tuple[Episode, ...] | None:
 def _read_episode(stored: Record) -> Episode:
     """Read an episode of a result. Raises TypeError, ValueError or KeyError for another value."""
     taken = stored["taken"]
+    if taken is not None:
+        taken = _text(taken)
     return Episode(
         episode=int(stored["episode"]),
         seed=int(stored["seed"]),
         scene=_text(stored["scene"]),
         told=_text(stored["told"]),
-        taken=None if taken is None else _text(taken),
+        taken=taken,
         steps=int(stored["steps"]),
         error=_text(stored["error"]),
     )
@@ -100,8 +102,9 @@ def failure_reasons(
     failed = [episode for episode in episodes if not episode.success]
     if not failed:
         return []
+    of_run = _of_run(run, diagnosis.step) if run is not None else ()
     return [
-        *(_of_run(run, diagnosis.step) if run is not None else ()),
+        *of_run,
         *_of_outcomes(failed, episodes),
         *_of_tasks(episodes),
         *_of_states(failed, episodes, diagnosis),
@@ -230,13 +233,17 @@ def _of_states(
         ),
     }
     for kind, (does, find) in known.items():
-        found: Mapping[int, tuple[int, str]] = {
-            number: place
-            for number, of in diagnosis.played.items()
-            if (place := find(of, facts)) is not None
-        }
+        found: dict[int, tuple[int, str]] = {}
+        for number, played in diagnosis.played.items():
+            place = find(played, facts)
+            if place is not None:
+                found[number] = place
         bad = [episode.episode for episode in failed if episode.episode in diagnosis.played]
-        good = [of.episode for of in episodes if of.success and of.episode in diagnosis.played]
+        good = [
+            episode.episode
+            for episode in episodes
+            if episode.success and episode.episode in diagnosis.played
+        ]
         hits = [number for number in bad if number in found]
         successes = sum(number in found for number in good)
         # of successful ones the same share

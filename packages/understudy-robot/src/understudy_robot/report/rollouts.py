@@ -11,18 +11,7 @@ from understudy.report.run.parts import PagePart
 from understudy.report.run.tables import short
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.records import Record, Records
-from understudy_kit.report.curves import chart, line, record_line
-from understudy_kit.report.page import (
-    Block,
-    Blocks,
-    card,
-    encoded_image,
-    film,
-    fold,
-    interval_bar,
-    table,
-    text,
-)
+from understudy_kit import Block, Blocks, Curve
 
 Rate = Mapping[str, Any]
 """Successes, episodes and the 95 % interval `low` to `high`."""
@@ -77,39 +66,43 @@ def _during_training(records: Records) -> Blocks:
         highest = max(rates, key=lambda rate: rate["rate"])
         return f"{highest['successes']}/{highest['episodes']}"
 
-    rows = [
-        [
-            *_row(task, rate),
-            best([record["tasks"][task] for record in by_step if task in record["tasks"]]),
-        ]
-        for task, rate in last["tasks"].items()
-    ]
+    rows = []
+    for task, rate in last["tasks"].items():
+        task_rates = [record["tasks"][task] for record in by_step if task in record["tasks"]]
+        rows.append([*_row(task, rate), best(task_rates)])
     rows.append([*_row("all", last["success"]), best([record["success"] for record in by_step])])
-    rates = table(["task", "success", "95 % interval", "", "best so far"], rows)
+    rates = Block.table(["task", "success", "95 % interval", "", "best so far"], rows)
     title = f"{last['world']}, the weights of step {last['step']:,}"
     return [
-        card(title, rates, _protocol(last)),
-        card("Success over the steps", _success_chart(by_step)),
+        Block.card(title, rates, _protocol(last)),
+        Block.card("Success over the steps", _success_chart(by_step)),
     ]
 
 
 def _success_chart(records: Records) -> Block | None:
     """Draw the success rate with its 95 % interval, and faintly the rates of up to ten tasks."""
-    tasks = sorted({task for record in records for task in record["tasks"]})
-    total = {key: [record["success"][key] for record in records] for key in ("rate", "low", "high")}
+    tasks: set[str] = set()
+    for record in records:
+        tasks.update(record["tasks"])
     steps = [record["step"] for record in records]
-    lines = [
-        line("all", steps, total["rate"], 1, low=total["low"], high=total["high"], points=True)
-    ]
-    for index, task in enumerate(tasks if 1 < len(tasks) <= 10 else []):
-        rates = [{"step": r["step"], **r["tasks"][task]} for r in records if task in r["tasks"]]
-        lines.append(record_line(short(task), rates, "rate", index + 2, faint=True))
-    return chart("success", "step", "success rate, with the 95 % interval", lines)
+    rates = [record["success"]["rate"] for record in records]
+    low = [record["success"]["low"] for record in records]
+    high = [record["success"]["high"] for record in records]
+    lines = [Curve("all", steps, rates, 1, low=low, high=high, points=True)]
+    if 1 < len(tasks) <= 10:
+        for color, task in enumerate(sorted(tasks), start=2):
+            entries = [
+                {"step": record["step"], **record["tasks"][task]}
+                for record in records
+                if task in record["tasks"]
+            ]
+            lines.append(Curve.from_records(short(task), entries, "rate", color, faint=True))
+    return Block.chart("success", "step", "success rate, with the 95 % interval", lines)
 
 
 def _row(name: str, rate: Rate) -> list[Any]:
     share = rate["successes"] / max(1, rate["episodes"])
-    bar = interval_bar(rate["low"], share, rate["high"])
+    bar = Block.interval_bar(rate["low"], share, rate["high"])
     return [name, f"{rate['successes']}/{rate['episodes']}", interval_text(rate), bar]
 
 
@@ -118,23 +111,23 @@ def _result_card(result: Record, folder: Path) -> Block:
     rows.append(_row("all", result["success"]))
     if result["swap_text"]:
         rows.append(_row("completed the scene's own task instead", result["took_scene"]))
-    rates = table(["task", "success", "95 % interval", ""], rows)
-    title = f"{result['world']}, seed {result['seed']}" + (
-        ", another object named" if result["swap_text"] else ""
-    )
-    pictured = [
-        _episode(result, episode, name, folder)
-        for episode, name in result.get("pictures", {}).items()
-    ]
-    films = [block for blocks in pictured for block in blocks]
-    shown = sum(map(bool, pictured))
-    images = fold(f"images of {shown} episodes", *films, is_open=True) if films else None
-    return card(title, rates, _protocol(result), images)
+    rates = Block.table(["task", "success", "95 % interval", ""], rows)
+    title = f"{result['world']}, seed {result['seed']}"
+    if result["swap_text"]:
+        title += ", another object named"
+    films: Blocks = []
+    shown = 0
+    for episode, name in result.get("pictures", {}).items():
+        blocks = _episode(result, episode, name, folder)
+        films += blocks
+        shown += bool(blocks)
+    images = Block.fold(f"images of {shown} episodes", *films, is_open=True) if films else None
+    return Block.card(title, rates, _protocol(result), images)
 
 
 def _protocol(result: Record) -> Block | None:
     rows = [list(row) for row in result.get("protocol", {}).items()]
-    return fold("conditions", table(["condition", "value"], rows)) if rows else None
+    return Block.fold("conditions", Block.table(["condition", "value"], rows)) if rows else None
 
 
 def _episode(result: Record, episode: str, name: str, folder: Path) -> Blocks:
@@ -155,9 +148,11 @@ def _episode(result: Record, episode: str, name: str, folder: Path) -> Blocks:
     style = "good" if entry["success"] else "bad"
     times = np.linspace(0, entry["steps"], STRIP).round() / result.get("fps", 10)
     images = np.split(pixels, STRIP, axis=1) if pixels.shape[1] % STRIP == 0 else [pixels]
-    strip = film(images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}")
+    strip = Block.film(
+        images, [f"{time:.1f} s" for time in times[: len(images)]], f"episode {episode}"
+    )
     return [
-        text(f"{entry['told']}, {entry['steps']} steps: {outcome}", style),
+        Block.paragraph(f"{entry['told']}, {entry['steps']} steps: {outcome}", style),
         strip,
         _animation(result, episode, folder),
     ]
@@ -167,5 +162,7 @@ def _animation(result: Record, episode: str, folder: Path) -> Block | None:
     path = folder / result.get("films", {}).get(episode, "")
     if not path.is_file():
         return None
-    animation = encoded_image(path.read_bytes(), "webp", f"episode {episode}, whole", 256, True)
-    return fold(f"play episode {episode}", animation)
+    animation = Block.encoded_image(
+        path.read_bytes(), "webp", f"episode {episode}, whole", 256, True
+    )
+    return Block.fold(f"play episode {episode}", animation)

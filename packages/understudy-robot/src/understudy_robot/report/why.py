@@ -1,4 +1,4 @@
-"""The page "why it does not grasp", of a trace (`contract/trace.py`): errors, transitions,
+"""The page "why it does not grasp", of a trace (`contracts/trace.py`): errors, transitions,
 likelihood, ages.
 """
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy_client.contract.trace import Diagnosis
-from understudy_kit.report.curves import chart, histogram, line
-from understudy_kit.report.page import Block, render_page, section, table_card, text, tiles
+from understudy_kit import Block, Curve, render_page
+from understudy_robot.contracts.trace import Diagnosis
 from understudy_robot.report.failures import Reason, describe
 
 _UNLIKELY = -2.0  # nats per number
@@ -60,42 +59,46 @@ def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) ->
     """
     lines = findings(diagnosis, reasons)
     action = diagnosis.facts.action
-    rows = [
-        [joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())]
-        for i, joint in enumerate(action.names)
-    ]
+    rows = []
+    for i, joint in enumerate(action.names):
+        rows.append([joint, *(f"{error[i]:.3g}" for error in diagnosis.errors.values())])
     errors = (
-        table_card("Mean absolute error", ["action", *diagnosis.errors], rows)
+        Block.table_card("Mean absolute error", ["action", *diagnosis.errors], rows)
         if diagnosis.errors
         else None
     )
     columns = ["predicted", "recorded", "matched"] if diagnosis.errors else ["predicted"]
-    turns = [
-        [gripper, *(str(vars(of)[name]) for name in columns)]
-        for gripper, of in diagnosis.transitions.items()
-    ]
+    turns = []
+    for gripper, transitions in diagnosis.transitions.items():
+        turns.append([gripper, *(str(vars(transitions)[name]) for name in columns)])
     shares = [[joint, f"{share:.0%}"] for joint, share in diagnosis.outside.items()]
     numbers = np.arange(len(diagnosis.steps))
-    likelihood = line("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
+    likelihood = Curve("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
     looks = [
-        line(camera, numbers, misfit, color)
+        Curve(camera, numbers, misfit, color)
         for color, (camera, misfit) in enumerate(diagnosis.misfits.items())
     ]
     heads = ["finding", "number", "successful", "first episode", "step"]
-    sections: list[Block] = [
-        section("Failed episodes", table_card("", heads, describe(reasons)) if reasons else None),
-        section("Error against the recording", errors, note="By phase of the gripper; the newest "
-                                                            "chunk of each step."),
-        section("Gripper transitions", table_card("", ["gripper", *columns], turns)),
-        section("States", chart("Likelihood of the states", "prediction", "nats per number, 0 is "
-                                                                          "usual", [likelihood]),
-                table_card("Outside the range of training", ["dimension", "share"], shares)),
-        section("Images", chart("Misfit of the images", "prediction", "misfit, 1 is the largest "
-                                                                      "usual one", looks)),
-        section("Age of observations", histogram("Age", diagnosis.ages_s, "s", "predictions")),
-    ]  # fmt: skip
+    failed = Block.table_card("", heads, describe(reasons)) if reasons else None
+    note = "By phase of the gripper; the newest chunk of each step."
+    likelihood_chart = Block.chart(
+        "Likelihood of the states", "prediction", "nats per number, 0 is usual", [likelihood]
+    )
+    outside = Block.table_card("Outside the range of training", ["dimension", "share"], shares)
+    misfit_chart = Block.chart(
+        "Misfit of the images", "prediction", "misfit, 1 is the largest usual one", looks
+    )
+    ages = Block.histogram("Age", diagnosis.ages_s, "s", "predictions")
+    sections = [
+        Block.section("Failed episodes", failed),
+        Block.section("Error against the recording", errors, note=note),
+        Block.section("Gripper transitions", Block.table_card("", ["gripper", *columns], turns)),
+        Block.section("States", likelihood_chart, outside),
+        Block.section("Images", misfit_chart),
+        Block.section("Age of observations", ages),
+    ]
     figures = [(f"{len(diagnosis.steps):,}", "predictions"), (f"{len(lines)}", "findings")]
-    top = [tiles(figures), *(text(entry, "verdict") for entry in lines)]
+    top = [Block.tiles(figures), *(Block.paragraph(entry, "verdict") for entry in lines)]
     return render_page(
         f"{name} · why it does not grasp", "Why it does not grasp", sections, top=top
     )

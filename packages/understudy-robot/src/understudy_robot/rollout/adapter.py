@@ -63,9 +63,9 @@ class EnvAdapter:
         self, image_times: Sequence[float], state_times: Sequence[float]
     ) -> dict[str, Sequence[float]]:
         """Return the times of each key of the environment of which the policy sees the past."""
-        times = {
-            name: state_times if key == STATE else image_times for key, name in self.names.items()
-        }
+        times: dict[str, Sequence[float]] = {}
+        for key, name in self.names.items():
+            times[name] = state_times if key == STATE else image_times
         return {name: window for name, window in times.items() if window}
 
     def batch(
@@ -96,8 +96,9 @@ class EnvAdapter:
                 batch[f"{key}_is_pad"] = _stacked(observations, is_pad, device)
         if STATE in batch and (lacks := self.state_dim - batch[STATE].shape[-1]) > 0:
             batch[STATE] = torch.nn.functional.pad(batch[STATE], (0, lacks))
+        window = (frames,) if frames else ()
         for camera in self.missing:
-            shape = (rows, *([frames] if frames else []), 3, *self.image_size)
+            shape = (rows, *window, 3, *self.image_size)
             batch[camera] = torch.zeros(shape, dtype=torch.uint8, device=device)
             if frames:
                 batch[f"{camera}_is_pad"] = torch.ones(
@@ -157,20 +158,24 @@ def make_adapter(data: DataConfig, frozen: Record, play: Play) -> EnvAdapter:
             "whose"
         )
     head = heads.index(chosen_keys.head) if chosen_keys.head in heads else 0
-    names = ({STATE: play.state or chosen_keys.state} if state_dim else {}) | dict(
-        chosen_keys.cameras
-    )
+    names = dict(chosen_keys.cameras)
+    if state_dim:
+        names = {STATE: play.state or chosen_keys.state, **names}
+    missable = []
+    for camera in cameras:
+        if any(camera not in other.cameras for other in keys_by_source.values()):
+            missable.append(camera)
     dims = norm.get("dims", {})
+    action_dim = dims["action"][head] if "action" in dims else policy["action_dim"]
+    acting_head = head if len(heads) > 1 else None
     return EnvAdapter(
         names=names,
         missing=tuple(camera for camera in cameras if camera not in chosen_keys.cameras),
-        missable=tuple(
-            c for c in cameras if any(c not in other.cameras for other in keys_by_source.values())
-        ),
+        missable=tuple(missable),
         image_size=tuple(policy.get("image_size") or policy["picture"]),
         state_dim=state_dim,
-        action_dim=dims["action"][head] if "action" in dims else policy["action_dim"],
-        head=head if len(heads) > 1 else None,
+        action_dim=action_dim,
+        head=acting_head,
         metadata=metadata_lines(play.prompt_metadata, data.prompt_metadata),
     )
 
@@ -215,9 +220,8 @@ def _source_keys(
         present = [camera for camera in cameras if camera in source.cameras or not source.cameras]
         present = [camera for camera in present if camera in entry.get("cameras", present)]
         names = {camera: source.cameras.get(camera, camera) for camera in present}
-        keys_by_source.append(
-            _SourceKeys(source.state if state else "", names, entry.get("head", ""))
-        )
+        state_key = source.state if state else ""
+        keys_by_source.append(_SourceKeys(state_key, names, entry.get("head", "")))
     return keys_by_source
 
 

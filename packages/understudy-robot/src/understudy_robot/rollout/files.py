@@ -22,11 +22,12 @@ def write_result(result: RolloutResult, folder: Path) -> Path:
         Path of the JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{result.world}-seed{result.seed}{'-swapped' if result.swap_text else ''}"
+    name = f"{result.world}-seed{result.seed}"
+    if result.swap_text:
+        name += "-swapped"
     path = folder / f"{name}.json"
-    pictures, films = (
-        {str(n): f"{name}-episode{n}.{kind}" for n in result.films} for kind in ("png", "webp")
-    )
+    pictures = {str(episode): f"{name}-episode{episode}.png" for episode in result.films}
+    films = {str(episode): f"{name}-episode{episode}.webp" for episode in result.films}
     text = json.dumps(result.to_json() | {"pictures": pictures, "films": films}, indent=1) + "\n"
     if path.exists() and path.read_bytes() != text.encode():
         _put_aside(folder, name)
@@ -41,9 +42,8 @@ def _put_aside(folder: Path, name: str) -> None:
     """Move the files of an evaluation to the first folder `earlier-<number>` that does not
     exist.
     """
-    aside = next(
-        path for path in (folder / f"earlier-{number}" for number in count(1)) if not path.exists()
-    )
+    folders = (folder / f"earlier-{number}" for number in count(1))
+    aside = next(path for path in folders if not path.exists())
     aside.mkdir()
     for file in list(folder.iterdir()):
         if file.name.startswith((f"{name}.", f"{name}-episode")):

@@ -28,7 +28,7 @@ from understudy_client.contract.compare import compare_contracts
 from understudy_client.contract.facts import Contract, RobotFacts, read_contract
 from understudy_client.contract.mismatch import Mismatch
 from understudy_client.contract.observed import compare_size
-from understudy_client.contract.trace import TraceWriter
+from understudy_robot.contracts.trace import TraceWriter
 from understudy_robot.envs import registry
 from understudy_robot.envs.env import IMAGE, ActionError, Env, layout_seed
 from understudy_robot.rollout.adapter import STATE, TASK, EnvAdapter, check_env, make_adapter
@@ -88,13 +88,15 @@ class _Lane:
     def execute(self, chunk: np.ndarray, count: int) -> None:
         """Execute `count` actions of a chunk [T, A] until the episode is over."""
         if not np.isfinite(chunk).all():  # a robot's policy refuses it, so the episode fails
-            self.over, self.error = True, f"the chunk holds {chunk[~np.isfinite(chunk)][0]}"
+            self.over = True
+            self.error = f"the chunk holds {chunk[~np.isfinite(chunk)][0]}"
             return
         for action in chunk[:count]:
             try:
                 observation, outcome = self.world.step(action)
             except ActionError as error:
-                self.over, self.error = True, str(error)
+                self.over = True
+                self.error = str(error)
                 return
             self.taken = outcome.completed_task
             self.over = outcome.done
@@ -180,11 +182,10 @@ def rollout(
                 lane.execute(chunk, execute)
             finished += [lane for lane in lanes if lane.over]
             progress.update(sum(lane.over for lane in lanes))
-            lanes = [
-                follower
-                for lane in lanes
-                for follower in (begin([lane.world]) if lane.over else [lane])
-            ]
+            next_lanes: list[_Lane] = []
+            for lane in lanes:
+                next_lanes += begin([lane.world]) if lane.over else [lane]
+            lanes = next_lanes
     results = tuple(lane.result() for lane in sorted(finished, key=lambda lane: lane.episode))
     frames = {lane.episode: np.stack(lane.film) for lane in finished if lane.film}
     protocol = evaluation_protocol(world, execute, steps, adapter.metadata)
@@ -194,15 +195,16 @@ def rollout(
 def evaluation_protocol(world: Env, execute: int, steps: int, metadata: str) -> dict[str, str]:
     """Return the conditions under which success rates are comparable: name -> value."""
     images = [feature["shape"] for key, feature in world.features.items() if key.startswith(IMAGE)]
-    return {
+    protocol = {
         "action steps": str(execute),
         "sampling steps": str(steps),
         "steps per second": str(world.fps),
         "most steps": str(world.max_steps),
         "image size": ", ".join(sorted({f"{height}x{width}" for height, width, _ in images})),
-        **({PROMPT: ", ".join(metadata.splitlines())} if metadata else {}),
-        **world.conditions,
     }
+    if metadata:
+        protocol[PROMPT] = ", ".join(metadata.splitlines())
+    return {**protocol, **world.conditions}
 
 
 def _check_settings(policy: Policy, world: Env, width: int, execute: int, swap_text: bool) -> None:
@@ -333,13 +335,13 @@ def _recorded_size(
     robot = contract.robots.get(head) if contract is not None else None
     if robot is None or play.env.startswith(registry.GYMNASIUM):
         return None
-    sides = {
-        side
-        for key, camera in robot.cameras.items()
-        if key in adapter.names
-        for side in camera.size
-    }
-    return sides.pop() or None if len(sides) == 1 else None
+    sides: set[int] = set()
+    for key, camera in robot.cameras.items():
+        if key in adapter.names:
+            sides.update(camera.size)
+    if len(sides) != 1:
+        return None
+    return sides.pop() or None
 
 
 def _open(play: Play, adapter: EnvAdapter) -> Env:
@@ -366,7 +368,7 @@ def rollout_saved_policy(
         play: settings of the rollout.
         swap_text: see `rollout`.
         films: see `rollout`.
-        trace: new file for the predictions (`contract/trace.py`), of a policy with a contract.
+        trace: new file for the predictions (`contracts/trace.py`), of a policy with a contract.
 
     Raises:
         ConfigError: as `prepare_env` does, or the policy cannot be read or played so.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from understudy_kit.intervals import wilson_interval
+from understudy_kit import wilson_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,10 +100,8 @@ class RolloutResult:
 
     def headline(self) -> str:
         """Format the line for machines: `success 27/30`, or `swapped-text success 26/30`."""
-        return (
-            f"{'swapped-text ' if self.swap_text else ''}success "
-            f"{self.successes}/{len(self.episodes)}"
-        )
+        name = "swapped-text success" if self.swap_text else "success"
+        return f"{name} {self.successes}/{len(self.episodes)}"
 
     def table(self) -> str:
         """Format success per task with its 95 % interval; the headline is the last line."""
@@ -113,9 +111,9 @@ class RolloutResult:
             low, high = wilson_interval(successes, count)
             rate = f"{successes / count:.0%}" if count else "-"
             rows.append((task, f"{successes}/{count}", rate, f"{low:.0%} to {high:.0%}"))
-        width = [max(len(row[i]) for row in rows) for i in range(4)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
         lines = [
-            f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d:>{width[3]}}"
+            f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}"
             for a, b, c, d in rows
         ]
         if self.swap_text:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from understudy_kit.config.declare import Interval, Natural, Positional, Positive
+from understudy_kit import Interval, Natural, Positional, Positive
 
 
 @dataclass(frozen=True)

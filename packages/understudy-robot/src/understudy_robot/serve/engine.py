@@ -25,8 +25,8 @@ from understudy.policies.policy_folder import find
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError
 from understudy_client.contract.mismatch import ContractError, Mismatch, printable
-from understudy_client.contract.trace import TraceWriter
 from understudy_client.protocol import DeadlineError, RemoteError, describe_error
+from understudy_robot.contracts.trace import TraceWriter
 from understudy_robot.folder_contract import read_policy_contract
 from understudy_robot.serve.metrics import ACTIONS, Metrics
 from understudy_robot.serve.requests import Request
@@ -58,9 +58,9 @@ def open_trace(path: str, robot: RobotPolicy, folder: str = "") -> TraceWriter |
     head = robot.policy.norm_heads[robot.head]
     if contract is None and folder and (contract := read_policy_contract(find(folder))) is not None:
         robots = contract.robots
-        contract = replace(
-            contract, robots={head: next(iter(robots.values()))} if len(robots) == 1 else robots
-        )
+        if len(robots) == 1:
+            robots = {head: next(iter(robots.values()))}
+        contract = replace(contract, robots=robots)
     if contract is None or head not in contract.robots:
         raise ConfigError(
             "trace: the policy has no contract of this robot to compare with; export it from its "
@@ -355,6 +355,7 @@ class Engine:
         seconds = time.monotonic() - started
         self.metrics.observe("understudy_batch_robots", len(group), bounds=ACTIONS)
         for (job, _, answer), actions in zip(group, chunks):
-            answer.actions, answer.robots = actions, len(group)
+            answer.actions = actions
+            answer.robots = len(group)
             answer.compute_s += seconds
             job.future.set_result(answer)

@@ -49,9 +49,8 @@ class Metrics:
             series = self._figures[name]
             for bound in (*bounds, float("inf")):
                 limit = f'le="{bound:g}"'.replace("inf", "+Inf")
-                series[_series(f"{name}_bucket", f"{label},{limit}" if label else limit)] += (
-                    value <= bound
-                )
+                labels = f"{label},{limit}" if label else limit
+                series[_series(f"{name}_bucket", labels)] += value <= bound
             series[_series(f"{name}_sum", label)] += value
             series[_series(f"{name}_count", label)] += 1
 

@@ -83,7 +83,8 @@ class PolicyServer:
     @property
     def address(self) -> str:
         """Address for clients."""
-        return f"{'wss' if self._tls else 'ws'}://{self._host}:{self.port}"
+        scheme = "wss" if self._tls else "ws"
+        return f"{scheme}://{self._host}:{self.port}"
 
     @property
     def lerobot_address(self) -> str | None:
@@ -105,6 +106,8 @@ class PolicyServer:
         arriving = Arriving(
             _LARGEST_IN_PART * self._most_bytes, options.message_timeout_s, self.metrics
         )
+        handshake_timeout = options.open_timeout_s if self._tls else None
+        lerobot = self._lerobot if self._lerobot is not None else nullcontext()
         engine.start()
         try:
             async with (
@@ -125,9 +128,9 @@ class PolicyServer:
                     max_queue=1,
                     logger=logging.getLogger("understudy.serve.connection"),
                     server_header=None,
-                    ssl_handshake_timeout=options.open_timeout_s if self._tls else None,
+                    ssl_handshake_timeout=handshake_timeout,
                 ) as server,
-                self._lerobot if self._lerobot is not None else nullcontext(),
+                lerobot,
             ):
                 self.port = next(iter(server.sockets)).getsockname()[1]
                 await asyncio.to_thread(warm_up, self.robot, options.max_batch, options.warm_up)
@@ -159,10 +162,12 @@ class PolicyServer:
                 connection, HTTPStatus.FORBIDDEN, "this server has no such name", "host"
             )
         if path == "/healthz":
-            status = HTTPStatus.OK if self._is_open else HTTPStatus.SERVICE_UNAVAILABLE
-            return connection.respond(status, "ok\n" if status == HTTPStatus.OK else "not ready\n")
+            if self._is_open:
+                return connection.respond(HTTPStatus.OK, "ok\n")
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
         tokens = headers.get_all("Authorization")
-        if not is_authorized(tokens[0] if len(tokens) == 1 else None, self._token):
+        token = tokens[0] if len(tokens) == 1 else None
+        if not is_authorized(token, self._token):
             text = "a token is needed: Authorization: Bearer TOKEN"
             return self._refuse(connection, HTTPStatus.UNAUTHORIZED, text, "token")
         if path == "/metrics":
@@ -234,7 +239,8 @@ class PolicyServer:
         """Send a reply; a robot that does not take it in time loses its connection."""
         try:
             async with asyncio.timeout(self.options.open_timeout_s):
-                await connection.send(reply if isinstance(reply, str) else encode(reply, dialect))
+                message = reply if isinstance(reply, str) else encode(reply, dialect)
+                await connection.send(message)
         except TimeoutError:
             connection.transport.abort()
             await connection.wait_closed()
@@ -261,9 +267,8 @@ class PolicyServer:
             return "vanished", None
         except Exception as error:
             described = self._engine.describe(error, robot)
-            return str(described["fault"]), {ERROR: described} if own_client else described[
-                "message"
-            ]
+            refusal = {ERROR: described} if own_client else described["message"]
+            return str(described["fault"]), refusal
         mismatches = list(map(describe_mismatch, answer.mismatches))
         if answer.ready is None:
             return "ok", {"mismatches": mismatches}

@@ -87,14 +87,15 @@ class Session:
         fps = self.robot.metadata.get("fps")
         reach = -min((times[0] for times in seen_times(config, fps) if times), default=0.0)
         rate = step_rate(config, fps, None)
-        return (
-            ceil(_PAST_RATE * (reach * rate + 1)) if reach and rate else _MOST_PAST if reach else 0
-        )
+        if not reach:
+            return 0
+        return ceil(_PAST_RATE * (reach * rate + 1)) if rate else _MOST_PAST
 
     def reset(self) -> None:
         """Start an episode."""
         self.robot.reset()
-        self.fresh, self.clamped = [], set()
+        self.fresh = []
+        self.clamped = set()
         self._mismatches.clear()
         self._last = None
         if self._check is not None:
@@ -168,9 +169,10 @@ class Session:
         if (noise := request.noise) is not None:
             spec = self.robot.policy.random_spec("act")
             draws = make_draws(spec, noise.seed, np.array([noise.position]), noise.purpose)
+        seen_at = time if most else None
         prepared = self.robot.prepare(
             inputs,
-            time=time if most else None,
+            time=seen_at,
             steps=request.steps,
             generator=self._generator,
             draws=draws,
@@ -221,24 +223,20 @@ class Session:
         keys = facts.input_keys if facts is not None else {STATE, TASK, *config.cameras}
         inputs: dict[str, Any] = {}
         for key, value in observation.items():
-            inputs[key] = (
-                value if key == PROMPT_METADATA else _writable(value) if key in keys else None
-            )
-            kind = (
-                Mapping
-                if key == PROMPT_METADATA
-                else np.ndarray
-                if key in keys and key != TASK
-                else object
-            )
-            if not isinstance(inputs[key], kind):
-                if kind is Mapping:
+            if key == PROMPT_METADATA:
+                if not isinstance(value, Mapping):
                     raise MessageError(
                         f"{key} is {describe(value)}; it must be a map of values by name"
                     )
-                raise MessageError(
-                    f"{key} is {describe(value)}; it must be an array of numbers: {SENT}"
-                )
+                inputs[key] = value
+            elif key in keys:
+                inputs[key] = _writable(value)
+                if key != TASK and not isinstance(inputs[key], np.ndarray):
+                    raise MessageError(
+                        f"{key} is {describe(value)}; it must be an array of numbers: {SENT}"
+                    )
+            else:
+                inputs[key] = None
         return inputs
 
     def _look(self, observation: Mapping[str, Any], time: float | None) -> None:
@@ -288,6 +286,8 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         }
     image_times, state_times = seen_times(config, robot.metadata.get("fps"))
     windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
+    state_dim = policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0
+    own_reaction = reaction if facts is not None else "off"
     return {
         "protocol": VERSION,
         "policy": name,
@@ -295,7 +295,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "chunk": config.chunk,
         "action_dim": robot.action_dim,
         "action_names": list(robot.metadata.get("action_names", ())),
-        "state_dim": policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0,
+        "state_dim": state_dim,
         "state_names": list(robot.metadata.get("state_names", ())),
         "cameras": {key: list(shape) for key, shape in cameras.items()},
         "fps": robot.metadata.get("fps"),
@@ -303,7 +303,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "head": policy.norm_heads[robot.head],
         "past_steps": int(getattr(config, "past_steps", 0)),
         "history": {key: list(times) for key, times in windows.items() if times},
-        "reaction": reaction if facts is not None else "off",
+        "reaction": own_reaction,
         "contract": _handshake(robot),
         "continues_chunks": policy.continues_chunks,
         "action_bounds": robot.action_bounds,
@@ -332,9 +332,8 @@ def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
     served = copy_for_robot(robot)
     config = robot.config
     facts = robot.facts
-    observation: dict[str, Any] = {
-        TASK: facts.tasks[0] if facts is not None and facts.tasks else ""
-    }
+    task = facts.tasks[0] if facts is not None and facts.tasks else ""
+    observation: dict[str, Any] = {TASK: task}
     for camera in config.cameras:
         if camera in robot.metadata.get("cameras", config.cameras):
             camera_facts = facts.cameras.get(camera) if facts is not None else None
@@ -351,7 +350,7 @@ def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
             else np.nan_to_num(center).astype(np.float32)
         )
     generator = torch.Generator().manual_seed(0)
-    for size in sorted({1, max_batch}) if passes else ():
+    for size in sorted({1, max_batch}):
         for _ in range(passes):
             served.reset()
             # with a history, time 0 is the start of an episode

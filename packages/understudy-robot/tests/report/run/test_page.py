@@ -26,8 +26,8 @@ from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import Verdict, read_verdict
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit import Block
 from understudy_kit.report.curves import smoothed
-from understudy_kit.report.page import table
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_report_has_a_chart_of_each_term_and_a_table_of_each_group() -> None:
 
 def test_tables_align_formatted_numbers() -> None:
     rows = [["a", "0.9412", "± 0.05", "1/2"], ["b", "not finite", "", "1e-4 at step 5"]]
-    text = html_of(table(["name", "loss", "error", "words"], rows))
+    text = html_of(Block.table(["name", "loss", "error", "words"], rows))
     assert re.findall(r'<th scope="col" class="(\w+)"', text) == [
         "short",
         "number",

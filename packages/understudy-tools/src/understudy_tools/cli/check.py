@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from understudy_base.atomic import refuse_existing, write_text
 from understudy_base.dataset_address import is_several
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Ge, Interval, Positional
-from understudy_kit.config.source_lists import list_sources
-from understudy_kit.config.workers import WorkersConfig
+from understudy_kit import Ge, Interval, Positional, WorkersConfig, list_sources
 
 if TYPE_CHECKING:
     from understudy_tools.check.findings import Report
@@ -118,7 +116,7 @@ def check(config: CheckConfig) -> int:
         _refuse_other_files(Path(config.skip_bad))
         refuse_existing(config.skip_bad, "skip_bad", config.overwrite)
     if config.page:
-        from understudy_kit.report.page import refuse_foreign
+        from understudy_kit import refuse_foreign
 
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
@@ -142,7 +140,7 @@ def check(config: CheckConfig) -> int:
     if config.skip_bad:
         write_bad_episodes(report, Path(config.skip_bad), is_new=not config.overwrite)
     if config.page:
-        from understudy_kit.report.page import write_page
+        from understudy_kit import write_page
         from understudy_tools.report.check_page import check_page
 
         write_page(Path(config.page), check_page(report, config.shown), is_new=not config.overwrite)

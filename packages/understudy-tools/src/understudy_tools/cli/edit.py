@@ -17,8 +17,7 @@ from understudy_base.credentials import strip_credentials
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
-from understudy_kit.config.declare import Ge, Gt, Ids, Interval, Positional
-from understudy_kit.config.workers import WorkersConfig
+from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 from understudy_tools.cli.ranges import RangesConfig, keys_of, rule_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.plural import plural
 from understudy_data import checksums
 from understudy_data.hub.ids import HubId, model_id, near_path, parse_address
-from understudy_kit.config.declare import Ge, Positional
+from understudy_kit import Ge, Positional
 
 Kind = Literal["policy", "run", "dataset"]
 _MARKS: dict[Kind, tuple[str, ...]] = {

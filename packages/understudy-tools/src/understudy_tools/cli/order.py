@@ -17,7 +17,7 @@ import numpy as np
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import page
-from understudy_kit.config.declare import Ge, Interval, Positional
+from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy_data.load.choose_order import OrderChoice

@@ -5,7 +5,7 @@ dataset.
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy_kit.config.declare import Positional, Processes
+from understudy_kit import Positional, Processes
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from understudy_base.atomic import refuse_existing, write_text
 from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
 from understudy_data.parts import Workers
-from understudy_kit.config.declare import Ge, Gt, Ids, Interval, Positional
-from understudy_kit.config.workers import WorkersConfig
+from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
     from understudy_data.datasets.format.catalog import Catalog

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy_base.errors import DatasetError
 from understudy_base.plural import plural
-from understudy_kit.config.dataset import SelectionConfig
-from understudy_kit.config.declare import Fraction, Positional
-from understudy_kit.config.help import flag_of
+from understudy_kit import Fraction, Positional, SelectionConfig, flag_of
 
 if TYPE_CHECKING:
     from understudy_data.datasets.episode_arrays import EpisodeArrays

@@ -14,8 +14,7 @@ from understudy_base.errors import ConfigError, DatasetError
 from understudy_base.optional_packages import PIP_LINES, MissingExtraError, require
 from understudy_base.plural import plural
 from understudy_base.progress import Progress
-from understudy_kit.config.declare import Ge, Ids, Interval, Positional
-from understudy_kit.signals import interrupted_by_signals
+from understudy_kit import Ge, Ids, Interval, Positional, interrupted_by_signals
 
 if TYPE_CHECKING:
     from understudy_tools.report.view.viewer import Viewer

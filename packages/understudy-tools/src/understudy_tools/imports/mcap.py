@@ -3,7 +3,8 @@ file has.
 
 Only the data section has to be there. A summary spares the look into chunks for schemas and
 channels, where it repeats them; message indexes spare it for times. The specification makes both
-optional.
+optional. The reader of `rosbags` registers the types of all topics at once, decodes chunks of any
+size, and leaves the checksum of the data section.
 """
 
 import struct

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from understudy_base.atomic import is_taken
-from understudy_kit.config.declare import Ge, Gt, Interval, Positional
-from understudy_kit.config.files import read_file
-from understudy_kit.config.schema import complete, validate
+from understudy_kit import Ge, Gt, Interval, Positional, complete, read_file, validate
 
 TASK = "task"
 """Name of the part with the task text."""

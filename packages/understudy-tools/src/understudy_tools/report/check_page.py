@@ -14,22 +14,7 @@ from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import spread_evenly
 from understudy_data.datasets.selection.motion import IDLE, numeric_keys
-from understudy_kit.report.curves import bucketed_line, chart, histogram
-from understudy_kit.report.page import (
-    Block,
-    Blocks,
-    as_rgb,
-    card,
-    film,
-    grid,
-    listing,
-    render_page,
-    section,
-    table,
-    table_card,
-    text,
-    tiles,
-)
+from understudy_kit import Block, Blocks, Curve, as_rgb, render_page
 from understudy_tools.check.contents import (
     UNUSUAL,
     format_duration,
@@ -82,8 +67,8 @@ def check_page(report: Report, shown: int) -> str:
     sections = [_of_severity(report, severity) for severity in SEVERITIES]
     if catalog is not None:
         sections += _contents(report, catalog, shown)
-    sections.append(section("Too little data", _too_little(report.undecided)))
-    top = [text(about + (read or "metadata")), tiles(figures)]
+    sections.append(Block.section("Too little data", _too_little(report.undecided)))
+    top = [Block.paragraph(about + (read or "metadata")), Block.tiles(figures)]
     return render_page(
         f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top
     )
@@ -108,7 +93,7 @@ def _of_severity(report: Report, severity: Severity) -> Block:
     note = ""
     if len(findings) > 1:
         note = "Those that stop a training first, then those that make it learn something wrong."
-    return section(f"{severity.title()}s", *_findings(findings, report.root), note=note)
+    return Block.section(f"{severity.title()}s", *_findings(findings, report.root), note=note)
 
 
 def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
@@ -116,18 +101,18 @@ def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
     for finding in findings:
         place = str(finding.place)
         blocks = [
-            text(finding.message, ""),
-            text(f"A sound dataset: {RULES[finding.rule]}."),
-            text(f"Effect: {effect_of(finding)}."),
+            Block.paragraph(finding.message, ""),
+            Block.paragraph(f"A sound dataset: {RULES[finding.rule]}."),
+            Block.paragraph(f"Effect: {effect_of(finding)}."),
         ]
         if finding.fix:
-            blocks.append(text(f"Fix: {finding.fix}", ""))
+            blocks.append(Block.paragraph(f"Fix: {finding.fix}", ""))
         command = view_command(root, finding)
         if command and command not in finding.fix:
-            blocks.append(text(command, "code"))
+            blocks.append(Block.paragraph(command, "code"))
         title = f"{finding.rule}: {place}" if place else finding.rule
         style = "bad" if finding.severity == "error" else ""
-        yield card(title, *blocks, style=style)
+        yield Block.card(title, *blocks, style=style)
 
 
 def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
@@ -136,10 +121,12 @@ def _too_little(undecided: tuple[Finding, ...]) -> Block | None:
         f"{': '.join(filter(None, (rule.rule, str(rule.place))))}: {rule.message}"
         for rule in undecided
     ]
-    block = listing(lines)
+    block = Block.listing(lines)
     if not block:
         return None
-    return card("", block, note="These rules found nothing and passed nothing: they need more.")
+    return Block.card(
+        "", block, note="These rules found nothing and passed nothing: they need more."
+    )
 
 
 def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
@@ -147,13 +134,13 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     contents = report.contents
     worst = _worst(report) if shown else {}
     rows = {int(episode): row for row, episode in enumerate(catalog.episodes.ids)}
-    yield section(
+    yield Block.section(
         "Episodes of findings",
         *(_episode(catalog, rows[episode], why) for episode, why in worst.items()),
     )
     unusual = [entry for entry in report.ranking if entry["score"] >= UNUSUAL]
     ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in unusual]
-    terms = listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
+    terms = Block.listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
     note = (
         "Robust z is the distance from the median in standard deviations, as the median "
         "distance gives them: from 5 on "
@@ -161,32 +148,35 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
     note += "it is a note, from 8 on a warning."
     block = None
     if ranking:
-        block = card("", table(["episode", "robust z", "because"], ranking), terms, note=note)
-    yield section("Most unusual episodes", block)
-    lines = listing(contents.get("keep_ranges", {}).get("lines", ()))
-    keep_ranges = card("", lines) if lines else None
-    yield section("Keep-ranges", keep_ranges)
+        block = Block.card(
+            "", Block.table(["episode", "robust z", "because"], ranking), terms, note=note
+        )
+    yield Block.section("Most unusual episodes", block)
+    lines = Block.listing(contents.get("keep_ranges", {}).get("lines", ()))
+    keep_ranges = Block.card("", lines) if lines else None
+    yield Block.section("Keep-ranges", keep_ranges)
     videos = contents["videos"].items()
-    yield section(
-        "Encoding", *(card(key, text(format_encoding(entry), "")) for key, entry in videos)
+    yield Block.section(
+        "Encoding",
+        *(Block.card(key, Block.paragraph(format_encoding(entry), "")) for key, entry in videos),
     )
     note = "" if report.idle_share is None else f"Idle frames: {IDLE}."
-    yield section(
+    yield Block.section(
         "Episodes", *(_episode(catalog, row) for row in _spread(catalog, shown)), note=note
     )
     walls = _walls(catalog) if shown else ()
-    yield section("First and last frames", *walls)
+    yield Block.section("First and last frames", *walls)
     yield _actions(catalog)
     tasks = [[task["task"], task["episodes"]] for task in contents["tasks"][:50]]
-    yield section("Tasks", table_card("", ["task", "episodes"], tasks))
+    yield Block.section("Tasks", Block.table_card("", ["task", "episodes"], tasks))
     metadata = [[key, format_metadata(entry)] for key, entry in contents["metadata"].items()]
-    yield section("Metadata of episodes", table_card("", ["name", "values"], metadata))
+    yield Block.section("Metadata of episodes", Block.table_card("", ["name", "values"], metadata))
     yield _features(contents, catalog)
     lengths = catalog.episodes.lengths
-    bars = histogram(
+    bars = Block.histogram(
         "episode lengths", lengths, "frames", "episodes", min(60, max(10, len(lengths) // 5)), 180
     )
-    yield section("Episode lengths", card("", bars))
+    yield Block.section("Episode lengths", Block.card("", bars))
 
 
 def _worst(report: Report) -> dict[int, str]:
@@ -245,7 +235,10 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
             task = batch["task"][0]
             captions = [f"{frame / catalog.fps:.1f} s" for frame in frames]
             images = list(_small(batch[camera]))
-            blocks += [text(camera), film(images, captions, f"{camera}, episode {episode}")]
+            blocks += [
+                Block.paragraph(camera),
+                Block.film(images, captions, f"{camera}, episode {episode}"),
+            ]
     with _collect(errors):
         keys = [key for key in numeric_keys(catalog) if key.startswith(("action", "observation."))]
         batch = _read(catalog, row, keys, np.arange(length))
@@ -254,7 +247,7 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
             catalog, {key: batch[key].astype(np.float64).reshape(length, -1) for key in keys}
         )
     title = f"episode {episode} · {plural(length, 'frame')} · {task}"
-    return card(title, *(text(line, "bad") for line in errors), *blocks, note=why)
+    return Block.card(title, *(Block.paragraph(line, "bad") for line in errors), *blocks, note=why)
 
 
 def _walls(catalog: Catalog) -> Iterator[Block]:
@@ -270,7 +263,11 @@ def _walls(catalog: Catalog) -> Iterator[Block]:
                 captions += [
                     f"episode {int(catalog.episodes.ids[row])}, {end}" for end in ("first", "last")
                 ]
-        yield card(camera, *(text(line, "bad") for line in errors), film(images, captions, camera))
+        yield Block.card(
+            camera,
+            *(Block.paragraph(line, "bad") for line in errors),
+            Block.film(images, captions, camera),
+        )
 
 
 def _small(images: np.ndarray) -> np.ndarray:
@@ -294,19 +291,25 @@ def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block 
         charts = []
         for dimension in range(min(DIMENSIONS, width)):
             lines = [
-                bucketed_line(key, columns[key][:, dimension], catalog.fps, color)
+                Curve.from_frames(key, columns[key][:, dimension], catalog.fps, color)
                 for color, key in enumerate(keys)
             ]
             charts.append(
-                chart(names[dimension], "time, s", names[dimension], lines, zero=False, height=140)
+                Block.chart(
+                    names[dimension], "time, s", names[dimension], lines, zero=False, height=140
+                )
             )
-        yield text(f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale")
-        yield grid(charts, "small")
+        yield Block.paragraph(
+            f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale"
+        )
+        yield Block.grid(charts, "small")
         yield _left_out(width)
 
 
 def _left_out(width: int) -> Block | None:
-    return text(f"and {width - DIMENSIONS} more dimensions") if width > DIMENSIONS else None
+    return (
+        Block.paragraph(f"and {width - DIMENSIONS} more dimensions") if width > DIMENSIONS else None
+    )
 
 
 def _features(contents: Mapping[str, Any], catalog: Catalog) -> Block:
@@ -319,9 +322,9 @@ def _features(contents: Mapping[str, Any], catalog: Catalog) -> Block:
         rows.append([key, kind, " × ".join(map(str, entry["shape"]))])
     rows += [[key, kind, "not declared"] for key, kind in contents["undeclared"].items()]
     if not rows:
-        return section("Features", None)
-    features = table(["key", "dtype", "shape"], rows)
-    return section("Features", card("", features, *_dimensions(catalog)))
+        return Block.section("Features", None)
+    features = Block.table(["key", "dtype", "shape"], rows)
+    return Block.section("Features", Block.card("", features, *_dimensions(catalog)))
 
 
 def _actions(catalog: Catalog) -> Block:
@@ -337,15 +340,18 @@ def _actions(catalog: Catalog) -> Block:
                 .reshape(length, -1)
             )
     if not parts:
-        return section("Actions")
+        return Block.section("Actions")
     names = catalog.features[ACTION].dimension_names
     values = np.concatenate(parts)
     width = values.shape[1]
     charts = [
-        histogram(names[d], values[:, d], names[d], "frames") for d in range(min(DIMENSIONS, width))
+        Block.histogram(names[d], values[:, d], names[d], "frames")
+        for d in range(min(DIMENSIONS, width))
     ]
     note = f"Histograms over {len(parts)} of {plural(len(catalog.episodes), 'episode')}."
-    return section("Actions", card("", grid(charts, "small"), _left_out(width)), note=note)
+    return Block.section(
+        "Actions", Block.card("", Block.grid(charts, "small"), _left_out(width)), note=note
+    )
 
 
 def _dimensions(catalog: Catalog) -> Iterator[Block]:
@@ -355,4 +361,4 @@ def _dimensions(catalog: Catalog) -> Iterator[Block]:
         if len(names) > 1:
             listed = ", ".join(names[:DIMENSIONS])
             more = ", …" if len(names) > DIMENSIONS else ""
-            yield text(f"{key}: {listed}{more}")
+            yield Block.paragraph(f"{key}: {listed}{more}")

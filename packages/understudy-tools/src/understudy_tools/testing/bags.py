@@ -41,11 +41,10 @@ class Bag:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for topic, time, raw in (
-            sorted(self.messages, key=lambda message: message[1])
-            if self.is_sorted
-            else self.messages
-        ):
+        messages = self.messages
+        if self.is_sorted:
+            messages = sorted(messages, key=lambda message: message[1])
+        for topic, time, raw in messages:
             self.writer.write(self.connections[topic], time, raw)
         self.writer.close()
 
@@ -60,9 +59,10 @@ class Bag:
         self.messages.append((topic, self.start + round(time * SECOND), raw))
 
     def header(self, time: float | None, start: int | None = None) -> Any:
-        stamp = (
-            0 if time is None else (self.start if start is None else start) + round(time * SECOND)
-        )
+        stamp = 0
+        if time is not None:
+            origin = self.start if start is None else start
+            stamp = origin + round(time * SECOND)
         clock = self.type("builtin_interfaces/msg/Time")(stamp // SECOND, stamp % SECOND)
         return self.type("std_msgs/msg/Header")(clock, "base")
 
@@ -75,7 +75,8 @@ class Bag:
         start: int | None = None,
     ) -> None:
         values = np.array(list(positions.values()))
-        header = self.header(time if stamp is None else stamp, start)
+        stamped = time if stamp is None else stamp
+        header = self.header(stamped, start)
         message = self.type("sensor_msgs/msg/JointState")(
             header, list(positions), values, values * 10, values[:0]
         )

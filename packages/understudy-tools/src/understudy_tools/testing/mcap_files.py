@@ -44,8 +44,9 @@ def chunk(
     crc: int | None = None,
 ) -> bytes:
     packed = compress(kind)(body)
+    size = len(body) if size is None else size
     crc = zlib.crc32(body) if crc is None else crc
-    head = struct.pack("<QQQI", first, last, len(body) if size is None else size, crc)
+    head = struct.pack("<QQQI", first, last, size, crc)
     return record(6, head + text(kind) + struct.pack("<Q", len(packed)) + packed)
 
 
@@ -80,7 +81,8 @@ def write(
     """Write a file: header, `data`, the end of the data section, `summary` and the footer."""
     content = MAGIC + record(1, text(profile) + text("test")) + data
     if end:
-        content += record(15, struct.pack("<I", zlib.crc32(content) if data_crc else 0))
+        content_crc = zlib.crc32(content) if data_crc else 0
+        content += record(15, struct.pack("<I", content_crc))
     start = len(content) if summary else 0
     head = bytes([2]) + struct.pack("<QQQ", 20, start, 0)
     crc = zlib.crc32(summary + head) if summary_crc else 0

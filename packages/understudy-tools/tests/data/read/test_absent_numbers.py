@@ -15,7 +15,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 
 CAMERA = "observation.images.top"

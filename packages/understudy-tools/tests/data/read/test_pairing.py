@@ -16,7 +16,7 @@ from understudy_data.datasets.check_files import broken_episodes
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, Truth, edit_column, identity, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_tools.check.examine import check_dataset
 
 CAMERA = "observation.images.top"

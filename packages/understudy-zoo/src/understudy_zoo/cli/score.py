@@ -17,8 +17,7 @@ from understudy_base.errors import DatasetError
 from understudy_base.progress import Progress
 from understudy_base.records import Record
 from understudy_data.parts import Workers
-from understudy_kit.config.declare import Ge, Interval, Positional
-from understudy_kit.config.workers import WorkersConfig
+from understudy_kit import Ge, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
     import numpy as np

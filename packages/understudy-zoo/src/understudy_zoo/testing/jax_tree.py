@@ -33,17 +33,15 @@ def tree(own: Weights) -> Weights:
     found = Weights()
 
     def stack(name: str) -> np.ndarray:
-        layers = [own[key] for key in sorted(k for k in own if _fits(k, name))]
-        return np.stack(layers)
+        keys = sorted(key for key in own if _fits(key, name))
+        return np.stack([own[key] for key in keys])
 
     img = "PaliGemma/img"
     found[f"{img}/embedding/kernel"] = np.einsum("ocij->ijco", own["vision.patch.weight"])
     found[f"{img}/embedding/bias"] = own["vision.patch.bias"]
     found[f"{img}/pos_embedding"] = own["vision.position.weight"][None]
-    found[f"{img}/head/kernel"], found[f"{img}/head/bias"] = (
-        own["projector.weight"].T,
-        own["projector.bias"],
-    )
+    found[f"{img}/head/kernel"] = own["projector.weight"].T
+    found[f"{img}/head/bias"] = own["projector.bias"]
     block = f"{img}/Transformer/encoderblock"
     layer = "vision.layers.*"
     heads = (vision.heads, vision.width // vision.heads)
@@ -109,7 +107,8 @@ def tree(own: Weights) -> Weights:
     for name in own:
         first, _, kind = name.partition(".")
         if first.startswith(("action_", "time_", "state_")):
-            found[f"{first}/{'kernel' if kind == 'weight' else 'bias'}"] = own[name].T
+            theirs = "kernel" if kind == "weight" else "bias"
+            found[f"{first}/{theirs}"] = own[name].T
     return found
 
 

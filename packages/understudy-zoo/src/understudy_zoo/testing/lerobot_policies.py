@@ -169,10 +169,10 @@ def batch_of(count: int, slots: int = 4, times: int = 0, seed: int = 0) -> dict[
         "action": torch.randn(count, slots, 2, generator=generator),
         "action_is_pad": torch.arange(slots) >= slots - torch.arange(count)[:, None] % 3,
     }
-    padded = dict.fromkeys(
-        (f"{CAMERA}_is_pad", "observation.state_is_pad"), torch.zeros(count, times, dtype=bool)
-    )
-    return found | (padded if times else {})
+    if times:
+        is_pad = torch.zeros(count, times, dtype=bool)
+        found |= {f"{CAMERA}_is_pad": is_pad, "observation.state_is_pad": is_pad}
+    return found
 
 
 def run_config(data: Path, out: Path, policy: Any, **changes: Any) -> Any:
@@ -211,9 +211,11 @@ class Recorder:
                     self.weights = {
                         name: value.clone() for name, value in policy.state_dict().items()
                     }
-                self.batches.append(
-                    {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-                )
+                copied = dict(batch)
+                for key, value in batch.items():
+                    if isinstance(value, torch.Tensor):
+                        copied[key] = value.clone()
+                self.batches.append(copied)
                 self.draws.append({name: value.clone() for name, value in draws.items()})
             return losses(policy, batch, draws, *args, **kwargs)
 

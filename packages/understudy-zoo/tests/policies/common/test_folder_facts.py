@@ -18,7 +18,7 @@ from understudy.policies.pi05.policy import Pi05Policy
 from understudy.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 from understudy.testing.sentences import write_model
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
 
 WIDE = {"offset": [0.1, 0.2, 0.5], "spread": [2.0, 1.0, 0.0]}

@@ -32,7 +32,7 @@ from understudy.train import run
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_zoo.folder_formats import ForeignFolder, describe_folder, save_folder
 
 FAMILIES = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])

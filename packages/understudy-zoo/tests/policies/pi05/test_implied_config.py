@@ -19,7 +19,7 @@ from understudy.train import run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
 
 LEROBOT: dict[str, Any] = {

@@ -34,7 +34,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
+from understudy_kit import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
 
 BOTH = pytest.mark.parametrize("adaptive", [True, False])

@@ -13,7 +13,8 @@ from understudy.testing.runs import trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import WRONG_INPUT, main
+from understudy_kit import main
+from understudy_kit.cli.main import WRONG_INPUT
 from understudy_zoo.graph import check_type
 
 

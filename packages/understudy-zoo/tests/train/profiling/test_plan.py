@@ -65,8 +65,7 @@ from understudy.train.state import init_train_state
 from understudy_base import progress
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 from understudy_zoo.testing import jax_tree
 
 LARGER = FlowSettings(image_size=(32, 32), channels=16, width=64, blocks=2)

@@ -265,7 +265,7 @@ def test_profile_explains_a_step_longer_than_its_phases() -> None:
 def test_profile_command_writes_a_page_and_prints(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from understudy_kit.config.schema import dump_yaml
+    from understudy_kit import dump_yaml
 
     file = tmp_path / "c.yaml"
     out = tmp_path / "out"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy_base.atomic import create_folder, refuse_existing
-from understudy_kit.config.declare import Ge, Positional
+from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:
     from understudy.train.audit import FrameCounts
@@ -68,7 +68,8 @@ def audit(config: AuditConfig) -> int:
             )
             (folder / "audit.html").write_text(audit_page(result), encoding="utf-8")
             _write_counts(folder, counts)
-    print(json.dumps(result, ensure_ascii=False) if config.json else audit_text(result))
+    text = json.dumps(result, ensure_ascii=False) if config.json else audit_text(result)
+    print(text)
     return SEEN if result["validation"]["samples"] else 0
 
 

@@ -21,8 +21,7 @@ from understudy_base.cores import MOST_LOADER_THREADS, available_cores, processe
 from understudy_base.errors import ConfigError, DatasetError, page
 from understudy_base.progress import Progress
 from understudy_data.process_rank import find_rank
-from understudy_kit.config.declare import Gt, Interval, Positional
-from understudy_kit.config.limits import LOADER_THREADS, too_many
+from understudy_kit import HostLimit, Interval, Positional, Positive
 
 if TYPE_CHECKING:
     from understudy_data.datasets.dataset import EpisodeDataset
@@ -54,7 +53,7 @@ class BenchConfig:
     """Memory of the loader, for all processes of a host. If all images fit, they are decoded once
     and then only copied.
     """
-    seconds: Annotated[float, Gt(0)] | None = None
+    seconds: Positive | None = None
     """Seconds of a round, once for the loader and once for the decoding. The default is 5, and down
     to 1 for less than 10,000 frames.
     """
@@ -74,7 +73,7 @@ class BenchConfig:
             parse_bytes(self.memory)
         except ValueError as error:
             errors.append(str(error))
-        return errors + too_many("num_threads", self.num_threads, LOADER_THREADS)
+        return errors + HostLimit.LOADER_THREADS.problems("num_threads", self.num_threads)
 
 
 def bench(config: BenchConfig) -> None:
@@ -107,7 +106,8 @@ def bench(config: BenchConfig) -> None:
             "chunk": config.chunk_size,
             **summarize(ranks),
         }
-        print(json.dumps(report, ensure_ascii=False) if config.json else format_report(report))
+        text = json.dumps(report, ensure_ascii=False) if config.json else format_report(report)
+        print(text)
 
 
 def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> dict[str, Any]:
@@ -164,15 +164,17 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
             progress.update()
         frames = loader.timings.frames - frames_before
         images = (loader.position - start) // process.world_size * len(cameras_of(data))
+    loops = "compiled" if load_loops() else f"Python: {loops_status().reason}"
+    load_average = list(os.getloadavg()) if hasattr(os, "getloadavg") else []
     return {
         "samples_per_s": median(rates),
         "cpu_ms_per_sample": median(costs),
         "in_a_row_per_s": median(decoded),
         "decoded_share": frames / max(1, images),
         "plan": str(loader.plan),
-        "loops": "compiled" if load_loops() else f"Python: {loops_status().reason}",
+        "loops": loops,
         "cores": available_cores(),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "load_average": load_average,
     }
 
 
@@ -269,9 +271,9 @@ def decode_in_a_row(data: "EpisodeDataset", seconds: float) -> float:
 
 def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all ranks together, with the ratios of all and of each."""
-    total = {
-        name: sum(rank[name] for rank in ranks) for name in ("samples_per_s", "in_a_row_per_s")
-    }
+    total = {}
+    for name in ("samples_per_s", "in_a_row_per_s"):
+        total[name] = sum(rank[name] for rank in ranks)
     cpu = sum(rank["cpu_ms_per_sample"] * rank["samples_per_s"] for rank in ranks)
     together = {**ranks[0], **total, "cpu_ms_per_sample": cpu / total["samples_per_s"]}
     for figures in (together, *ranks):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from understudy.config.train import TrainConfig
 from understudy.train.profiling.data_sheets import TERAFLOPS, peak_flops
 from understudy_base.bytesize import parse_bytes
-from understudy_kit.config.declare import Interval
+from understudy_kit import Interval
 
 if TYPE_CHECKING:
     from understudy.train.profiling.plan import Plan
@@ -120,10 +120,10 @@ def steps_per_hour(config: PlanConfig, costs: "Plan") -> dict[str, float | None]
     is unknown.
     """
     times = step_seconds(config, costs)
-    return {
-        name: 3600 / time if time and time >= SHORTEST_STEP else None
-        for name, time in times.items()
-    }
+    rates: dict[str, float | None] = {}
+    for name, time in times.items():
+        rates[name] = 3600 / time if time and time >= SHORTEST_STEP else None
+    return rates
 
 
 def format_speeds(config: PlanConfig, costs: "Plan") -> str:
@@ -156,24 +156,19 @@ def format_plan(costs: "Plan", cards: Sequence[str]) -> str:
 
     c = costs.conditions
     width = max(map(len, NAMES.values())) + 2
-    ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
+    ranks = "1 rank"
+    if c["ranks"] > 1:
+        ranks = f"{c['ranks']} ranks ({c['ranks'] // c['shards']} replicas of {c['shards']} shards)"
     words = [f"{costs.parameters:,} parameters, {costs.trained:,} trained", c["precision"]]
-    words += [f"attention {c['attention']}"] if c["attention"] != "sdpa" else []
+    if c["attention"] != "sdpa":
+        words.append(f"attention {c['attention']}")
     words += [
         f"activation checkpointing {c['activation_checkpoint']}",
-        ranks if c["ranks"] > 1 else "1 rank",
+        ranks,
+        f"micro-batch {costs.micro_batch_size}",
+        f"arithmetic of a {c['device']} device",
     ]
-    lines = [
-        ", ".join(
-            [
-                *words,
-                f"micro-batch {costs.micro_batch_size}",
-                f"arithmetic of a {c['device']} device",
-            ]
-        ),
-        "",
-    ]
-    lines.append(f"{'memory per rank':<{width}}{'MiB':>12}")
+    lines = [", ".join(words), "", f"{'memory per rank':<{width}}{'MiB':>12}"]
     sizes = costs.memory | {"inputs": costs.inputs}
     sizes["rest"] = 2 * sizes["peak"] - sum(sizes.values())
     notes = {"inputs": f"cameras: {', '.join(c['cameras']) or 'none'}"}
@@ -202,7 +197,9 @@ def format_plan(costs: "Plan", cards: Sequence[str]) -> str:
         lines.append(f"{'tokens per sample':<{width}}{costs.tokens_per_sample:>12,}")
     if costs.longest_prompt is not None:
         longest, most, setting = costs.longest_prompt
-        note = f"of policy.{setting} {most:,}" + (", the rest is cut" if longest > most else "")
+        note = f"of policy.{setting} {most:,}"
+        if longest > most:
+            note += ", the rest is cut"
         lines.append(f"{'length of the longest prompt':<{width}}{longest:>12,}  {note}")
     if costs.cards:
         lines += ["", f"{'card':<{width}}{'usable MiB':>12}{'the run':>14}  largest micro-batch"]

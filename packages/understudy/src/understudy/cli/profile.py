@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from understudy.config.train import TrainConfig
 from understudy_base.atomic import refuse_existing, write_text
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Interval
+from understudy_kit import Interval
 
 if TYPE_CHECKING:
     from understudy.train.profiling.profile import Profile
@@ -59,7 +59,7 @@ def profile(config: ProfileConfig) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     from understudy.report.step_profile import page
     from understudy.train.profiling import profile as measuring
-    from understudy_kit.report.page import refuse_foreign, write_page
+    from understudy_kit import refuse_foreign, write_page
 
     _refuse_foreign_facts(Path(config.output_dir, "profile.json"))
     refuse_foreign(Path(config.output_dir, "profile.html"))
@@ -75,11 +75,10 @@ def profile(config: ProfileConfig) -> None:
         folder / "profile.json", json.dumps(facts, indent=2) + "\n", is_new=not config.overwrite
     )
     write_page(folder / "profile.html", page(measured))
-    print(
-        json.dumps(facts)
-        if config.json
-        else f"{format_profile(measured)}\npage: {folder / 'profile.html'}"
-    )
+    if config.json:
+        print(json.dumps(facts))
+    else:
+        print(f"{format_profile(measured)}\npage: {folder / 'profile.html'}")
 
 
 def _refuse_foreign_facts(path: Path) -> None:
@@ -124,12 +123,7 @@ def format_profile(run_profile: "Profile") -> str:
     lines.append(f"{'step, synchronised':<{width}}{milliseconds(run_profile.timed_step_s):>12}")
     lines.append(f"{'step, as in training':<{width}}{milliseconds(step):>12}")
     lines.append(explain_difference(run_profile))
-    head, *rows = memory_table(run_profile)
-    lines += [
-        "",
-        *(
-            f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells)
-            for name, *cells in [head, *rows]
-        ),
-    ]
+    lines.append("")
+    for name, *cells in memory_table(run_profile):
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)

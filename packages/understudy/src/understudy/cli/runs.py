@@ -13,9 +13,7 @@ from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
 from understudy_base.atomic import refuse_existing
 from understudy_base.errors import ConfigError, summarize
-from understudy_kit.cli.commands import Command, describe
-from understudy_kit.config.declare import Ge, Positional
-from understudy_kit.config.hooks import OtherNames
+from understudy_kit import Command, Ge, OtherNames, Positional, describe
 
 
 def train(config: TrainConfig) -> int:
@@ -44,11 +42,11 @@ def run_and_report(command: str, config: TrainConfig) -> int:
         command: "train" or "resume".
         config: The settings of the run.
     """
-    from understudy_kit.signals import Stopped, stop_signals
+    from understudy_kit import Stop, Stopped
 
     report = config.log.report and is_rank_0()
     try:
-        with stop_signals(at_once=True):  # importing torch takes seconds
+        with Stop.on_signals(at_once=True):  # importing torch takes seconds
             from understudy.train import run
 
         code = run.train(config) if command == "train" else run.resume(config)
@@ -135,11 +133,10 @@ def validate(config: ValidateConfig) -> None:
     result = finite(metrics)
     if is_rank_0():
         mode = RunDir(root).settings().val_mode()
-        print(
-            json.dumps(result, ensure_ascii=False)
-            if config.json
-            else format_validation(result, mode)
-        )
+        if config.json:
+            print(json.dumps(result, ensure_ascii=False))
+        else:
+            print(format_validation(result, mode))
 
 
 def export(config: ExportConfig) -> None:
@@ -203,7 +200,7 @@ def report(config: ReportConfig) -> None:
     """Write the page and print its path; of several runs, print their comparison."""
     from understudy.report.run.overlay import compare, format_comparison
     from understudy.report.run.page import read_run, write_report
-    from understudy_kit.report.page import refuse_foreign
+    from understudy_kit import refuse_foreign
 
     roots = [Path(run) for run in config.runs]
     first, *others = [read_run(root, chr(ord("A") + index)) for index, root in enumerate(roots)]
@@ -211,22 +208,23 @@ def report(config: ReportConfig) -> None:
         print(json.dumps(compare([first, *others]), ensure_ascii=False))
         if not config.output:
             return
-    output = Path(config.output or (OUTPUT if others else first.root / "report.html"))
-    is_own = not others and output.resolve() == (first.root / "report.html").resolve()
-    if not is_own:
-        for root in roots if others else ():
+    own_page = first.root / "report.html"
+    default = OUTPUT if others else own_page
+    output = Path(config.output or default)
+    is_own = not others and output.resolve() == own_page.resolve()
+    if others:
+        for root in roots:
             if output.resolve().is_relative_to(root.resolve()):
                 raise ConfigError(
                     f"output: {output} would lie in the run {root}; name a file by --output"
                 )
+    if not is_own:
         refuse_foreign(output)
         refuse_existing(output, "output", config.overwrite)
-    path = write_report(
-        first.root, None if is_own else output, worst_episodes=config.worst_episodes, others=others
-    )
-    if not config.json:
-        print(
-            f"{format_comparison(compare([first, *others]))}\n\nreport: {path}"
-            if others
-            else f"report: {path}"
-        )
+    page = None if is_own else output
+    path = write_report(first.root, page, worst_episodes=config.worst_episodes, others=others)
+    if config.json:
+        return
+    if others:
+        print(f"{format_comparison(compare([first, *others]))}\n")
+    print(f"report: {path}")

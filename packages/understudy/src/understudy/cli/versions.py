@@ -42,5 +42,6 @@ def _native() -> str:
     except DatasetError as error:
         return str(error)
     if native.library is None:
-        return f"not used: {native.reason}" + (f" ({native.fix})" if native.fix else "")
+        fix = f" ({native.fix})" if native.fix else ""
+        return f"not used: {native.reason}{fix}"
     return "used: compiled loops, RGB conversion straight into the batch"

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
+from understudy.config.intervals import Share
 from understudy_base.bytesize import parse_bytes
 from understudy_base.credentials import strip_credentials
 from understudy_base.dataset_address import absolute_path, is_several, split_view
-from understudy_kit.config.dataset import DatasetConfig, SourceConfig
-from understudy_kit.config.declare import Fraction, Interval, Share
-from understudy_kit.config.on_resume import NO_EFFECT, NORMALIZATION, SKIPPED, Fixed, OnResume
+from understudy_kit import DatasetConfig, Fixed, Fraction, Interval, OnResume, SourceConfig
 
 NONE = "none"
 """Value of `cameras` for a policy without cameras."""
@@ -44,7 +43,7 @@ class DataConfig(DatasetConfig):
         Literal["mean_std", "min_max", "quantile"]
         | dict[str, Literal["mean_std", "min_max", "quantile", "identity"]]
         | None,
-        NORMALIZATION,
+        Fixed.NORMALIZATION,
     ] = None
     """Normalization of the policy's inputs and outputs, per dimension, over the training episodes.
     The default is the policy's: `quantile` for pi05, `min_max` for lerobot-diffusion, `mean_std`
@@ -73,16 +72,16 @@ class DataConfig(DatasetConfig):
     """Number of frames the shuffle may spread over, on all ranks together: more is better shuffled,
     fewer needs less memory. The default is 100,000, or 192 x `batch_size` if that is more.
     """
-    cache: Annotated[str, NO_EFFECT] = ""
+    cache: Annotated[str, OnResume.NO_EFFECT] = ""
     """Folder on a local disk for data read from URLs, decoded columns of large datasets, and
     decoded images (`loader.decoded_cache`), shared by the processes of the host; the default is the
     user's cache folder.
     """
-    cache_size: Annotated[str, NO_EFFECT] = "64GB"
+    cache_size: Annotated[str, OnResume.NO_EFFECT] = "64GB"
     """Largest size in that folder of each of these three: the data read from URLs, the decoded
     columns, the decoded images.
     """
-    on_bad_episode: Annotated[Literal["error", "skip"], SKIPPED] = "error"
+    on_bad_episode: Annotated[Literal["error", "skip"], OnResume.SKIPPED] = "error"
     """Action for episodes with a data or video file that is missing or a git LFS pointer: `error`
     lists all of them before the first step. `skip` first opens every file (slow). It leaves out
     these episodes, and those that cannot be read or disagree with the metadata. The skipped

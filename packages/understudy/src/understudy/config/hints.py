@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from understudy.config.other_trainers import equivalent, read_hints
-from understudy_kit.config.files import SUFFIXES
+from understudy_kit import SUFFIXES
 
 
 class TrainerNames:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from understudy_kit.config.declare import Interval, Scale
+from understudy_kit import Interval, Scale
 
 
 @dataclass(frozen=True)

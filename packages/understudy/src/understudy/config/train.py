@@ -11,36 +11,22 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from understudy.config.data import REST, DataConfig
 from understudy.config.hints import TRAINER_NAMES
+from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy_base.bytesize import parse_bytes
 from understudy_base.records import Record
-from understudy_kit.config.dataset import DatasetConfig
-from understudy_kit.config.declare import (
-    Count,
-    Factor,
-    Fraction,
-    Interval,
-    Period,
-    Positive,
-    Processes,
-    Samples,
-    Scale,
-    Share,
-    Steps,
-)
-from understudy_kit.config.hooks import OtherNames
-from understudy_kit.config.limits import LOADER_THREADS, THREADS, too_many
-from understudy_kit.config.on_resume import (
-    COMPUTED,
-    DATA,
-    FROM_HERE,
-    NO_EFFECT,
-    ROUNDING,
-    SAMPLES,
+from understudy_kit import (
+    DatasetConfig,
     Fixed,
+    Fraction,
+    HostLimit,
+    Interval,
     OnResume,
+    OtherNames,
+    Positive,
+    Scale,
 )
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
@@ -66,7 +52,7 @@ class EmaConfig:
 class OptimConfig:
     """AdamW. A type of policy may bring other defaults, which a run prints at its start."""
 
-    lr: Annotated[Scale, COMPUTED] = 1e-3
+    lr: Annotated[Scale, OnResume.COMPUTED] = 1e-3
     """Peak learning rate."""
     beta1: Fraction = 0.9
     """Decay of the first moment."""
@@ -166,7 +152,7 @@ class ParallelConfig:
     """Number of processes that share the weights, gradients and moments of one replica."""
     dp_replicate: Processes | None = None
     """Number of replicas; the default is processes / dp_shard."""
-    timeout: Annotated[Positive, NO_EFFECT] = 600.0
+    timeout: Annotated[Positive, OnResume.NO_EFFECT] = 600.0
     """Seconds that a process waits for an idle one before it gives up. This catches processes that
     hang: a process that ended is noticed at once, and work that rank 0 does alone at the start may
     take any time.
@@ -183,7 +169,7 @@ class LoaderConfig:
     """Memory of the loader, for all processes of a host together. A dataset that fits stays decoded
     in memory.
     """
-    decoded_cache: Annotated[bool, NO_EFFECT] = False
+    decoded_cache: Annotated[bool, OnResume.NO_EFFECT] = False
     """Keep decoded images on disk, at the policy's size, in the folder `data.cache`. The first
     epoch decodes them, later epochs and later runs read them. `data.cache_size` limits their total
     size (docs/loading.md).
@@ -217,7 +203,7 @@ class ValConfig:
     training.
     """
 
-    every: Annotated[Period, NO_EFFECT] = 500
+    every: Annotated[Period, OnResume.NO_EFFECT] = 500
     """Steps between validations, with one more at the end; 0 disables validation."""
     frames: Annotated[
         int,
@@ -231,7 +217,7 @@ class ValConfig:
     source and task has its share of it, spread over its episodes. 0 takes all frames (memory grows
     with their number).
     """
-    open_loop_every: Annotated[Period, NO_EFFECT] = 10
+    open_loop_every: Annotated[Period, OnResume.NO_EFFECT] = 10
     """Compute the open-loop action error on every N-th validation frame of each source; 0 disables
     it.
     """
@@ -260,33 +246,35 @@ class TrainConfig:
     UNCAPPED: ClassVar[tuple[str, ...]] = ("max_num_tokens", "max_samples")
     """Limits for which -1 is none."""
 
-    output_dir: Annotated[str, NO_EFFECT] = "runs/train"
+    output_dir: Annotated[str, OnResume.NO_EFFECT] = "runs/train"
     """Run directory, created by `train`; an existing run is never overwritten."""
-    steps: Annotated[Steps, COMPUTED] = 2500
+    steps: Annotated[Steps, OnResume.COMPUTED] = 2500
     """Optimizer steps."""
-    batch_size: Annotated[Samples, COMPUTED] = 64
+    batch_size: Annotated[Samples, OnResume.COMPUTED] = 64
     """Samples per step, over all processes and micro-batches. A batch may span two epochs, so none
     is incomplete and no sample is dropped.
     """
-    micro_batch_size: Annotated[Samples | None, ROUNDING] = None
+    micro_batch_size: Annotated[Samples | None, OnResume.ROUNDING] = None
     """Samples per forward pass of a process; gradients are accumulated up to the whole batch. The
     default is the whole share of the process, the fastest where it fits into memory. If set, fp32
     CPU runs are bit-identical for any number of processes. If not, their number changes the
     rounding of sums.
     """
-    max_num_tokens: Annotated[Annotated[int, Interval(ge=1, le=2**40)] | None, ROUNDING] = None
+    max_num_tokens: Annotated[
+        Annotated[int, Interval(ge=1, le=2**40)] | None, OnResume.ROUNDING
+    ] = None
     """Instead of a fixed micro-batch: fill each forward pass of a process, in sample order, up to
     this many tokens; -1: no limit. They are those of images and texts without padding, and action
     tokens times `policy.noise_samples`. A single sample must fit, with the longest texts that the
     policy takes.
     """
-    max_samples: Annotated[Samples | None, ROUNDING] = None
+    max_samples: Annotated[Samples | None, OnResume.ROUNDING] = None
     """Upper limit of samples per forward pass of a process, mainly beside `max_num_tokens`. It need
     not divide the batch. For a fixed size use `micro_batch_size`.
     """
     seed: Annotated[int, Interval(ge=0, lt=2**63), Fixed("it decides the order and every draw")] = 0
     """Seed of the order, of every draw inside a sample, and of the first weights."""
-    data: Annotated[DataConfig, DATA] = field(default_factory=DataConfig)
+    data: Annotated[DataConfig, Fixed.DATA] = field(default_factory=DataConfig)
     mode: Annotated[
         Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"] | dict[Mode, Factor],
         Fixed("it decides the task mode of each position, and whether the network predicts states"),
@@ -302,35 +290,38 @@ class TrainConfig:
         default_factory=lambda: policy_type("flow").settings()
     )
     """Type and settings of the policy; `type` selects another one than `flow`."""
-    augment: Annotated[AugmentConfig, SAMPLES] = field(default_factory=AugmentConfig)
+    augment: Annotated[AugmentConfig, OnResume.SAME_SAMPLES] = field(default_factory=AugmentConfig)
     init_from: Annotated[str, Fixed("the run has started")] = ""
     """Policy exported by understudy, whose weights and normalization the run starts from; the
     default is fresh weights. For released weights of pi05, pi0 and SmolVLA use `policy.weights`.
     """
-    optim: Annotated[OptimConfig, FROM_HERE] = field(default_factory=OptimConfig)
+    optim: Annotated[OptimConfig, OnResume.FROM_HERE] = field(default_factory=OptimConfig)
     lora: Annotated[LoraConfig, Fixed("adapters of another kind would be another run")] = field(
         default_factory=LoraConfig
     )
-    schedule: Annotated[ScheduleConfig, COMPUTED] = field(default_factory=ScheduleConfig)
-    max_skipped_steps: Annotated[Steps, NO_EFFECT] = 20
+    schedule: Annotated[ScheduleConfig, OnResume.COMPUTED] = field(default_factory=ScheduleConfig)
+    max_skipped_steps: Annotated[Steps, OnResume.NO_EFFECT] = 20
     """Consecutive steps with a gradient that is not finite (they change no weight) after which the
     run fails.
     """
-    device: Annotated[Literal["auto", "cpu", "cuda"], ROUNDING] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.ROUNDING] = "auto"
     """Device of the arithmetic; `auto` takes a GPU per process where there are any. `--launch N`
     starts N processes.
     """
     precision: Annotated[
         Literal["fp32", "bf16", "bf16-split"],
-        OnResume(f"the checkpoint's float32 values are loaded bit for bit; {ROUNDING.consequence}"),
+        OnResume(
+            "the checkpoint's float32 values are loaded bit for bit; "
+            f"{OnResume.ROUNDING.consequence}"
+        ),
     ] = "fp32"
     """Arithmetic of the network; trained weights keep float32 accuracy in all three. `fp32`:
     float32. `bf16`: bfloat16 arithmetic on float32 weights. `bf16-split`: each float32 weight as a
     bfloat16 plus its remaining 16 bits, so the network needs no second copy. Moments and
     checkpoints are float32.
     """
-    parallel: Annotated[ParallelConfig, ROUNDING] = field(default_factory=ParallelConfig)
-    compile: Annotated[bool, ROUNDING] = False
+    parallel: Annotated[ParallelConfig, OnResume.ROUNDING] = field(default_factory=ParallelConfig)
+    compile: Annotated[bool, OnResume.ROUNDING] = False
     """Compile each block of the network (`torch.compile`): slower to start, then faster, on GPUs.
     """
     activation_checkpoint: Annotated[
@@ -346,19 +337,21 @@ class TrainConfig:
     """Blocks whose activations are recomputed: a number N for every N-th one (N, 2 N, ...), or
     patterns of module names (`vision.*`). The default is all.
     """
-    attention: Annotated[Literal["sdpa", "eager"], ROUNDING] = "sdpa"
+    attention: Annotated[Literal["sdpa", "eager"], OnResume.ROUNDING] = "sdpa"
     """Attention of the step and of validation: `sdpa` is the kernel that torch picks, `eager` the
     matrix products and the softmax one by one, for a comparison in `profile`. Exported policies
     always have `sdpa`.
     """
-    loader: Annotated[LoaderConfig, NO_EFFECT] = field(default_factory=LoaderConfig)
-    checkpoint: Annotated[CheckpointConfig, NO_EFFECT] = field(default_factory=CheckpointConfig)
+    loader: Annotated[LoaderConfig, OnResume.NO_EFFECT] = field(default_factory=LoaderConfig)
+    checkpoint: Annotated[CheckpointConfig, OnResume.NO_EFFECT] = field(
+        default_factory=CheckpointConfig
+    )
     val: ValConfig = field(default_factory=ValConfig)
     rollout: Annotated[
         RolloutEvery, OnResume("applies to later rollouts; does not affect training")
     ] = field(default_factory=RolloutEvery)
-    log: Annotated[LogConfig, NO_EFFECT] = field(default_factory=LogConfig)
-    torch_threads: Annotated[Count, ROUNDING] = 1
+    log: Annotated[LogConfig, OnResume.NO_EFFECT] = field(default_factory=LogConfig)
+    torch_threads: Annotated[Count, OnResume.ROUNDING] = 1
     """Threads of torch's arithmetic. More than one can cost a factor of a hundred on a busy
     machine, and another number may round sums differently.
     """
@@ -368,7 +361,7 @@ class TrainConfig:
         """Return settings in which `data.sources` has an entry for each dataset
         (`source_lists.py`).
         """
-        from understudy_kit.config.source_lists import expand_settings
+        from understudy_kit import expand_settings
 
         return expand_settings(content, where)
 
@@ -394,16 +387,15 @@ class TrainConfig:
         """Fill in defaults that depend on the policy alone; a run has them from its start, also on
         resume.
         """
-        data = replace(
-            self.data,
-            normalize={REST: self.policy.NORMALIZE, **self.data.normalize}
-            if isinstance(self.data.normalize, dict)
-            else self.data.normalize or self.policy.NORMALIZE,
-            chunk_size=self.data.chunk_size
-            or (
-                self.policy.stored_chunk() or self.data.actions_per_chunk if self.policy.ACTS else 1
-            ),
-        )
+        normalize = self.data.normalize or self.policy.NORMALIZE
+        if isinstance(self.data.normalize, dict):
+            normalize = {REST: self.policy.NORMALIZE, **self.data.normalize}
+        chunk_size = self.data.chunk_size
+        if not chunk_size:
+            chunk_size = 1
+            if self.policy.ACTS:
+                chunk_size = self.policy.stored_chunk() or self.data.actions_per_chunk
+        data = replace(self.data, normalize=normalize, chunk_size=chunk_size)
         return replace(self, data=data, policy=self.policy.resolved())
 
     def run_defaults(self) -> dict[str, Any]:
@@ -413,12 +405,13 @@ class TrainConfig:
         Raises:
             MissingExtraError: they are those of a package that is not installed.
         """
-        brought = {
-            name: dict(value) if isinstance(value, Mapping) else value
-            for name, value in self.policy.run_defaults(self.steps, self.lora.rank).items()
-        }
-        for name in DatasetConfig.__dataclass_fields__ if self.data.sources else ():
-            brought.get("data", {}).pop(name, None)  # each source has its own
+        brought = dict(self.policy.run_defaults(self.steps, self.lora.rank))
+        for name, value in brought.items():
+            if isinstance(value, Mapping):
+                brought[name] = dict(value)
+        if self.data.sources:
+            for name in DatasetConfig.__dataclass_fields__:
+                brought.get("data", {}).pop(name, None)  # each source has its own
         return brought
 
     def __post_init__(self) -> None:
@@ -454,10 +447,14 @@ class TrainConfig:
         """
         if isinstance(self.mode, dict):
             named = {str(mode): weight for mode, weight in self.mode.items()}
+        elif self.mode == "joint":
+            named = dict.fromkeys(get_args(Mode), 1.0)
         else:
-            named = dict.fromkeys(get_args(Mode) if self.mode == "joint" else (self.mode,), 1.0)
+            named = {self.mode: 1.0}
         total = sum(named.values())
-        return {mode: named.get(mode, 0.0) / total if total else 0.0 for mode in get_args(Mode)}
+        if not total:
+            return dict.fromkeys(get_args(Mode), 0.0)
+        return {mode: named.get(mode, 0.0) / total for mode in get_args(Mode)}
 
     def learns_dynamics(self) -> bool:
         """Return whether any sample is trained in another mode than `policy`, so that the policy
@@ -493,8 +490,8 @@ class TrainConfig:
         """Return broken rules between fields, one line each; `rollout_problems` where the chunk is
         known.
         """
-        errors = too_many("torch_threads", self.torch_threads, THREADS)
-        errors += too_many("loader.num_threads", self.loader.num_threads, LOADER_THREADS)
+        errors = HostLimit.THREADS.problems("torch_threads", self.torch_threads)
+        errors += HostLimit.LOADER_THREADS.problems("loader.num_threads", self.loader.num_threads)
         try:
             parse_bytes(self.loader.memory)
         except ValueError as error:

@@ -75,11 +75,11 @@ def select_blocks(
             raise ConfigError(
                 f"{setting}: {pattern!r} fits no block; there are {', '.join(list(named)[:5])}, …"
             )
-    return [
-        block
-        for name, block in named.items()
-        if any(fnmatchcase(name, pattern) for pattern in chosen)
-    ]
+    fitting = []
+    for name, block in named.items():
+        if any(fnmatchcase(name, pattern) for pattern in chosen):
+            fitting.append(block)
+    return fitting
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: CheckpointMode) -> None:
@@ -192,7 +192,8 @@ def _get_states() -> _States:
 
 
 def _are_equal(one: _States, two: _States) -> bool:
-    (of_numpy, of_python), (other_numpy, other_python) = one, two
+    of_numpy, of_python = one
+    other_numpy, other_python = two
     return pickle.dumps(of_numpy) == pickle.dumps(other_numpy) and of_python == other_python
 
 

@@ -79,7 +79,8 @@ def missing_compiler(device: torch.device) -> str | None:
             if has_triton()
             else "GPU code needs triton, which is not installed or too old for this GPU"
         )
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX", default)
     if shutil.which(compiler.split()[0]) is None:
         return (
             f"CPU code needs a C++ compiler, and there is no {compiler}: install one, or name "

@@ -134,11 +134,8 @@ class _EnteredBlocks:
             return
         sequences = self.mesh.gather(sequence.tolist())
         self.is_active = False
-        places = range(min(map(len, sequences)))
-        place = next(
-            place for place in places if len({entered[place] for entered in sequences}) > 1
-        )
-        numbers = [entered[place] for entered in sequences]
+        # of all ranks, at the first place where they differ
+        numbers = next(numbers for numbers in zip(*sequences) if len(set(numbers)) > 1)
         at = min(rank for rank, entered in enumerate(numbers) if entered != _END)
         other = next(rank for rank, entered in enumerate(numbers) if entered != numbers[at])
         then = (

@@ -53,13 +53,13 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int, int]:
         NotImplementedError: the tensor is sharded by another dimension than its first, or more than
             once.
     """
+    start = 0
+    stop = tensor.shape[0] if tensor.ndim else 1
     if not hasattr(tensor, "placements"):
-        return tensor, 0, tensor.shape[0] if tensor.ndim else 1
+        return tensor, start, stop
     from torch.distributed.tensor import DTensor, Shard
 
     assert isinstance(tensor, DTensor)
-    start = 0
-    stop = tensor.shape[0] if tensor.ndim else 1
     sharded = [
         (dim, place) for dim, place in enumerate(tensor.placements) if not place.is_replicate()
     ]

@@ -99,6 +99,7 @@ def _clock() -> Callable[[], int]:
         if now - seen > IDLE:
             worked += now - seen
         seen = now
-        return worked + (time.clock_gettime_ns(clock) if clock is not None else 0)
+        counted = time.clock_gettime_ns(clock) if clock is not None else 0
+        return worked + counted
 
     return used

@@ -28,7 +28,7 @@ from understudy.devices import describe_unused_cards, missing_cuda, missing_kern
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy_base.errors import ConfigError, RankError, is_wrong_input
-from understudy_kit.signals import ended_in_calls
+from understudy_kit import ended_in_calls
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -140,7 +140,8 @@ class Mesh:
                 raise RankError(f"rank {self.rank}: {error}") from error
         with self.together():
             if self.rank == 0:
-                with send_heartbeats() if self.world_size > 1 else nullcontext():
+                heartbeats = send_heartbeats() if self.world_size > 1 else nullcontext()
+                with heartbeats:
                     box[0] = make()
         dist.broadcast_object_list(box, src=0)
         return box[0]
@@ -168,9 +169,9 @@ class Mesh:
             raise mine
         if failed:
             rank, (wrong_input, message) = failed[0]
-            raise (
-                ConfigError(message) if wrong_input else RankError(f"rank {rank} failed: {message}")
-            )
+            if wrong_input:
+                raise ConfigError(message)
+            raise RankError(f"rank {rank} failed: {message}")
 
 
 def begin(config: "TrainConfig") -> Mesh:
@@ -187,12 +188,8 @@ def begin(config: "TrainConfig") -> Mesh:
         RankError: the other processes did not join.
     """
     for name, setting in ACCELERATE.items():
-        if (value := os.environ.get(f"ACCELERATE_{name}", "")).lower() not in (
-            "",
-            "no",
-            "false",
-            "1",
-        ):
+        value = os.environ.get(f"ACCELERATE_{name}", "")
+        if value.lower() not in ("", "no", "false", "1"):
             option = name.lower().removeprefix("use_")
             raise ConfigError(
                 f"{option} {value} of accelerate launch has no effect here: leave it out, and use "
@@ -204,23 +201,23 @@ def begin(config: "TrainConfig") -> Mesh:
             f"the process group has the backend {backend}, and ranks agree through tensors of the "
             "CPU: initialize it with cpu:gloo,cuda:nccl"
         )
-    rank, world = (
-        (_from_env("RANK", 0), _from_env("WORLD_SIZE", 1))
-        if ours
-        else (dist.get_rank(), dist.get_world_size())
-    )
+    if ours:
+        rank = _from_env("RANK", 0)
+        world = _from_env("WORLD_SIZE", 1)
+    else:
+        rank = dist.get_rank()
+        world = dist.get_world_size()
     local_rank = _from_env("LOCAL_RANK", 0)
     local_world = _from_env("LOCAL_WORLD_SIZE", 1)
     shape = mesh_shape(config, world)
     device = choose_device(config, local_rank)
     if ours:
-        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        options: dict[str, Any] = {"timeout": timedelta(seconds=config.parallel.timeout)}
+        if world == 1:
+            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         try:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                timeout=timedelta(seconds=config.parallel.timeout),
-                **(alone if world == 1 else {}),
-            )
+            dist.init_process_group(backend, **options)
         except (RuntimeError, ValueError) as error:
             raise RankError(
                 f"the {world} processes of the run did not find each other: {_line(error)}"

@@ -35,12 +35,14 @@ def record_leaves(policy: nn.Module, mesh: Mesh, noted: bool = True) -> Iterator
     if not noted:
         yield leaves
         return
-    names = {module: f"{name}." if name else "" for name, module in policy.named_modules()}
+    prefixes: dict[nn.Module, str] = {}
+    for name, module in policy.named_modules():
+        prefixes[module] = f"{name}." if name else ""
 
     def note(module: nn.Module, _: Any = None) -> None:
         if not leaves and module is not policy:
             note(policy)
-        leaves.update((p, names[module] + name) for name, p in module.named_parameters())
+        leaves.update((p, prefixes[module] + name) for name, p in module.named_parameters())
 
     hooks = [
         part.register_forward_pre_hook(torch.compiler.disable(note))

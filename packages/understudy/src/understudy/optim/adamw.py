@@ -260,7 +260,9 @@ class Float32AdamW(Optimizer):
                 not float32.
         """
         ordered = in_order_of(self.param_groups, state_dict)
-        ids = [i for group in ordered["param_groups"] for i in group["params"]]
+        ids: list[int] = []
+        for group in ordered["param_groups"]:
+            ids += group["params"]
         loaded: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p), i in zip(named_parameters(self.param_groups), ids, strict=True):
             saved = ordered["state"].get(i, {})

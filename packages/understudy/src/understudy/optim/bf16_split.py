@@ -19,6 +19,7 @@ are sharded (4 = 2 + 2), so it is refused there.
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -67,12 +68,9 @@ def adamw_whole_(
     On a CPU in full lines, so that a tensor and its parts on several ranks become the same bits.
     """
     groups = [weights, grads, exp_avgs, exp_avg_sqs]
-    even = skip.device.type == "cpu" and all(
-        t.is_contiguous() for tensors in groups for t in tensors
-    )
-    with (
-        _in_full_lines(groups, steps) if even else nullcontext((groups, steps)) as (tensors, counts)
-    ):
+    even = skip.device.type == "cpu" and all(t.is_contiguous() for t in chain(*groups))
+    layout = _in_full_lines(groups, steps) if even else nullcontext((groups, steps))
+    with layout as (tensors, counts):
         torch._fused_adamw_(
             tensors[0],
             tensors[1],
@@ -106,21 +104,20 @@ def _in_full_lines(
         groups: weights, gradients, first and second moments.
         steps: one per weight.
     """
-    flat = [[t.view(-1) for t in tensors] for tensors in groups]
-    rest = [t.numel() % LINE for t in flat[0]]
+    rest = [t.numel() % LINE for t in groups[0]]
     ragged = [i for i, size in enumerate(rest) if size]
     lines = torch.zeros(len(groups), len(ragged), LINE)
-    ends = [tensors[i][-rest[i] :] for tensors in flat for i in ragged]
-    copies = [of_kind[k, : rest[i]] for of_kind in lines for k, i in enumerate(ragged)]
+    ends: list[Tensor] = []
+    copies: list[Tensor] = []
+    full: list[list[Tensor]] = []
+    for tensors, of_kind in zip(groups, lines):
+        flat = [t.view(-1) for t in tensors]
+        ends += [flat[i][-rest[i] :] for i in ragged]
+        copies += [of_kind[row, : rest[i]] for row, i in enumerate(ragged)]
+        full.append([*(t[: t.numel() - size] for t, size in zip(flat, rest)), *of_kind])
     if ragged:
         torch._foreach_copy_(copies, ends)
-    yield (
-        [
-            [*(t[: t.numel() - size] for t, size in zip(ts, rest)), *line]
-            for ts, line in zip(flat, lines)
-        ],
-        [*steps, *(steps[i] for i in ragged)],
-    )
+    yield full, [*steps, *(steps[i] for i in ragged)]
     if ragged:
         torch._foreach_copy_(ends, copies)
 

@@ -12,6 +12,7 @@ compilation and sharding.
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -87,24 +88,15 @@ def add_adapters(
     if not config.rank:
         return []
     names = {name: spellings(name, parts) for name, _ in policy.named_parameters()}
-    check_patterns(
-        "lora.also_train",
-        config.also_train,
-        [spelling for spelled in names.values() for spelling in spelled],
-    )
+    check_patterns("lora.also_train", config.also_train, list(chain(*names.values())))
     linear = {
         name: module for name, module in policy.named_modules() if isinstance(module, nn.Linear)
     }
-    of_layer = {
-        name: [spelling.removesuffix(".weight") for spelling in spellings(f"{name}.weight", parts)]
-        for name in linear
-    }
-    check_patterns(
-        "lora.targets",
-        config.targets,
-        [spelling for spelled in of_layer.values() for spelling in spelled],
-        "layer",
-    )
+    of_layer: dict[str, list[str]] = {}
+    for name in linear:
+        of_weight = spellings(f"{name}.weight", parts)
+        of_layer[name] = [spelling.removesuffix(".weight") for spelling in of_weight]
+    check_patterns("lora.targets", config.targets, list(chain(*of_layer.values())), "layer")
     whole = {
         name
         for name, spelled in names.items()
@@ -112,13 +104,12 @@ def add_adapters(
     }
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(name in whole)
-    chosen = {
-        name: layer
-        for name, layer in linear.items()
-        if matches(config.targets, of_layer[name])
-        and (key := f"{name}.weight") not in whole
-        and not matches(freeze, names.get(key, []))
-    }
+    chosen: dict[str, nn.Linear] = {}
+    for name, layer in linear.items():
+        weight = f"{name}.weight"
+        is_adapted = weight not in whole and not matches(freeze, names.get(weight, []))
+        if is_adapted and matches(config.targets, of_layer[name]):
+            chosen[name] = layer
     if not chosen:
         raise ConfigError(
             f"lora.targets: {', '.join(config.targets) or 'none'}: no linear layer is left for an "

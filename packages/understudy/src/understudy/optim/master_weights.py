@@ -317,20 +317,20 @@ class MasterWeights(Optimizer):
         """Return the wrapped optimizer's state, with the master of each bfloat16 parameter under
         "master".
         """
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
         with self._on_masters() as inner:
             packed = inner.state_dict()
-        state = {
-            key: dict(value) if isinstance(value, dict) else value
-            for key, value in packed["state"].items()
-        }
+        state = dict(packed["state"])
+        for key, value in packed["state"].items():
+            if isinstance(value, dict):
+                state[key] = dict(value)
         for i, p in _numbered(packed["param_groups"], self.param_groups):
             if self._masters[p] is not p:
                 state.setdefault(i, {})["master"] = self._masters[p].detach()
         result = {**packed, "state": state}
-        for after in self._optimizer_state_dict_post_hooks.values():
-            result = after(self, result) or result
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            result = post_hook(self, result) or result
         return result
 
     @torch.no_grad()
@@ -345,13 +345,13 @@ class MasterWeights(Optimizer):
             ValueError: other parameters, or no master for a bfloat16 weight (the file is a plain
                 optimizer's: load it into the wrapped one before wrapping).
         """
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
         packed = in_order_of(self.param_groups, state_dict)
-        state = {
-            key: dict(value) if isinstance(value, dict) else value
-            for key, value in packed["state"].items()
-        }
+        state = dict(packed["state"])
+        for key, value in packed["state"].items():
+            if isinstance(value, dict):
+                state[key] = dict(value)
         names = {p: name for name, p in named_parameters(self.param_groups)}
         masters = {}
         for i, p in _numbered(packed["param_groups"], self.param_groups):
@@ -373,8 +373,8 @@ class MasterWeights(Optimizer):
             inner.load_state_dict({**packed, "state": state})
         for p, master in masters.items():
             self.set_master(p, master)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         ours = {
@@ -386,7 +386,9 @@ class MasterWeights(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._versions = {}  # so that the next step compares the weights
-        self._scale, self._inside, self._watch = None, False, ClipWatch(())
+        self._scale = None
+        self._inside = False
+        self._watch = ClipWatch(())
         self.optimizer.register_step_pre_hook(self._only_from_inside)
 
 

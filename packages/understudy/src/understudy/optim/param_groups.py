@@ -7,6 +7,7 @@ Patterns are written as in a shell (`vision.*`, `*.bias`), compared with the nam
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -36,9 +37,9 @@ def freeze(
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is left to train.
     """
-    names = [
-        spelling for name, _ in policy.named_parameters() for spelling in spellings(name, parts)
-    ]
+    names: list[str] = []
+    for name, _ in policy.named_parameters():
+        names += spellings(name, parts)
     for setting in ("freeze", "lr_scale", "weight_decay_of"):
         check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
@@ -74,15 +75,13 @@ def parameter_groups(
     least = 2 if config.weight_decay_on == "matrices" else 0
     for name, parameter in named:
         names = spellings(name, parts)
-        decay = _first(
-            config.weight_decay_of, names, config.weight_decay if parameter.ndim >= least else 0.0
-        )
-        groups.setdefault((decay, _first(config.lr_scale, names, 1.0)), []).append(
-            (name, parameter)
-        )
+        usual_decay = config.weight_decay if parameter.ndim >= least else 0.0
+        decay = _first(config.weight_decay_of, names, usual_decay)
+        scale = _first(config.lr_scale, names, 1.0)
+        groups.setdefault((decay, scale), []).append((name, parameter))
     return [
-        {"params": members, "weight_decay": d, "lr_scale": scale}
-        for (d, scale), members in groups.items()
+        {"params": members, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), members in groups.items()
     ]
 
 
@@ -101,18 +100,15 @@ def part_of(name: str, parts: Mapping[str, str]) -> str:
 
 def matches(patterns: Iterable[str], names: Iterable[str]) -> bool:
     """Return whether a pattern fits one of `names`."""
-    names = list(names)
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+    return any(fnmatchcase(name, pattern) for pattern, name in product(patterns, names))
 
 
 def _first(patterns: Mapping[str, Value], names: list[str], default: Value) -> Value:
     """Value of the first pattern that fits one of `names`."""
-    fitting = (
-        value
-        for pattern, value in patterns.items()
-        if any(fnmatchcase(name, pattern) for name in names)
-    )
-    return next(fitting, default)
+    for pattern, value in patterns.items():
+        if any(fnmatchcase(name, pattern) for name in names):
+            return value
+    return default
 
 
 def check_patterns(

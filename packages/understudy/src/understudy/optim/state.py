@@ -55,12 +55,11 @@ def check_moments(optimizer: Optimizer) -> None:
     moment stops moving (0.999 rounds to 1) and most updates fall below half a unit in the last
     place of the weight.
     """
-    bad = [
-        f"{name}: {kind} is {value.dtype}"
-        for name, parameter in named_parameters(optimizer.param_groups)
-        for kind, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor) and value.is_floating_point() and value.element_size() < 4
-    ]
+    bad = []
+    for name, parameter in named_parameters(optimizer.param_groups):
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.element_size() < 4:
+                bad.append(f"{name}: {kind} is {value.dtype}")
     if bad:
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
         raise ValueError(
@@ -165,8 +164,14 @@ def in_order_of(groups: Groups, state_dict: Record) -> dict[str, Any]:
 
 def _plain_by_group(groups: Groups) -> list[list[str]]:
     """Plain names of each group's parameters; plain or not is decided over all of them."""
-    plain = iter(plain_names([name for group in groups for name in group["param_names"]]))
-    return [[next(plain) for _ in group["param_names"]] for group in groups]
+    names: list[str] = []
+    for group in groups:
+        names += group["param_names"]
+    plain = iter(plain_names(names))
+    by_group = []
+    for group in groups:
+        by_group.append([next(plain) for _ in group["param_names"]])
+    return by_group
 
 
 def given_masters(groups: Groups, masters: Mapping[str, Tensor]) -> dict[Tensor, Tensor]:

@@ -24,17 +24,8 @@ weight_files         tensors in safetensors files, read row by row, and networks
                      large tensors
 """
 
-from importlib import import_module
-from typing import Any
+from understudy_base.public_names import lazy_names
 
-from understudy_base.public_names import public_names
+__getattr__, _list_names = lazy_names(__name__, __file__)
 
-_MODULES = public_names(__file__)
-
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'understudy.policies' has no attribute {name!r}")
+__all__ = _list_names()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy_base.plural import plural
-from understudy_kit.report.page import render_page, section, table_card, text
+from understudy_kit import Block, render_page
 
 _LISTED = 20  # rows of a table in the text
 _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} of {source}"
@@ -114,10 +114,13 @@ def audit_page(result: Mapping[str, Any]) -> str:
     """Render an account as one HTML page."""
     title, *lines = _statements(result)
     tables = _tables(result).items()
-    sections = [section(name, table_card("", head, rows, "rows")) for name, (head, *rows) in tables]
+    sections = [
+        Block.section(name, Block.table_card("", head, rows, "rows"))
+        for name, (head, *rows) in tables
+    ]
     is_seen = result["validation"]["samples"] > 0
     top = []
     for line in lines:
         style = "bad" if is_seen and "reserved for validation: " in line else "soft"
-        top.append(text(line, style))
+        top.append(Block.paragraph(line, style))
     return render_page("understudy audit", title, sections, top=top)

@@ -60,7 +60,7 @@ def success_difference(
     Raises:
         ValueError: no episodes, or no count.
     """
-    from understudy_kit.intervals import wilson_interval
+    from understudy_kit import wilson_interval
 
     if not first[1] or not second[1]:
         raise ValueError(f"{first} and {second}: a rate needs an episode")

@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy_base.records import Record, Records
-from understudy_kit.report.page import (
-    Block,
-    Blocks,
-    card,
-    interval_bar,
-    render_page,
-    section,
-    table,
-    text,
-    tiles,
-)
+from understudy_kit import Block, Blocks, render_page
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -67,15 +57,15 @@ def _mib(size: int) -> str:
 
 def page(profile: "Profile") -> str:
     """Render the measurement as one HTML page that opens offline."""
-    conditions = table(
+    conditions = Block.table(
         ["condition", "value"], [[key, str(value)] for key, value in profile.conditions.items()]
     )
     sections = [
-        section("Time", _time_card(profile), note=explain_difference(profile)),
-        section("Memory", _memory_card(profile)),
-        section("Conditions", card("", conditions)),
+        Block.section("Time", _time_card(profile), note=explain_difference(profile)),
+        Block.section("Memory", _memory_card(profile)),
+        Block.section("Conditions", Block.card("", conditions)),
     ]
-    top = [text(describe(profile.conditions)), tiles(headlines(profile))]
+    top = [Block.paragraph(describe(profile.conditions)), Block.tiles(headlines(profile))]
     return render_page(
         "profile of a training step", "Profile of a training step", sections, top=top
     )
@@ -91,7 +81,9 @@ def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
     """
     from understudy.train.profiling.profile import Profile, step_settings
 
-    recorded = card("As recorded during training", _recorded(config, speed)) if speed else None
+    recorded = (
+        Block.card("As recorded during training", _recorded(config, speed)) if speed else None
+    )
     command = (
         f"understudy profile {root / 'config.yaml'} --output-dir {root} measures them, then "
         f"understudy report {root} shows them here"
@@ -101,23 +93,32 @@ def render_step(config: "TrainConfig", speed: Records, root: Path) -> Blocks:
             json.loads((root / "profile.json").read_text(encoding="utf-8"))
         )
     except FileNotFoundError:
-        return [recorded, card("", text(f"Phases and memory: {command}."))] if recorded else []
+        return (
+            [recorded, Block.card("", Block.paragraph(f"Phases and memory: {command}."))]
+            if recorded
+            else []
+        )
     except (OSError, ValueError, RecursionError):
         return [
             recorded,
-            card("", text(f"profile.json is of another release, or not a profile: {command}.")),
+            Block.card(
+                "",
+                Block.paragraph(
+                    f"profile.json is of another release, or not a profile: {command}."
+                ),
+            ),
         ]
     settings = step_settings(config)
     changed = [name for name in settings if settings[name] != profile.settings.get(name)]
     warning = None
     if changed:
         note = f"Measured with other settings than the run's: {', '.join(changed)}."
-        warning = text(note, "bad")
-    figures = card(
+        warning = Block.paragraph(note, "bad")
+    figures = Block.card(
         "Measured by profile",
         warning,
-        text(explain_difference(profile)),
-        table(["figure", "value"], [[name, value] for value, name in headlines(profile)]),
+        Block.paragraph(explain_difference(profile)),
+        Block.table(["figure", "value"], [[name, value] for value, name in headlines(profile)]),
         note=describe(profile.conditions),
     )
     return [recorded, figures, _time_card(profile), _memory_card(profile)]
@@ -130,7 +131,7 @@ def _recorded(config: "TrainConfig", speed: Records) -> Block:
     wait = float(np.median(steps * np.array([record["wait"] for record in speed])))
     parts = {"step": step, "of it waiting for data": wait, "everything else": step - wait}
     rows = [[name, milliseconds(seconds)] for name, seconds in parts.items()]
-    return table([f"median of {len(speed)} logs", "per step"], rows)
+    return Block.table([f"median of {len(speed)} logs", "per step"], rows)
 
 
 def render_sources(order: Record, speed: Records) -> Block | None:
@@ -165,7 +166,7 @@ def render_sources(order: Record, speed: Records) -> Block | None:
         "frames of an epoch",
         "time of an epoch",
     ]
-    return card("Throughput of each source", table(head, rows))
+    return Block.card("Throughput of each source", Block.table(head, rows))
 
 
 def _time_card(profile: "Profile") -> Block:
@@ -183,7 +184,7 @@ def _time_card(profile: "Profile") -> Block:
                 name,
                 milliseconds(phase.worst),
                 *ranks,
-                interval_bar(start / whole, None, end / whole),
+                Block.interval_bar(start / whole, None, end / whole),
             ]
         )
     no_ranks = ["", ""] if several else []
@@ -192,20 +193,20 @@ def _time_card(profile: "Profile") -> Block:
             "as in training",
             milliseconds(profile.step_s),
             *no_ranks,
-            interval_bar(0, None, profile.step_s / whole),
+            Block.interval_bar(0, None, profile.step_s / whole),
         ]
     )
     head_of_ranks = ["rank", "mean of ranks"] if several else []
     head = ["phase", "worst rank", *head_of_ranks, "one step"]
-    return card("", table(head, rows))
+    return Block.card("", Block.table(head, rows))
 
 
 def _memory_card(profile: "Profile") -> Block:
     """Render the memory of a rank by purpose, predicted and measured."""
     head, *rows = memory_table(profile)
     most = max(1, *profile.memory.values())
-    bars = [interval_bar(0, None, size / most) for size in profile.memory.values()]
-    return card("", table([*head, ""], [[*row, bar] for row, bar in zip(rows, bars)]))
+    bars = [Block.interval_bar(0, None, size / most) for size in profile.memory.values()]
+    return Block.card("", Block.table([*head, ""], [[*row, bar] for row, bar in zip(rows, bars)]))
 
 
 def explain_difference(profile: "Profile") -> str:

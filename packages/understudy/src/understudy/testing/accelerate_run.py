@@ -92,7 +92,10 @@ def train_on_two_ranks(folder: Path, jobs: list[dict[str, Any]]) -> list[list[li
             break
     assert codes == [0, 0], errors
     seen = [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
-    return [[a + b for a, b in zip(first, second)] for first, second in zip(*seen)]
+    batches = []
+    for first, second in zip(*seen):
+        batches.append([a + b for a, b in zip(first, second)])
+    return batches
 
 
 def _run(folder: Path, jobs: list[dict[str, Any]]) -> tuple[list[int], str]:

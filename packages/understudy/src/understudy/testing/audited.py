@@ -23,7 +23,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.state import TrainState
 from understudy_data.video.packets import open_packets
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 @contextmanager
@@ -68,8 +68,10 @@ def trained(out: Path, until: int) -> tuple[Counter[tuple[int, int, int]], set[i
     counts = Counter[tuple[int, int, int]]()
     lost = set()
     for step, sessions in steps.items():
+        if step > until:
+            continue
         # the last computation counts
-        for skipped, samples in sessions[max(sessions)] if step <= until else ():
+        for skipped, samples in sessions[max(sessions)]:
             if skipped:
                 lost.add(step)
             else:
@@ -111,7 +113,8 @@ def goes_on(
         )
         config = replace(config, data=replace(config.data, sources=sources))
     first = int(os.environ.get("RANK", "0")) == 0
-    with recorded(out, session, {stop: send(signal.SIGTERM)} if stop and first else {}, spoiled):
+    signals = {stop: send(signal.SIGTERM)} if stop and first else {}
+    with recorded(out, session, signals, spoiled):
         return run.resume(config)
 
 

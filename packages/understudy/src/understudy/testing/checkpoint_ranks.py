@@ -36,7 +36,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        tensor = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).contiguous()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        tensor = tensor.contiguous()
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
@@ -111,7 +113,8 @@ def reshard(root: Path, pairs: bool) -> dict[str, Any]:
     for number, storage in enumerate(STORAGES):
         training = Training(storage)
         name = f"{storage}-{dist.get_world_size()}"
-        for folder in written if pairs else written[number::3]:
+        loaded = written if pairs else written[number::3]
+        for folder in loaded:
             path = checkpoint.find_latest(folder)
             tensors = training.tensors()
             assert path is not None
@@ -162,11 +165,8 @@ def trouble(root: Path) -> dict[str, list[str]]:
             live = {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
             saver.load(folder / "step-00000001", live)
             whole = all(torch.equal(live[key], tensors[key]) for key in tensors)
-            errors[f"{name}{' in the background' if background else ''}"] = [
-                error,
-                " ".join(left),
-                str(whole),
-            ]
+            where = " in the background" if background else ""
+            errors[f"{name}{where}"] = [error, " ".join(left), str(whole)]
     return errors
 
 

@@ -43,7 +43,7 @@ from understudy.testing.runs import same_run, series, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link")
 PATIENCE = 600.0
@@ -70,10 +70,10 @@ class Kind:
 
     def __str__(self) -> str:
         saves = "saves beside the training" if self.background else "saves in the training"
-        ranks = " -> ".join(map(str, self.worlds)) + (
-            " ranks" if self.worlds != (1,) else " process"
-        )
-        return f"{ranks}{', sharded' if self.shard > 1 else ''}, {saves}"
+        worlds = " -> ".join(map(str, self.worlds))
+        unit = "ranks" if self.worlds != (1,) else "process"
+        sharded = ", sharded" if self.shard > 1 else ""
+        return f"{worlds} {unit}{sharded}, {saves}"
 
     def config(self, data: Path, out: Path) -> TrainConfig:
         parallel = ParallelConfig(dp_shard=self.shard, timeout=300.0)
@@ -190,7 +190,8 @@ class Changes:
     """
 
     def __init__(self, root: Path, victim: Victim | None) -> None:
-        self.root, self.victim = str(root), victim or Victim(0)
+        self.root = str(root)
+        self.victim = victim or Victim(0)
         self.count = self.count_in_saves = 0
         self.saving = False
         slow = 0.0 if self.victim.seconds is None else 0.02
@@ -256,10 +257,10 @@ def attempt(
         os.close(writing)
         ranks.append((child, reading))
     if victim is not None and victim.seconds is not None:
-        for _, reading in (
-            ranks if world > 1 else []
-        ):  # a rank that has not met the victim would wait for it; a launcher ends it then
-            select.select([reading], [], [], PATIENCE)
+        if world > 1:
+            # a rank that has not met the victim would wait for it; a launcher ends it then
+            for _, reading in ranks:
+                select.select([reading], [], [], PATIENCE)
         time.sleep(max(0.0, started + victim.seconds - time.monotonic()))
         # not yet waited for, so its number is not reused
         os.kill(ranks[victim.rank][0], signal.SIGKILL)
@@ -362,9 +363,11 @@ def lineage(
         # A resumed run has fewer steps left.
         steps = whole.digests
         reached = checkpoint.list_steps(out / "checkpoints")
-        left = 1 - (reached[-1] if reached else 0) / max(steps)
+        latest = reached[-1] if reached else 0
+        left = 1 - latest / max(steps)
         if killed % 3 == 0:
-            victim = Victim(rank, in_save=draw.randrange(1, 8 if rank == 0 else 3))
+            end = 8 if rank == 0 else 3
+            victim = Victim(rank, in_save=draw.randrange(1, end))
         elif killed % 3 == 1:
             victim = Victim(
                 rank, seconds=draw.uniform(0.1, 0.9) * whole.seconds * (0.2 + 0.8 * left)

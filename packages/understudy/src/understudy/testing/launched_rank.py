@@ -29,10 +29,11 @@ def main(root: str, out: str, joins: bool) -> None:
     steps = len(us.EpisodeDataset(root)) // BATCH
     stream = us.EpisodeStream(root, batch_size=BATCH, seed=0)
     streamed = islice(DataLoader(stream, batch_size=None, num_workers=2), steps)
-    seen = {
-        "readme": read_readme(root, steps, accelerator),
-        "stream": [frame for batch in streamed for frame in frames_of(batch)],
-    }
+    of_readme = read_readme(root, steps, accelerator)
+    of_stream: list[list[int]] = []
+    for batch in streamed:
+        of_stream += frames_of(batch)
+    seen = {"readme": of_readme, "stream": of_stream}
     Path(f"{out}.{os.environ['RANK']}").write_text(json.dumps(seen))
     if accelerator is not None:
         accelerator.end_training()
@@ -68,7 +69,8 @@ def read_readme(root: str, steps: int, accelerator: Any) -> list[list[int]]:
 
 
 def frames_of(batch: dict[str, Any]) -> list[list[int]]:
-    episodes, frames = batch["episode_index"], batch["frame_index"]
+    episodes = batch["episode_index"]
+    frames = batch["frame_index"]
     return list(zip(episodes.tolist(), frames.tolist()))  # type: ignore[arg-type]
 
 

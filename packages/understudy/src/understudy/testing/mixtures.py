@@ -10,8 +10,7 @@ from understudy.config.train import TrainConfig
 from understudy.testing.runs import tiny_config
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import override
+from understudy_kit import SourceConfig, override
 
 TOP = "observation.images.top"
 WRIST = "observation.images.wrist"
@@ -37,10 +36,10 @@ def tiny_sources(root: Path, small_pictures: bool = True) -> tuple[SourceConfig,
         ),
     }.items():
         write_dataset(root / name, spec)
-    record(
-        root / "two",
-        {TOP: (48, 64), WRIST: (32, 32)} if small_pictures else {TOP: (64, 64), WRIST: (64, 64)},
-    )
+    sizes = {TOP: (64, 64), WRIST: (64, 64)}
+    if small_pictures:
+        sizes = {TOP: (48, 64), WRIST: (32, 32)}
+    record(root / "two", sizes)
     return (
         SourceConfig(str(root / "wide"), "arm", "joint", weight=3),
         SourceConfig(str(root / "two"), "hand", "joint", action="command", weight=2),

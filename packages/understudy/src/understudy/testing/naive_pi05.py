@@ -115,7 +115,8 @@ class NaivePi0:
         self.sizes = sizes
         self.is_adaptive = "time_mlp_in.weight" in weights
         own = f"{VLM}embed_tokens.weight"
-        self.embedding = weights[own if own in weights else HEAD]
+        name = own if own in weights else HEAD
+        self.embedding = weights[name]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.weights[f"{name}.weight"].T
@@ -136,13 +137,11 @@ class NaivePi0:
         name = f"{VISION}embeddings."
         kernel = self.weights[f"{name}patch_embedding.weight"]
         bias = self.weights[f"{name}patch_embedding.bias"]
-        places = [
-            (y, x) for y in range(0, image.shape[1], side) for x in range(0, image.shape[2], side)
-        ]
-        rows = [
-            (kernel * image[None, :, y : y + side, x : x + side]).sum((1, 2, 3)) + bias
-            for y, x in places
-        ]
+        rows = []
+        for y in range(0, image.shape[1], side):
+            for x in range(0, image.shape[2], side):
+                patch = image[None, :, y : y + side, x : x + side]
+                rows.append((kernel * patch).sum((1, 2, 3)) + bias)
         return torch.stack(rows) + self.weights[f"{name}position_embedding.weight"]
 
     def vision_heads(self, layer: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -306,17 +305,16 @@ class NaivePi0:
                 index, streams, tokens, owners, positions, condition, insulated
             )
         vlm, _ = self.norm(f"{VLM}norm", streams["vlm"], None)
-        outputs = {"vlm": vlm}
+        rows_of_all = torch.split(vlm, 1)
         if x is not None:
-            outputs["expert"], _ = self.norm(f"{EXPERT}norm", streams["expert"], condition)
-        rows_of_all = torch.split(vlm, 1) + (
-            torch.split(outputs["expert"], 1) if x is not None else ()
-        )
-        return {
-            kind: torch.cat([row for row, own in zip(rows_of_all, kinds) if own == kind])
-            for kind in KINDS
-            if kind in kinds
-        }
+            expert, _ = self.norm(f"{EXPERT}norm", streams["expert"], condition)
+            rows_of_all += torch.split(expert, 1)
+        outputs = {}
+        for kind in KINDS:
+            if kind in kinds:
+                own_rows = [row for row, own in zip(rows_of_all, kinds) if own == kind]
+                outputs[kind] = torch.cat(own_rows)
+        return outputs
 
     def pair_layer(
         self,
@@ -346,29 +344,28 @@ class NaivePi0:
             ):
                 made = self.linear(f"{names[tower]}self_attn.{name}_proj", normed)
                 rows.extend(made.reshape(len(x), count, -1))
-        queries = [
-            torch.stack([rotate(head, at) for head in row]) for row, at in zip(queries, positions)
-        ]
-        keys = [torch.stack([rotate(head, at) for head in row]) for row, at in zip(keys, positions)]
+        for i, at in enumerate(positions):
+            queries[i] = torch.stack([rotate(head, at) for head in queries[i]])
+            keys[i] = torch.stack([rotate(head, at) for head in keys[i]])
         mixed = []
         for i, query in enumerate(queries):
-            seen = [j for j, token in enumerate(tokens) if sees(tokens[i], token)]
-            cut = [insulated and owners[i] == "expert" and owners[j] == "vlm" for j in seen]
-            own_keys = torch.stack(
-                [keys[j].detach() if is_cut else keys[j] for j, is_cut in zip(seen, cut)]
-            )
-            own_values = torch.stack(
-                [values[j].detach() if is_cut else values[j] for j, is_cut in zip(seen, cut)]
-            )
-            shared = [head * kv_heads // heads for head in range(heads)]
-            mixed.append(
-                torch.cat(
-                    [
-                        attend(query[h], own_keys[:, s], own_values[:, s])
-                        for h, s in enumerate(shared)
-                    ]
-                )
-            )
+            seen_keys = []
+            seen_values = []
+            for key, value, owner, token in zip(keys, values, owners, tokens):
+                if not sees(tokens[i], token):
+                    continue
+                if insulated and owners[i] == "expert" and owner == "vlm":
+                    key = key.detach()
+                    value = value.detach()
+                seen_keys.append(key)
+                seen_values.append(value)
+            own_keys = torch.stack(seen_keys)
+            own_values = torch.stack(seen_values)
+            attended = []
+            for head in range(heads):
+                shared = head * kv_heads // heads
+                attended.append(attend(query[head], own_keys[:, shared], own_values[:, shared]))
+            mixed.append(torch.cat(attended))
         out = {}
         for tower, x in streams.items():
             rows = torch.stack([row for row, owner in zip(mixed, owners) if owner == tower])
@@ -398,7 +395,7 @@ class NaivePi0:
         """Squared error [chunk, dim]. The first `clean` actions are noiseless at time 0; their loss
         does not count.
         """
-        times = [0.0 if i < clean else sample.time for i in range(len(sample.actions))]
+        times = [0.0] * clean + [sample.time] * (len(sample.actions) - clean)
         at = torch.tensor(times, dtype=torch.float64)[:, None]
         x = at * sample.noise + (1 - at) * sample.actions
         return (sample.noise - sample.actions - self.velocity(sample, x, times, insulated)) ** 2
@@ -439,8 +436,11 @@ class NaivePi0:
         for time in euler_times(steps):
             if clean is not None:
                 x = torch.cat([clean, x[count:]])
-            move = self.velocity(sample, x, [0.0 if i < count else time for i in range(len(x))])
-            x = x - (move if own is None else torch.where(own, move, sample.noise)) / steps
+            times = [0.0] * count + [time] * (len(x) - count)
+            move = self.velocity(sample, x, times)
+            if own is not None:
+                move = torch.where(own, move, sample.noise)
+            x = x - move / steps
         return x if clean is None else torch.cat([clean, x[count:]])
 
     def guided_sample(
@@ -494,9 +494,12 @@ def paper_weights(length: int, delay: int, horizon: int) -> list[float]:
     found = []
     for i in range(length):
         c = (horizon - i) / (horizon - delay + 1)
-        found.append(
-            1.0 if i < delay else c * (math.exp(c) - 1) / (math.e - 1) if i < horizon else 0.0
-        )
+        weight = 0.0
+        if i < delay:
+            weight = 1.0
+        elif i < horizon:
+            weight = c * (math.exp(c) - 1) / (math.e - 1)
+        found.append(weight)
     return found
 
 

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from understudy_kit.report.page import Block, Blocks, render_page, section
+from understudy_kit import Block, Blocks, render_page
 
 
 def html_of(*blocks: Block | None) -> str:
     """Return a page of blocks, from its first section on; "" without any."""
-    return render_page("", "", [section("blocks", *blocks)]).partition("<h2")[2]
+    return render_page("", "", [Block.section("blocks", *blocks)]).partition("<h2")[2]
 
 
 def charts_of(page: str) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ def small(adaptive: bool = True, seed: int = 0, dtype: torch.dtype = torch.float
         network = Pi0Network(replace(SMALL, adaptive=adaptive), dtype)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
-                parameter.normal_(std=1.0 if name == "embedding.weight" else 0.25)
+                std = 1.0 if name == "embedding.weight" else 0.25
+                parameter.normal_(std=std)
     return network
 
 

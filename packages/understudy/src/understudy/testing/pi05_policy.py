@@ -32,7 +32,8 @@ def policy(
     """
     dimensions = asdict(replace(SMALL, adaptive=adaptive, vocab=320))
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 2, "cameras": CAMERAS, "chunk": 4}
-    make = make or (Pi05PolicyConfig if adaptive else Pi0PolicyConfig)
+    usual = Pi05PolicyConfig if adaptive else Pi0PolicyConfig
+    make = make or usual
     config = make(
         **facts
         | {"dimensions": dimensions, "tokenizer": str(tokenizer), "prompt_tokens": 80}
@@ -43,7 +44,8 @@ def policy(
         made = network(config, NORMALISATION)
         with torch.no_grad():
             for name, parameter in made.named_parameters():
-                parameter.normal_(std=1.0 if name == "embedding.weight" else 0.25)
+                std = 1.0 if name == "embedding.weight" else 0.25
+                parameter.normal_(std=std)
     return made
 
 
@@ -60,7 +62,8 @@ def batch(
     With `future` it has as many images that follow, and the state after each action.
     """
     generator = torch.Generator().manual_seed(seed)
-    images, states = ((1 + future,), (5,)) if future else ((), ())
+    images = (1 + future,) if future else ()
+    states = (5,) if future else ()
     found: dict[str, Any] = {
         key: torch.randint(
             0, 256, (count, *images, 3, *size), dtype=torch.uint8, generator=generator
@@ -77,6 +80,6 @@ def batch(
         "action": torch.randn(count, 4, 3, generator=generator),
         "action_is_pad": torch.arange(4) >= 4 - torch.arange(count)[:, None] % 4,
     }
-    return found | (
-        {"response": [RESPONSES[b % len(RESPONSES)] for b in range(count)]} if response else {}
-    )
+    if response:
+        found["response"] = [RESPONSES[b % len(RESPONSES)] for b in range(count)]
+    return found

@@ -109,11 +109,13 @@ def outcomes_in_ranks(
     try:
         for end in ends:
             _await_start(end)
-        outcomes = _outcomes(started, ends, time.monotonic() + timeout)
-        return [
-            ("hung", _stacks(process, dump)) if kind == "hung" else (kind, value)
-            for process, dump, (kind, value) in zip(started, dumps, outcomes)
-        ]
+        outcomes = []
+        found = _outcomes(started, ends, time.monotonic() + timeout)
+        for process, dump, (kind, value) in zip(started, dumps, found):
+            if kind == "hung":
+                value = _stacks(process, dump)
+            outcomes.append((kind, value))
+        return outcomes
     finally:
         for process, end in zip(started, ends):
             process.kill()

@@ -56,7 +56,10 @@ def consumed(out: Path) -> Counter[int]:
             json.loads(line) for line in file.read_text().splitlines()
         ):
             steps.setdefault(step, {}).setdefault(session, []).extend(positions)
-    return Counter(position for sessions in steps.values() for position in sessions[max(sessions)])
+    counts = Counter[int]()
+    for sessions in steps.values():
+        counts.update(sessions[max(sessions)])
+    return counts
 
 
 def send(number: int) -> Callable[[], object]:
@@ -85,10 +88,12 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
         return checkpoint.list_steps(out / name / "checkpoints")
 
     results["whole"] = run.train(named("whole"))
-    with watched(out / "signal", {5: send(signal.SIGUSR1)} if rank == 1 else {}):
+    signals = {5: send(signal.SIGUSR1)} if rank == 1 else {}
+    with watched(out / "signal", signals):
         results["signal"] = [run.train(named("signal")), steps("signal")]
     results["signal, on"] = run.resume(RunDir(out / "signal").settings())
-    with watched(out / "file", {6: (out / "file/STOP").touch} if rank == 0 else {}):
+    touches = {6: (out / "file/STOP").touch} if rank == 0 else {}
+    with watched(out / "file", touches):
         results["file"] = [run.train(named("file")), steps("file")]
     plain = run.open_data
     if rank == 1:
@@ -105,5 +110,6 @@ def stops(config: TrainConfig, out: Path) -> dict[str, Any]:
 def carried_on(out: Path, stop_at: int | None, session: int) -> int:
     """Resume with the present ranks, and stop again at a step."""
     rank = int(os.environ.get("RANK", "0"))
-    with watched(out, {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}, session):
+    signals = {stop_at: send(signal.SIGTERM)} if stop_at and rank == 0 else {}
+    with watched(out, signals, session):
         return run.resume(RunDir(out).settings())

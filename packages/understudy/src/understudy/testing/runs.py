@@ -28,7 +28,7 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 def tiny_dataset(root: Path) -> Path:

@@ -50,13 +50,14 @@ def unread(
     trees = {path: ast.parse(text) for path, text in sources.items()}
     named = {owner.__name__: {owner} for owner in wanted} | _protocols(trees.values(), wanted)
     files = [_File(path, tree, wanted, names, named) for path, tree in trees.items()]
-    called = {name for file in files for name in file.attributes}
-    read = {
-        (owner, name)
-        for file in files
-        for owner, name, method in file.reads
-        if not method or method in called
-    }
+    called: set[str] = set()
+    for file in files:
+        called |= file.attributes
+    read = set()
+    for file in files:
+        for owner, name, method in file.reads:
+            if not method or method in called:
+                read.add((owner, name))
     found = []
     for owner in wanted:
         for field in fields(owner):
@@ -76,16 +77,18 @@ def _protocols(trees: Iterable[ast.Module], wanted: Iterable[type]) -> dict[str,
     take those.
     """
     found = {}
-    for node in (
-        each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)
-    ):
-        if "Protocol" in {ast.unparse(base) for base in node.bases}:
+    for tree in trees:
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if "Protocol" not in {ast.unparse(base) for base in node.bases}:
+                continue
             members = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-            fitting = {
-                each
-                for each in wanted
-                if members and members <= {*dir(each), *(own.name for own in fields(each))}
-            }
+            fitting = set()
+            for owner in wanted:
+                own = {*dir(owner), *(field.name for field in fields(owner))}
+                if members and members <= own:
+                    fitting.add(owner)
             if fitting:
                 found[node.name] = fitting
     return found
@@ -107,10 +110,8 @@ class _File(ast.NodeVisitor):
         self._by_name = named
         self._wanted = {owner.__name__: owner for owner in wanted}
         self._names = {name: set(classes) for name, classes in names.items()}
-        self._names |= {
-            name: {owner for owner, pattern in wanted.items() if re.search(pattern, path)}
-            for name in ("config", "settings")
-        }
+        owners = {owner for owner, pattern in wanted.items() if re.search(pattern, path)}
+        self._names |= {"config": owners, "settings": set(owners)}
         self._method: tuple[type, str] | None = None
         self._class: type | None = None
         self._scope: list[dict[str, set[type]]] = [{}]
@@ -197,7 +198,10 @@ class _File(ast.NodeVisitor):
         if node is None:
             return set()
         words = re.findall(r"\w+", ast.unparse(node))
-        return {owner for word in words for owner in self._by_name.get(word, ())}
+        owners: set[type] = set()
+        for word in words:
+            owners.update(self._by_name.get(word, ()))
+        return owners
 
     def _owners(self, node: ast.expr) -> set[type]:
         if isinstance(node, ast.Name):

@@ -37,8 +37,7 @@ from understudy_base.records import Batch, Record
 from understudy_data.load.batch_mixing import batch_figures
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData
-from understudy_kit.config.schema import plain
-from understudy_kit.signals import Stop
+from understudy_kit import Stop, plain
 
 
 def run_steps(

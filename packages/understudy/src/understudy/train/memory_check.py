@@ -2,13 +2,15 @@
 allocated.
 """
 
+import os
+from pathlib import Path
+
 import torch
 
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.policy import Policy
 from understudy_base.errors import ConfigError
-from understudy_kit.config.limits import available_memory
 
 
 def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:
@@ -50,6 +52,19 @@ def _check_host(policy: Policy, mesh: Mesh, size: int, free: int | None) -> None
             f"processes, and this machine has {available / 1e9:,.1f} GB: choose a smaller network "
             "(policy.*)"
         )
+
+
+def available_memory() -> int:
+    """Return the bytes of memory for all processes here: the machine's, or less where a container
+    has less.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return min(limits)
 
 
 def free_memory(device: torch.device) -> int | None:

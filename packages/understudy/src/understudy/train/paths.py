@@ -16,7 +16,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import require
 from understudy_data.hub.download import hub_errors
 from understudy_data.hub.ids import model_id
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 Source = TypeVar("Source", DataConfig, SourceConfig)
 

@@ -13,8 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
-from understudy_kit.config.on_resume import ROUNDING, Fixed, marker
-from understudy_kit.config.schema import differences
+from understudy_kit import Fixed, OnResume, differences
 
 JUMP = 10.0
 """Largest factor by which a resumed run may raise the learning rate from one step to the next."""
@@ -49,7 +48,7 @@ def check_resume(
     refused = []
     lines = []
     for path, (old, new) in changed.items():
-        mark = marker(now, path)
+        mark = OnResume.find_marker(now, path)
         if path == "optim.ema.decay" and not (old and new):
             mark = Fixed("the average must be kept from the start")
         if mark is None or isinstance(mark, Fixed):
@@ -95,7 +94,8 @@ def check_resume(
             )
         if state["world"] != present["world"]:
             lines.append(
-                f"processes: {state['world']} -> {present['world']}: {ROUNDING.consequence}"
+                f"processes: {state['world']} -> {present['world']}: "
+                f"{OnResume.ROUNDING.consequence}"
             )
         for name, version in state["versions"].items():
             if version != present["versions"][name]:

@@ -17,7 +17,7 @@ from understudy_base.entry_points import find_entry_points
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import missing_distribution
 from understudy_base.records import Record
-from understudy_kit.signals import Stop
+from understudy_kit import Stop
 
 GROUP = "understudy.run_hooks"
 """Group of the entry points."""

@@ -30,7 +30,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.records import Record
 from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions
-from understudy_kit.config.schema import plain
+from understudy_kit import plain
 
 
 def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, Any]:

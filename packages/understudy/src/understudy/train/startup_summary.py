@@ -25,7 +25,7 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.load.instructions import split_task
 from understudy_data.order import Order
-from understudy_kit.config.schema import flat, plain
+from understudy_kit import flat, plain
 
 MAX_SOURCES = 60
 """Sources that get a line each."""

@@ -21,8 +21,7 @@ from understudy_base.atomic import create_folder
 from understudy_base.errors import ConfigError
 from understudy_data.datasets.stats import norm_heads
 from understudy_data.testing.datasets import TASKS
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

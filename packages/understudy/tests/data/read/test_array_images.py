@@ -17,7 +17,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import SIDE, Spec, edit_json, write_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 CAMERA = "observation.images.array"
 TOP = "observation.images.top"

@@ -16,7 +16,7 @@ from understudy.policies.own_code import trusted, types
 from understudy.policies.own_code.sources import CODE, MODULES, read_sources
 from understudy.policies.policy_folder import check_replaceable
 from understudy.testing.runs import tiny_dataset
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 PAGE = (Path(__file__).parents[5] / "docs" / "policies.md").read_text()
 FILES = {

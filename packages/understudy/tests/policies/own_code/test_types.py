@@ -25,8 +25,8 @@ from understudy.policies.registry import PolicyType, policy_type
 from understudy.testing.runs import series, tiny_dataset
 from understudy.train.checkpoint.checksums import SEAL, add_seal
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main, read_settings
-from understudy_kit.config.schema import load, validate_new
+from understudy_kit import load, main, validate_new
+from understudy_kit.cli.main import read_settings
 
 PAGE = (Path(__file__).parents[5] / "docs" / "policies.md").read_text()
 FLAGS = [

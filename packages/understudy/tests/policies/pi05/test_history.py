@@ -32,7 +32,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, identity, write_dataset
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 FRONT, WRIST = CAMERAS
 STATE = "observation.state"

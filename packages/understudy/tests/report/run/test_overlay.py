@@ -21,7 +21,8 @@ from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main, read_settings
+from understudy_kit import main
+from understudy_kit.cli.main import read_settings
 
 Change = Callable[..., Path]
 

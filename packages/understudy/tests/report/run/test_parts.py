@@ -13,12 +13,12 @@ from understudy_base.optional_packages import PIP_LINES
 from understudy_kit.testing.packages import install
 
 PART = """
-from understudy_kit.report.page import text
+from understudy_kit import Block
 from understudy.report.run.parts import PagePart
 
 def part(run):
     kinds = sorted(kind for kind, records in run.logs.items() if records)
-    return PagePart("Weather", [text(f"{run.root.name}: {kinds}")], [("12 mm", "rain")])
+    return PagePart("Weather", [Block.paragraph(f"{run.root.name}: {kinds}")], [("12 mm", "rain")])
 """
 
 BROKEN = {

@@ -18,8 +18,7 @@ from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
 from understudy_base.errors import DatasetError
-from understudy_kit.cli.main import main
-from understudy_kit.report.page import Block, Blocks
+from understudy_kit import Block, Blocks, main
 
 
 def cards(section: Blocks) -> dict[int, Block]:

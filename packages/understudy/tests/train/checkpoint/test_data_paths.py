@@ -13,9 +13,8 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import DatasetError, SourceError
 from understudy_base.testing.refusals import absent
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit import SourceConfig, override
 from understudy_kit.cli import main
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import override
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.atomic import create_folder
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import override
+from understudy_kit import main, override
 
 
 @pytest.fixture(scope="module")

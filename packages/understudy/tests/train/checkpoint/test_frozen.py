@@ -20,7 +20,7 @@ from understudy.train.checkpoint import checkpoint, tensor_files
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.errors import CheckpointError
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 FROZEN = {"weights/base"}
 

@@ -18,8 +18,7 @@ from understudy.train.checkpoint.checksums import add_seal
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy_base.errors import ConfigError
-from understudy_kit.cli.main import main
-from understudy_kit.config.schema import load, validate
+from understudy_kit import load, main, validate
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from understudy.train.track import metrics_file
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_base.testing.calls import recorded_calls
 from understudy_base.testing.refusals import refused
-from understudy_kit.config.files import read_file
+from understudy_kit import read_file
 
 RECORDS = [{"kind": "train", "step": step, "loss": math.pi / (step + 1)} for step in range(1, 6)]
 

@@ -27,7 +27,7 @@ from understudy.train.checkpoint.checksums import FILES, SEAL, add_seal
 from understudy.train.checkpoint.tensor_files import read_index
 from understudy_base.errors import CheckpointError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from understudy_data.storage import mapped_tables
 from understudy_data.storage.dataset_root import Files
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
 from understudy_data.testing.servers import RangeServer
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 CAMERAS = ("observation.images.top",)
 

@@ -24,9 +24,7 @@ from understudy.train.data.run_normalization import (
 )
 from understudy_base.errors import ConfigError, DatasetError
 from understudy_data.datasets.stats import norm_heads
-from understudy_kit.cli.main import main
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import override
+from understudy_kit import SourceConfig, main, override
 
 ACTION = "action"
 STATE = "observation.state"

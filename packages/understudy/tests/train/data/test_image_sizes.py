@@ -23,7 +23,7 @@ from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.video.color import ImageSize
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 # height, width; multiples, so that nothing is rounded
 SIZES = {"tall": (128, 96), "wide": (96, 192)}

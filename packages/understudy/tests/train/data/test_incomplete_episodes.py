@@ -25,7 +25,7 @@ from understudy_base.errors import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 TOP = "observation.images.top"
 WRIST = "observation.images.wrist"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from understudy_data.testing.killed_recorder import cut, gap, packed_cut, v2
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 
 @pytest.mark.parametrize("fault", [gap, cut, packed_cut])

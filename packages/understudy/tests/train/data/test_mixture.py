@@ -25,9 +25,8 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit import SourceConfig, complete, dump_yaml, load
 from understudy_kit.cli import main
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import complete, dump_yaml, load
 
 
 @pytest.fixture(scope="module")

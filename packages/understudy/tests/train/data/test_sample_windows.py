@@ -26,7 +26,7 @@ from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 CHUNK = 3
 

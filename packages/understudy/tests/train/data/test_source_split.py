@@ -18,7 +18,7 @@ from understudy_base.errors import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_kit.config.schema import complete, override
+from understudy_kit import complete, override
 
 LENGTHS = (5, 3, 6, 4, 7, 3, 5, 6, 4, 5)
 CHUNK = 3

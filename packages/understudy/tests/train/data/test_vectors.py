@@ -15,7 +15,7 @@ from understudy.train.data.run_data import open_data
 from understudy.train.run import DONE, evaluate_checkpoint, train
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 def test_a_robot_of_one_joint_trains_validates_and_is_exported(tmp_path: Path) -> None:

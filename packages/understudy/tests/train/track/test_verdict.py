@@ -10,7 +10,7 @@ import pytest
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.track.metrics_file import compare_losses, read_verdict
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 
 def steps(losses: list[float | None], **more: Any) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.packets import open_packets
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 CHUNK = 4
 """Frames of a chunk in these tests, so that there are several."""

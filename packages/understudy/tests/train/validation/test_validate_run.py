@@ -27,8 +27,7 @@ from understudy.train.validation.metrics import PLAIN, best_metrics
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import TASKS, edit_json
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import dump_yaml, override
+from understudy_kit import SourceConfig, dump_yaml, override
 
 
 @pytest.fixture(scope="module")

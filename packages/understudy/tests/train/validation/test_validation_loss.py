@@ -40,7 +40,7 @@ from understudy_data.load.validation_data import (
     share_chunks,
     source_key,
 )
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 FLOW = {"flow": 1.0}
 DRAWS = FlowPolicy.validation_draws

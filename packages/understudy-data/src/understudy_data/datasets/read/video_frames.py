@@ -1,9 +1,9 @@
 """Video frames of episodes by (table row, frame), with bounded caches of open files and decoded
 frames.
 
-Frame i of an episode is i frames after the episode's first one in its file, in integers. A file
-whose frame count disagrees with the rows is reported. It is refused where the pairing would be a
-guess.
+Frame i of an episode is i frames after the episode's first one in its file, in integers. Recorded
+timestamps start a frame late, drift, or lose precision, so they decide nothing. A file whose frame
+count disagrees with the rows is reported. It is refused where the pairing would be a guess.
 """
 
 import os

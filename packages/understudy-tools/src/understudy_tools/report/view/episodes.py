@@ -17,7 +17,7 @@ from understudy_base.records import Record
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature
 from understudy_data.datasets.read.rows import Rows
-from understudy_kit.report.curves import numbers, ranges
+from understudy_kit import numbers, ranges
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Place
 

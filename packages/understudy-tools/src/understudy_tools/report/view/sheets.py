@@ -16,7 +16,7 @@ from PIL import Image
 from understudy_base.lru import LRUCache
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.recorded_images import RecordedImages
-from understudy_kit.report.page import as_rgb
+from understudy_kit import as_rgb
 
 WIDEST = 640
 """Pixels of the longer side of a frame; larger ones are reduced."""

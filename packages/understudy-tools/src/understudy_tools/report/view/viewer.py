@@ -23,8 +23,7 @@ from understudy_base.records import Record
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.keep_ranges import KeepRanges
 from understudy_data.datasets.selection.select import Selection
-from understudy_kit.report.curves import numbers
-from understudy_kit.report.page import COLORS, STATIC, render_file
+from understudy_kit import COLORS, STATIC, numbers, render_file
 from understudy_tools.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
 from understudy_tools.report.view.sheets import Sheets
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from understudy_base.bytesize import parse_bytes
 from understudy_base.cores import MOST_LOADER_THREADS
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Ge, Interval, Positional
+from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
     from understudy_data.order_file import Samples
@@ -55,9 +55,8 @@ class ExportConfig:
             problems.append(f"paths: {runs[0]} is a run, which is exported alone")
         unused = ["batch_size", "seed", "weights", "memory"] if runs else ["checkpoint"]
         changed = [name for name in unused if getattr(self, name) != getattr(ExportConfig, name)]
-        return problems + [
-            f"{name}: not for {'a run' if runs else 'datasets'}; leave it out" for name in changed
-        ]
+        source = "a run" if runs else "datasets"
+        return problems + [f"{name}: not for {source}; leave it out" for name in changed]
 
 
 def export(config: ExportConfig) -> None:
@@ -74,14 +73,18 @@ def export(config: ExportConfig) -> None:
     ranks = config.world_size
     if Path(paths[0], "order.json").is_file():
         account = Account.open(Path(paths[0]), config.checkpoint)
-        spans = account.cut(first, first + config.steps if config.steps else account.state["step"])
+        end = first + config.steps if config.steps else account.state["step"]
+        spans = account.cut(first, end)
         spec = account.spec
         blocks = account.samples(spans, ranks)
         facts = {name: {"lengths": digest} for name, digest in account.sources.items()}
         for of_source, version in zip(facts.values(), account.versions):
             of_source |= {name: version[name] for name in ("version", "address")}
     else:
-        datasets = [EpisodeDataset(path, name=path if paths[1:] else None) for path in paths]
+        datasets = []
+        for path in paths:
+            name = path if len(paths) > 1 else None
+            datasets.append(EpisodeDataset(path, name=name))
         try:
             order = choose_order(
                 datasets,

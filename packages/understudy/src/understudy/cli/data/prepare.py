@@ -14,8 +14,7 @@ from understudy_base.batch_keys import ACTION, HEAD, RESPONSE, STATE
 from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import optional_imports, require
 from understudy_base.plural import plural
-from understudy_kit.config.declare import Interval
-from understudy_kit.config.workers import WorkersConfig
+from understudy_kit import Interval, WorkersConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +151,8 @@ def fit_fast(config: FastFitConfig) -> None:
     facts = measure(tokenizer, measured) | {"chunks": len(chunks), "output_dir": config.output_dir}
     with create_folder(Path(config.output_dir)) as fresh:
         tokenizer.save(fresh)
-    print(json.dumps(facts) if config.json else format_fast(facts))
+    text = json.dumps(facts) if config.json else format_fast(facts)
+    print(text)
 
 
 def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
@@ -170,7 +170,9 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     config = with_local_files(config).with_policy_defaults()
     data = open_data(config)
     policy = data.policy_config(config)
-    widths = {ACTION: policy.action_dim} | ({STATE: policy.state_dim} if policy.state_dim else {})
+    widths = {ACTION: policy.action_dim}
+    if policy.state_dim:
+        widths[STATE] = policy.state_dim
     normalizer = Normalizer(choose_normalization(config, data), widths)
     most = config.fast.chunks if isinstance(config, FastFitConfig) else inf
     total = sum(map(len, data.training))
@@ -282,8 +284,10 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
         )
     run = run.with_policy_defaults()
     data = open_data(run)
-    tasks = sorted({task for part in data.training for task in part.catalog.tasks})
-    tasks += prompt_fields(data.training)
+    known_tasks: set[str] = set()
+    for part in data.training:
+        known_tasks.update(part.catalog.tasks)
+    tasks = [*sorted(known_tasks), *prompt_fields(data.training)]
     responses = read_responses(config, data)
     texts = run.policy.tokenizer_texts(tasks, responses, data.policy_config(run).state_dim)
     model = fit_text_tokenizer(texts, config.tokenizer.vocab_size)
@@ -300,7 +304,8 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
     }
     with create_folder(Path(config.output_dir)) as fresh:
         (fresh / FILE).write_bytes(model)
-    print(json.dumps(facts) if config.json else format_tokenizer(facts))
+    text = json.dumps(facts) if config.json else format_tokenizer(facts)
+    print(text)
 
 
 def read_responses(config: TokenizerFitConfig, data: "RunData") -> list[str]:

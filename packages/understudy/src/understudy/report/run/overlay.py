@@ -20,8 +20,7 @@ from understudy.report.run.tables import aligned
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import read_validated
 from understudy_base.records import Record, Records
-from understudy_kit.config.schema import flat, plain
-from understudy_kit.report.page import COLORS, Block
+from understudy_kit import Block, Curve, flat, plain
 
 HEAD = ("runs", "group", "first", "other", "difference", "95 % interval")
 LOSS = "validation loss"
@@ -206,20 +205,22 @@ def draw_over(sections: Sequence[Block | None], others: Sequence[Sequence[Block 
     in the legend.
     """
     charts = {chart["label"]: chart for chart in _charts(sections)}
-    lines = {label: list[Block]() for label in charts}
+    lines = {label: list[Curve]() for label in charts}
     for index, blocks in enumerate([sections, *others]):
         for chart in _charts(blocks):
             if chart["label"] not in charts:
                 continue
-            for line in chart["lines"]:
-                name = f"{chr(ord('A') + index)} {line['name']}"
-                lines[chart["label"]].append(line | {"name": name, "color": COLORS[index]})
+            for curve in chart["lines"]:
+                name = f"{chr(ord('A') + index)} {curve['name']}"
+                lines[chart["label"]].append(curve.relabel(name, index))
     for label, chart in charts.items():
         chart["lines"] = lines[label]
 
 
 def _charts(blocks: Sequence[Block | None]) -> Iterator[Block]:
     for block in blocks:
-        if block and block.get("axes") == ["step"]:
+        if not block:
+            continue
+        if block.get("axes") == ["step"]:
             yield block
-        yield from _charts((block or {}).get("blocks", ()))
+        yield from _charts(block.get("blocks", ()))

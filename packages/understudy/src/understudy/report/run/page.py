@@ -32,25 +32,7 @@ from understudy.train.checkpoint.export import describe_policy
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
 from understudy_base.records import Batch, Record, Records
-from understudy_kit.report.curves import chart, line, record_line
-from understudy_kit.report.page import (
-    COLORS,
-    Block,
-    Blocks,
-    card,
-    code,
-    fold,
-    grid,
-    image,
-    refuse_foreign,
-    render_page,
-    section,
-    swatch,
-    table,
-    table_card,
-    text,
-    tiles,
-)
+from understudy_kit import Block, Blocks, Curve, refuse_foreign, render_page
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -123,34 +105,34 @@ def write_report(
     opened = cache(partial(_open_data, config, record))  # by two sections
     worst = render_worst_episodes(run, val, worst_episodes, predict=predict, opened=opened)
     sections = [
-        *(section(part.title, *part.blocks) for part in parts),
-        section("Loss", *render_losses(train, val)),
-        section("Worst validation episodes", *worst),
-        section("Validation", *render_validation(val)),
-        section("Imagined futures", *render_imagined(val, run.imagined)),
-        section("The first batch", *_first_batch(config, record, opened), note=BATCH_NOTE),
-        section(
+        *(Block.section(part.title, *part.blocks) for part in parts),
+        Block.section("Loss", *render_losses(train, val)),
+        Block.section("Worst validation episodes", *worst),
+        Block.section("Validation", *render_validation(val)),
+        Block.section("Imagined futures", *render_imagined(val, run.imagined)),
+        Block.section("The first batch", *_first_batch(config, record, opened), note=BATCH_NOTE),
+        Block.section(
             "Optimizer and speed",
             _speed_tiles(train, speed),
             _speed_charts(train, speed),
             *render_step(config, speed, root),
             render_sources(order, speed),
         ),
-        section("Settings", _changed_settings(config), _recorded_settings(run, config)),
-        section("Versions", table_card("", ["package", "version"], versions)),
+        Block.section("Settings", _changed_settings(config), _recorded_settings(run, config)),
+        Block.section("Versions", Block.table_card("", ["package", "version"], versions)),
     ]
     verdict = compare_losses(train, val)
-    summary = text(summarize(verdict), "verdict") if verdict else None
+    summary = Block.paragraph(summarize(verdict), "verdict") if verdict else None
     choice = describe_policy(root)
-    described_policy = text(f"policy/ is of {choice}") if choice else None
+    described_policy = Block.paragraph(f"policy/ is of {choice}") if choice else None
     top = [
-        text(
+        Block.paragraph(
             f"step {step:,} of {config.steps:,}, {progress} · "
             f"{config.data.root or ', '.join(config.data.names())}"
         ),
         summary,
         described_policy,
-        tiles(
+        Block.tiles(
             [
                 *chain.from_iterable(part.figures for part in parts),
                 *_loss_figures(verdict, train, val),
@@ -161,23 +143,23 @@ def write_report(
         overlay.draw_over(sections, list(map(_curves, others)))
         compared = overlay.compare([first, *others])
         names = enumerate(compared["runs"].items())
-        rows = [[swatch(f"{letter}: {place}", COLORS[index])] for index, (letter, place) in names]
+        rows = [[Block.swatch(f"{letter}: {place}", index)] for index, (letter, place) in names]
         top = [
-            card("", table([""], rows)),
-            text(compared["sentence"], "verdict"),
-            text("The page of A, with all curves:"),
+            Block.card("", Block.table([""], rows)),
+            Block.paragraph(compared["sentence"], "verdict"),
+            Block.paragraph("The page of A, with all curves:"),
             *top,
         ]
         changed = [
             [path, *map(format_setting, values)] for path, values in compared["settings"].items()
         ]
-        groups = table_card(
+        groups = Block.table_card(
             "", overlay.HEAD, list(map(overlay.cells, compared["groups"])), "groups"
         )
-        settings = table_card(
+        settings = Block.table_card(
             "Settings that differ", ["setting", *compared["runs"]], changed, "settings"
         )
-        sections = [section("Comparison", groups, settings), *sections]
+        sections = [Block.section("Comparison", groups, settings), *sections]
     page = render_page(
         f"{name} · understudy", name, sections, top=[block for block in top if block]
     )
@@ -281,31 +263,36 @@ def _speed_tiles(train: Records, speed: Records) -> Block | None:
         figures.append((str(timedelta(seconds=round(total))), "training time"))
     if skipped := sum(record["skipped"] for record in train):
         figures.append((str(skipped), "steps skipped, gradient not finite"))
-    return tiles(figures) if figures else None
+    return Block.tiles(figures) if figures else None
 
 
 def _speed_charts(train: Records, speed: Records) -> Block | None:
-    norm = [record_line("gradient norm", train, "grad_norm", 2, smooth=True)]
+    norm = [Curve.from_records("gradient norm", train, "grad_norm", 2, smooth=True)]
     charts = {
-        "Gradient norm, before clipping": chart("gradient norm", "step", "norm", norm, log=True),
-        "Episodes in a batch": chart(
+        "Gradient norm, before clipping": Block.chart(
+            "gradient norm", "step", "norm", norm, log=True
+        ),
+        "Episodes in a batch": Block.chart(
             "episodes in a batch",
             "step",
             "episodes",
-            [record_line("episodes", train, "episodes", 4, smooth=True)],
+            [Curve.from_records("episodes", train, "episodes", 4, smooth=True)],
         ),
-        "Learning rate": chart(
-            "learning rate", "step", "learning rate", [record_line("learning rate", train, "lr", 3)]
+        "Learning rate": Block.chart(
+            "learning rate",
+            "step",
+            "learning rate",
+            [Curve.from_records("learning rate", train, "lr", 3)],
         ),
     }
     for title, key, unit, color in (
         ("Samples per second", "samples_per_s", "samples / s", 5),
         ("Share of the time spent waiting for data", "wait", "share of the time", 6),
     ):
-        charts[title] = chart(
-            title.lower(), "step", unit, [record_line(title.lower(), speed, key, color)]
+        charts[title] = Block.chart(
+            title.lower(), "step", unit, [Curve.from_records(title.lower(), speed, key, color)]
         )
-    return grid([card(title, drawn) for title, drawn in charts.items() if drawn])
+    return Block.grid([Block.card(title, drawn) for title, drawn in charts.items() if drawn])
 
 
 # -- first batch -----------------------------------------------------------------------------------
@@ -327,9 +314,9 @@ def _first_batch(config: Any, record: Record, opened: "Callable[[], RunData]") -
     try:
         batch, cameras = first_batch(config, order=record.get("order"), data=opened())
     except (DatasetError, ValueError, OSError) as error:
-        return [card("", text(f"The dataset cannot be opened: {error}"))]
+        return [Block.card("", Block.paragraph(f"The dataset cannot be opened: {error}"))]
     samples = [_sample(batch, index, cameras) for index in range(min(SAMPLES, len(batch["task"])))]
-    return [text(_sizes(config, batch, cameras)), grid(samples, "samples")]
+    return [Block.paragraph(_sizes(config, batch, cameras)), Block.grid(samples, "samples")]
 
 
 def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
@@ -343,19 +330,19 @@ def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
             window = frames[[0, -1]]
         else:
             window = frames
-        images += [image(frame.permute(1, 2, 0).numpy(), camera, 84) for frame in window]
+        images += [Block.image(frame.permute(1, 2, 0).numpy(), camera, 84) for frame in window]
     actions = batch["action"][index].double().numpy()
     padded = batch["action_is_pad"][index].numpy()
     lines = []
     for joint, values in enumerate(actions.T):
         lines += [
-            line("", range(len(values)), values, joint, faint=True),
-            line("", range(len(values)), np.where(padded, np.nan, values), joint),
+            Curve("", range(len(values)), values, joint, faint=True),
+            Curve("", range(len(values)), np.where(padded, np.nan, values), joint),
         ]
     place = (
         f"episode {int(batch['episode_index'][index])}, frame {int(batch['frame_index'][index])}"
     )
-    drawn = chart(
+    drawn = Block.chart(
         "action chunk, one line per dimension",
         "action of the chunk",
         "robot's units",
@@ -364,7 +351,9 @@ def _sample(batch: Batch, index: int, cameras: Sequence[str]) -> Block:
         bare=True,
         height=150,
     )
-    return card(batch["task"][index] or "(no text)", grid(images, "row"), drawn, note=place)
+    return Block.card(
+        batch["task"][index] or "(no text)", Block.grid(images, "row"), drawn, note=place
+    )
 
 
 def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
@@ -385,7 +374,7 @@ def _changed_settings(config: "TrainConfig") -> Block:
     """Render the settings that differ from the defaults of a run with this type of policy."""
     from understudy.config.train import TrainConfig
     from understudy_base.optional_packages import MissingExtraError
-    from understudy_kit.config.schema import differences, validate_new
+    from understudy_kit import differences, validate_new
 
     usual = TrainConfig(steps=config.steps, policy=type(config.policy)())
     steps = TrainConfig().steps
@@ -398,8 +387,10 @@ def _changed_settings(config: "TrainConfig") -> Block:
         [path, format_setting(now), format_setting(default)]
         for path, (default, now) in changed.items()
     ]
-    settings = table(["setting", "this run", "default"], rows) if rows else text("None.")
-    return card("Settings that differ from the defaults", settings)
+    settings = (
+        Block.table(["setting", "this run", "default"], rows) if rows else Block.paragraph("None.")
+    )
+    return Block.card("Settings that differ from the defaults", settings)
 
 
 def format_setting(value: Any) -> str:
@@ -415,10 +406,10 @@ def _recorded_settings(run: RunDir, config: "TrainConfig") -> Block:
     """Render all settings, and order.json: the order, the data's fingerprint and the
     normalization.
     """
-    from understudy_kit.config.schema import dump_yaml
+    from understudy_kit import dump_yaml
 
     order = None
     with suppress(OSError, ValueError):
         content = json.dumps(json.loads(run.order.read_text(encoding="utf-8")), indent=2)
-        order = fold("order.json", code(content))
-    return card("", fold("config.yaml", code(dump_yaml(config))), order)
+        order = Block.fold("order.json", Block.code(content))
+    return Block.card("", Block.fold("config.yaml", Block.code(dump_yaml(config))), order)

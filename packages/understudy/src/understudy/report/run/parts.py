@@ -10,7 +10,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy_base.entry_points import EntryPoint, EntryPointError, find_entry_points
 from understudy_base.errors import summarize
 from understudy_base.optional_packages import missing_distribution
-from understudy_kit.report.page import Block, text
+from understudy_kit import Block
 
 GROUP = "understudy.pages"
 """Group of the entry points: functions of a `Run` -> `PagePart`."""
@@ -36,7 +36,9 @@ def page_parts(run: Run) -> list[PagePart]:
     parts = [_make_part(point, run) for point in points.values()]
     folder = RunDir(run.root).rollouts
     if ROLLOUTS not in points and folder.is_dir():
-        line = text(f"{folder}: {missing_distribution('the package of rollouts', 'robot')}")
+        line = Block.paragraph(
+            f"{folder}: {missing_distribution('the package of rollouts', 'robot')}"
+        )
         parts.append(PagePart("Rollouts", [line], ()))
     return parts
 
@@ -50,4 +52,4 @@ def _make_part(point: EntryPoint, run: Run) -> PagePart:
         line = str(error)  # it names the entry point
     except Exception as error:  # whatever the code of another package raises
         line = f"{point}: {summarize(error)}"
-    return PagePart(point.name, [text(line)], ())
+    return PagePart(point.name, [Block.paragraph(line)], ())

@@ -15,18 +15,7 @@ from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms,
 from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base.records import Record, Records
-from understudy_kit.report.curves import chart, line, record_line, step_line
-from understudy_kit.report.page import (
-    Block,
-    Blocks,
-    card,
-    film,
-    grid,
-    styled,
-    table,
-    table_card,
-    text,
-)
+from understudy_kit import Block, Blocks, Curve
 
 LINES = 40
 """Most tasks with a line each in a chart; with more the chart is unreadable, and the heat-map shows
@@ -52,7 +41,7 @@ def decimals(error: float | None) -> int:
 def render_losses(train: Records, val: Records) -> Blocks:
     """Render the cards of the losses of a run, records oldest first."""
     if not train:
-        return [card("", text("No step has been logged yet."))]
+        return [Block.card("", Block.paragraph("No step has been logged yet."))]
     bounds = [(r["loss"], 2 * (r.get("se") or 0.0)) for r in val if r.get("loss") is not None]
     whiskers = {
         "low": [loss - half for loss, half in bounds],
@@ -61,16 +50,18 @@ def render_losses(train: Records, val: Records) -> Blocks:
     steps = [r["step"] for r in val if r.get("loss") is not None]
     label = "validation, ± 2 standard errors" if any(half for _, half in bounds) else "validation"
     lines = [
-        record_line("training", train, "loss", 0, smooth=True),
-        line(label, steps, [loss for loss, _ in bounds], 1, points=True, **whiskers),
+        Curve.from_records("training", train, "loss", 0, smooth=True),
+        Curve(label, steps, [loss for loss, _ in bounds], 1, points=True, **whiskers),
     ]
     latest = train[-STEPS:]
     names = chain.from_iterable(record.get("terms", ()) for record in latest)
     terms = several_terms({"terms": dict.fromkeys(names)})
     last_validation = val[-1] if val else {}
     return [
-        card("Loss", chart("loss", "step", "loss", lines, log=False, cut=True, height=300)),
-        grid([card(name, _term_chart(train, val, name)) for name in terms]),
+        Block.card(
+            "Loss", Block.chart("loss", "step", "loss", lines, log=False, cut=True, height=300)
+        ),
+        Block.grid([Block.card(name, _term_chart(train, val, name)) for name in terms]),
         _group_losses(latest, last_validation),
     ]
 
@@ -78,10 +69,10 @@ def render_losses(train: Records, val: Records) -> Blocks:
 def _term_chart(train: Records, val: Records, name: str) -> Block | None:
     """Draw a loss term: the moving mean in training, and the validations."""
     lines = [
-        record_line("training", _records_of_term(train, name), "loss", 0, smooth=True),
-        record_line("validation", _records_of_term(val, name), "loss", 1, points=True),
+        Curve.from_records("training", _records_of_term(train, name), "loss", 0, smooth=True),
+        Curve.from_records("validation", _records_of_term(val, name), "loss", 1, points=True),
     ]
-    return chart(f"{name} loss", "step", f"{name} loss", lines, cut=True)
+    return Block.chart(f"{name} loss", "step", f"{name} loss", lines, cut=True)
 
 
 def _records_of_term(records: Records, name: str) -> list[Record]:
@@ -114,7 +105,7 @@ def _group_losses(train: Records, last: Record) -> Block | None:
         *(f"{term}, validation" for term in terms),
     ]
     note = f"Means over the last {len(train)} steps, without the weights of the terms."
-    return table_card("Loss terms per group", head, rows, note=note)
+    return Block.table_card("Loss terms per group", head, rows, note=note)
 
 
 def _names_of(records: Records, kind: str) -> list[str]:
@@ -133,28 +124,30 @@ def render_validation(val: Records) -> Blocks:
     groups_over_steps = heatmap(val) if len(val) > 1 else None
     cards = [
         groups_over_steps,
-        card("", *map(text, notes_on_groups(last)), _overall_table(val), _group_table(val)),
+        Block.card(
+            "", *map(Block.paragraph, notes_on_groups(last)), _overall_table(val), _group_table(val)
+        ),
     ]
     if modes := last.get("modes"):
         head, *rows = mode_rows(modes)
-        cards.append(card("Losses in each task mode", table(head, rows, "rows")))
+        cards.append(Block.card("Losses in each task mode", Block.table(head, rows, "rows")))
     if len(val) > 1 and len(last["tasks"]) <= LINES:
-        cards.append(card("Per task", task_chart(val)))
+        cards.append(Block.card("Per task", task_chart(val)))
     halves: Blocks = []
     if last.get("time"):
         note = (
             "Near 1 the policy chooses among motions, near 0 it refines one: a high end shows "
             "which of both is missing."
         )
-        halves.append(card("Over flow time (1 is noise)", _flow_time_chart(val), note=note))
+        halves.append(Block.card("Over flow time (1 is noise)", _flow_time_chart(val), note=note))
     if errors := last.get("open_loop"):
         records = [{"step": r["step"], **r["open_loop"]} for r in val if r.get("open_loop")]
-        lines = [record_line("open-loop error", records, "normalised", 4)]
-        drawn = chart("open-loop error", "step", "mean squared error, normalized", lines)
+        lines = [Curve.from_records("open-loop error", records, "normalised", 4)]
+        drawn = Block.chart("open-loop error", "step", "mean squared error, normalized", lines)
         if len(records) > 1:
-            halves.append(card("Open-loop error, normalized", drawn))
+            halves.append(Block.card("Open-loop error, normalized", drawn))
         cards.append(_open_loop(errors))
-    return [*cards, grid(halves)]
+    return [*cards, Block.grid(halves)]
 
 
 def _overall_table(val: Records) -> Block:
@@ -172,7 +165,7 @@ def _overall_table(val: Records) -> Block:
     for name, mean in means.items():
         history = [(mean(record), record["step"]) for record in val]
         rows.append([name, *_figures(last, {"loss": mean(last)}, history)])
-    return table(["samples", *_figure_head(last)], rows)
+    return Block.table(["samples", *_figure_head(last)], rows)
 
 
 def _group_table(val: Records) -> Block:
@@ -187,7 +180,9 @@ def _group_table(val: Records) -> Block:
             history = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
             counts = [entry["samples"], entry.get("episodes", "")]
             rows.append([name, group or "(no text)", *counts, *_figures(last, entry, history)])
-    return table(["kind", "group", "samples", "episodes", *_figure_head(last)], rows, "groups")
+    return Block.table(
+        ["kind", "group", "samples", "episodes", *_figure_head(last)], rows, "groups"
+    )
 
 
 def _figure_head(last: Record) -> list[str]:
@@ -231,8 +226,8 @@ def task_chart(val: Records) -> Block | None:
     lines = []
     for index, task in enumerate(tasks):
         losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
-        lines.append(record_line(short(task), losses, "loss", index, points=True))
-    return chart("validation loss per task", "step", "validation loss", lines)
+        lines.append(Curve.from_records(short(task), losses, "loss", index, points=True))
+    return Block.chart("validation loss per task", "step", "validation loss", lines)
 
 
 def _flow_time_chart(val: Records) -> Block | None:
@@ -254,9 +249,11 @@ def _flow_time_chart(val: Records) -> Block | None:
                 name += f", {terms}"
             color = 1 if record is val[-1] else 0
             lines.append(
-                step_line(name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1)
+                Curve.from_edges(
+                    name, edges, [bin["loss"] for bin in bins], color, dashed=index % 2 == 1
+                )
             )
-    return chart("validation loss over flow time", "flow time", "validation loss", lines)
+    return Block.chart("validation loss over flow time", "flow time", "validation loss", lines)
 
 
 def _open_loop(errors: Record) -> Block:
@@ -275,7 +272,7 @@ def _open_loop(errors: Record) -> Block:
         f"joints: {number(errors['normalised'])}."
     )
     head = ["source", "joint", "mean squared error, units²", "mean absolute error, units"]
-    return card("Open-loop error", table(head, rows, "joints"), note=note)
+    return Block.card("Open-loop error", Block.table(head, rows, "joints"), note=note)
 
 
 # -- heat-map --------------------------------------------------------------------------------------
@@ -326,9 +323,9 @@ def heatmap(val: Records) -> Block | None:
         f"{count} more than {100 * WORSE:.0f} % above the lowest loss of the group, which is "
         f"framed. Deeper colors are further above it; the deepest is {DEEPEST:g} times it."
     )
-    rest = text(f"and {len(names) - ROWS} more groups") if len(names) > ROWS else None
+    rest = Block.paragraph(f"and {len(names) - ROWS} more groups") if len(names) > ROWS else None
     head = ["step", *(f"{steps[column]:,}" for column in columns), ""]
-    return card("Each group over the steps", table(head, rows), rest, note=note)
+    return Block.card("Each group over the steps", Block.table(head, rows), rest, note=note)
 
 
 def _groups_of(record: Record) -> dict[str, Record]:
@@ -372,12 +369,12 @@ def _heat_row(
     cells = [_heat_cell(history[column], lowest, column == best) for column in columns]
     if rise > WORSE:
         amount = "not finite, lowest at" if rise == inf else f"+{100 * rise:.0f} % since"
-        note = styled(f"▲ worse: {amount} step {steps[best]:,}", "bad")
+        note = Block.styled(f"▲ worse: {amount} step {steps[best]:,}", "bad")
     elif rise > 0:
-        note = styled(f"+{100 * rise:.1f} % since step {steps[best]:,}", "soft")
+        note = Block.styled(f"+{100 * rise:.1f} % since step {steps[best]:,}", "soft")
     else:
         remark = "at its lowest" if best == len(history) - 1 else ""
-        note = styled(remark, "soft")
+        note = Block.styled(remark, "soft")
     return [name or "(no text)", *cells, note]
 
 
@@ -385,11 +382,11 @@ def _heat_cell(loss: Any, lowest: float | None, is_best: bool) -> Any:
     if loss is MISSING:
         return ""
     if loss is None:
-        return styled("NaN", "cell bad", depth="0", hint="not finite")
+        return Block.styled("NaN", "cell bad", depth="0", hint="not finite")
     above = log2(loss / lowest) / log2(DEEPEST) if lowest else 0.0
     depth = 0.06 + 0.64 * min(1.0, max(0.0, above))
     style = "cell best" if is_best else "cell"
-    return styled(f"{loss:.3g}", style, depth=f"{depth:.2f}", hint="")
+    return Block.styled(f"{loss:.3g}", style, depth=f"{depth:.2f}", hint="")
 
 
 # -- imagined futures ------------------------------------------------------------------------------
@@ -411,10 +408,10 @@ def render_imagined(val: Records, strips: Path) -> Blocks:
         "recorded observation and the recorded actions. A copy of the present, nothing changes, "
         "is the reference."
     )
-    cards = [card("", _imagined_images(images))] if (images := figures.get("images")) else []
+    cards = [Block.card("", _imagined_images(images))] if (images := figures.get("images")) else []
     if states := figures.get("states"):
         lines = [
-            line(
+            Curve(
                 label,
                 range(1, len(states[name]) + 1),
                 np.array(states[name], np.float64),
@@ -425,17 +422,17 @@ def render_imagined(val: Records, strips: Path) -> Blocks:
                 {"model": "imagined", "copy": "copy of the present"}.items()
             )
         ]
-        drawn = chart(
+        drawn = Block.chart(
             "error of imagined states",
             "actions ahead",
             "mean squared error, normalized",
             lines,
             log=True,
         )
-        cards.append(card("Error of imagined states after each action", drawn))
+        cards.append(Block.card("Error of imagined states after each action", drawn))
     if shown := _strips(strips):
-        cards.append(card("Recorded and imagined images", *shown))
-    return [text(note), *cards]
+        cards.append(Block.card("Recorded and imagined images", *shown))
+    return [Block.paragraph(note), *cards]
 
 
 def _imagined_images(images: Record) -> Block:
@@ -448,7 +445,7 @@ def _imagined_images(images: Record) -> Block:
                 cell = "" if ratio is None else f"{ratio:.2f}"
                 row.append(cell)
             rows.append(row)
-    return table(["frames ahead", "pixels", "imagined, PSNR in dB", "copy"], rows)
+    return Block.table(["frames ahead", "pixels", "imagined, PSNR in dB", "copy"], rows)
 
 
 def _strips(path: Path) -> list[Block]:
@@ -467,5 +464,5 @@ def _strips(path: Path) -> list[Block]:
         return []
     blocks: list[Block] = []
     for title, images in zip(rows, cells):
-        blocks += [text(title), film(images, columns, title)]
+        blocks += [Block.paragraph(title), Block.film(images, columns, title)]
     return blocks

@@ -20,8 +20,7 @@ from understudy_base.errors import DatasetError, UnderstudyError, is_out_of_memo
 from understudy_base.records import Record, Records
 from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_data.datasets.read.rows import Rows
-from understudy_kit.report.curves import bucketed_line, chart, line
-from understudy_kit.report.page import Block, Blocks, as_rgb, card, film, fold, grid, text
+from understudy_kit import Block, Blocks, Curve, as_rgb
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
@@ -66,7 +65,12 @@ def render_worst_episodes(
         return []
     validated = read_validated(run, val)
     if validated is None:
-        return [card("", text(f"{run.validation} has no losses by episode of these validations."))]
+        return [
+            Block.card(
+                "",
+                Block.paragraph(f"{run.validation} has no losses by episode of these validations."),
+            )
+        ]
     step, sums = validated
     chosen = sums.largest(count)
     with ExitStack() as stack:
@@ -77,8 +81,11 @@ def render_worst_episodes(
         f"{len(chosen)} of the {len(sums.episode):,} episodes of the validation at step "
         f"{step:,}, largest loss first."
     )
-    legend = text(UNITS) if predicted is not None else None
-    return [card("", text(" ".join([about, *notes])), legend, cards.horizon_chart()), *episodes]
+    legend = Block.paragraph(UNITS) if predicted is not None else None
+    return [
+        Block.card("", Block.paragraph(" ".join([about, *notes])), legend, cards.horizon_chart()),
+        *episodes,
+    ]
 
 
 def _open(
@@ -165,7 +172,7 @@ class _Cards:
         title = f"{prefix}episode {episode}: loss {figure}"
         samples = f"{int(sums.samples[index]):,} samples"
         if self._validation is None:
-            return card(title, note=samples)
+            return Block.card(title, note=samples)
         try:
             names = self._validation.names
             # the only one may be renamed
@@ -173,18 +180,18 @@ class _Cards:
             catalog = self._validation.datasets[source].catalog
             row = catalog.episodes.row_of(episode)
         except (ValueError, DatasetError):
-            return card(title, note=f"{samples}; the dataset has no such episode")
+            return Block.card(title, note=f"{samples}; the dataset has no such episode")
         length = int(catalog.episodes.lengths[row])
         tasks = [
             catalog.tasks[task]
             for task in catalog.episodes.tasks_of(row)
             if 0 <= task < len(catalog.tasks)
         ]
-        return card(
+        return Block.card(
             title,
             *_strips(catalog, self._validation.cameras, row, length),
             *self._action_charts(source, catalog, episode, row),
-            text(f"understudy view {self._run.root} --episodes {episode}", "code"),
+            Block.paragraph(f"understudy view {self._run.root} --episodes {episode}", "code"),
             note="; ".join([f"{samples} of {length:,} frames", *tasks]),
         )
 
@@ -197,9 +204,9 @@ class _Cards:
         offsets, errors = (np.concatenate(parts) for parts in zip(*self._errors))
         counts = np.bincount(offsets)
         means = np.bincount(offsets, errors)[counts > 0] / counts[counts > 0]
-        lines = [line("mean of these episodes", np.flatnonzero(counts) + 1, means, 1, points=True)]
+        lines = [Curve("mean of these episodes", np.flatnonzero(counts) + 1, means, 1, points=True)]
         label = "mean absolute error, share of the joint's range"
-        return chart(
+        return Block.chart(
             "error over the horizon of a chunk",
             "actions after the observation",
             label,
@@ -212,12 +219,12 @@ class _Cards:
         assert self._validation is not None
         length = int(catalog.episodes.lengths[row])
         if ACTION not in catalog.features:
-            return [text("there are no recorded actions")]
+            return [Block.paragraph("there are no recorded actions")]
         try:
             rows = Rows(catalog, [ACTION], _ROW_BYTES)
             actions = rows.take(np.full(1, row), {ACTION: np.arange(length)[None]})[ACTION]
         except DatasetError as error:
-            return [text(str(error))]
+            return [Block.paragraph(str(error))]
         recorded = np.asarray(actions[0], np.float64).reshape(length, -1)
         predicted = None
         note = None
@@ -228,30 +235,32 @@ class _Cards:
             except Exception as error:
                 if not _is_expected(error):
                     raise
-                note = text(f"no predicted actions: {summarize(error)}")
+                note = Block.paragraph(f"no predicted actions: {summarize(error)}")
         names = self._validation.action_names(source)
         charts = [
             _joint_chart(name, joint, recorded, predicted, catalog.fps)
             for joint, name in enumerate(names)
         ]
-        more_joints = grid(charts[CURVES:], "joints")
+        more_joints = Block.grid(charts[CURVES:], "joints")
         folded = None
         if more_joints:
-            folded = fold(f"{len(charts) - CURVES} more joints", more_joints)
-        return [note, grid(charts[:CURVES], "joints"), folded]
+            folded = Block.fold(f"{len(charts) - CURVES} more joints", more_joints)
+        return [note, Block.grid(charts[:CURVES], "joints"), folded]
 
 
 def _joint_chart(
     name: str, joint: int, recorded: np.ndarray, predicted: Record | None, fps: float
 ) -> Block | None:
-    lines = [bucketed_line("recorded", recorded[:, joint], fps, 0)]
+    lines = [Curve.from_frames("recorded", recorded[:, joint], fps, 0)]
     if predicted is not None:
         label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
         starts = [start / fps for start in predicted["starts"]]
         lines.append(
-            bucketed_line(label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts)
+            Curve.from_frames(
+                label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts
+            )
         )
-    return chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
+    return Block.chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
 
 
 def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray, np.ndarray]:
@@ -282,10 +291,10 @@ def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -
         try:
             images = [_reduced(image) for image in as_rgb(recorded.read(camera, row, frames))]
         except DatasetError as error:
-            strips.append(text(f"{camera}: {error}"))
+            strips.append(Block.paragraph(f"{camera}: {error}"))
             continue
-        title = text(camera) if len(cameras) > 1 else None
-        strips += [title, film(images, [f"frame {frame}" for frame in frames], camera)]
+        title = Block.paragraph(camera) if len(cameras) > 1 else None
+        strips += [title, Block.film(images, [f"frame {frame}" for frame in frames], camera)]
     return strips
 
 

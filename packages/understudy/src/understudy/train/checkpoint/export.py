@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from understudy.config.intervals import Count
 from understudy_base.entry_points import load_entry_point
 from understudy_base.errors import ConfigError
-from understudy_kit.config.declare import Count, Natural, Positional
+from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ class ExportConfig:
     """Norm head of the robot, where the run has several and the format holds one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the stored weights."""
-    checkpoint: Natural | Literal["latest", "best"] = "latest"
+    checkpoint: Annotated[int, Ge(0)] | Literal["latest", "best"] = "latest"
     """Step of the checkpoint, or `latest`, or `best`: the lowest validation loss of those on disk,
     or the lowest figure of `keep_best`.
     """

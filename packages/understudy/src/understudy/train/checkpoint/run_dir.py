@@ -43,8 +43,7 @@ from understudy_base.atomic import DRAFT_SUFFIX, write_bytes, write_text
 from understudy_base.errors import ConfigError, RunInUseError
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import model_id, near_path, parse_address
-from understudy_kit.config.files import read_file
-from understudy_kit.config.schema import dump_yaml, validate
+from understudy_kit import dump_yaml, read_file, validate
 
 FORMAT = 5
 """Version of a run directory; another one is refused. Format 1 had no version, and a single

@@ -59,7 +59,7 @@ from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
 from understudy_data.order import Order
 from understudy_data.prompt_metadata import FORMAT, add_metadata
 from understudy_data.storage.remote_options import RemoteOptions
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 _T = TypeVar("_T")
 

@@ -11,8 +11,7 @@ import numpy as np
 from understudy.train.data.sources import BadEpisodesError, Source
 from understudy_base.batch_keys import ACTION, STATE
 from understudy_base.errors import DatasetError
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.schema import plain
+from understudy_kit import SourceConfig, plain
 
 MOST_LISTED = 200
 """Sources up to which the settings without the wrong ones are printed whole."""

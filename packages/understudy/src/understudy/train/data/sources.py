@@ -37,7 +37,7 @@ from understudy_data.datasets.stats.norm_heads import head_name
 from understudy_data.datasets.time_windows import frame_offsets, reach
 from understudy_data.storage.mapped_tables import share
 from understudy_data.video.color import ImageSize, Resize
-from understudy_kit.config.dataset import SourceConfig
+from understudy_kit import SourceConfig
 
 
 class BadEpisodesError(DatasetError):

@@ -55,7 +55,7 @@ from understudy_base.errors import ConfigError
 from understudy_base.optional_packages import MissingExtraError
 from understudy_base.progress import Progress
 from understudy_base.records import Batch, Record
-from understudy_kit.config.schema import override
+from understudy_kit import override
 
 logger = logging.getLogger(__name__)
 

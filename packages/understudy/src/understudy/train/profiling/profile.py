@@ -49,7 +49,7 @@ from understudy_base._version import __version__
 from understudy_base.records import Record
 from understudy_base.temporary import temporary_folder
 from understudy_data.load.loader import Loader
-from understudy_kit.config.schema import override, plain
+from understudy_kit import override, plain
 
 PHASES: Final = (
     "data wait",

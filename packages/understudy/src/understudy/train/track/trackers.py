@@ -35,7 +35,7 @@ from understudy.train.track import metrics_file
 from understudy_base.atomic import write_text
 from understudy_base.errors import ConfigError
 from understudy_base.records import Record
-from understudy_kit.config.schema import plain
+from understudy_kit import plain
 
 PROJECT = "understudy"
 """Project name in wandb and Trackio."""

@@ -62,7 +62,7 @@ from understudy_data.load.validation_data import (
     share_chunks,
 )
 from understudy_data.order.random import make_key
-from understudy_kit.signals import Stop
+from understudy_kit import Stop
 
 BATCH = 128
 """Most samples of a chunk, where the training has larger forward passes."""
