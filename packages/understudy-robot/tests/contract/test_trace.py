@@ -14,12 +14,12 @@ from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.facts import Contract, VectorFacts
 from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.trace import TraceWriter, diagnose
 from understudy_client.testing.arm import NAMES, arm_observations
 from understudy_client.testing.hostile import damaged, refusal, samples
-from understudy_client.testing.traces import CHUNK, STEPS, graspable, recorded, traced
 from understudy_robot.cli.why import WhyConfig, why
+from understudy_robot.contracts.trace import TraceWriter, diagnose
 from understudy_robot.report.why import findings, why_page
+from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced
 
 
 def test_a_sound_trace_has_no_finding(tmp_path: Path) -> None:

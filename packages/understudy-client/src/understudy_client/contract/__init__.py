@@ -8,7 +8,5 @@ compare       two contracts: each contradiction with its remedy
 numbers       explanations of numbers that do not fit: units, orders, other robots
 camera_print  how the images of a camera looked in training, and how well an image fits
 observed      observations against a contract, over time
-in_motion     facts that two contracts leave open, and the power of the checks that decide them
-trace         answered observations on disk, and their diagnosis
 mismatch      `Mismatch`: one contradiction, and the kinds of remedies
 """

@@ -66,11 +66,10 @@ class CameraPrint:
             masks = [np.asarray(episodes) == number for number in numbers]
             parts = [(cells[~mask], cells[mask]) for mask in masks]
             factor = 1 + _FEW_EPISODES / len(numbers)
-        misfits = [
-            cls(images.mean(0), images.std(0), 1.0, 1.0).misfit(grid)
-            for images, others in parts
-            for grid in others
-        ]
+        misfits: list[float] = []
+        for images, others in parts:
+            part = cls(images.mean(0), images.std(0), 1.0, 1.0)
+            misfits += [part.misfit(grid) for grid in others]
         usual, most = map(float, np.quantile(misfits, (0.5, 0.95)))
         return cls(whole.mean, whole.deviation, usual, factor * most)
 
@@ -123,7 +122,9 @@ def _middle(cells: np.ndarray, height: float, width: float) -> np.ndarray:
     for axis, share in ((0, height), (1, width)):
         places = (np.arange(SIDE) + 0.5 - SIDE / 2) * share + SIDE / 2 - 0.5
         low = np.clip(np.floor(places).astype(int), 0, SIDE - 2)
-        part = np.clip(places - low, 0, 1).reshape([-1 if n == axis else 1 for n in range(3)])
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        part = np.clip(places - low, 0, 1).reshape(shape)
         cells = cells.take(low, axis) * (1 - part) + cells.take(low + 1, axis) * part
     return np.asarray(cells, np.float32)
 
@@ -184,10 +185,9 @@ def explain_grids(
     """
     if now <= 1.25 * print_.most + 0.25:
         return None
-    fits = {
-        explanation: float(np.median([misfit(grid) for grid in grids]))
-        for explanation, misfit in misfits.items()
-    }
+    fits: dict[Explanation, float] = {}
+    for explanation, misfit in misfits.items():
+        fits[explanation] = float(np.median([misfit(grid) for grid in grids]))
     best = min(fits, key=lambda explanation: fits[explanation], default=None)
     flat = np.median([grid.std(axis=(0, 1)).max() for grid in grids]) < _LEAST_CONTRAST
     if flat:
@@ -195,7 +195,8 @@ def explain_grids(
     if best is not None and fits[best] < 0.5 * now and fits[best] <= 2 * print_.most + 0.5:
         return best
     if now > 3 * print_.most + 1:
-        return "unlike training", "images of one color" if flat else "other images"
+        came = "images of one color" if flat else "other images"
+        return "unlike training", came
     return None
 
 

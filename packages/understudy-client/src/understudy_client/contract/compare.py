@@ -195,32 +195,31 @@ def _orders(key: str, trained: VectorFacts, other: VectorFacts) -> list[Mismatch
         others = other.roles
         if "" in (*names, *others) or not set(names) & set(others):
             return []
-    is_order = sorted(names) == sorted(others)
-    return _differing(
-        "dimension order" if is_order else "dimension names",
-        key,
-        ", ".join(names),
-        ", ".join(others),
-    )
+    kind = "dimension order" if sorted(names) == sorted(others) else "dimension names"
+    return _differing(kind, key, ", ".join(names), ", ".join(others))
 
 
 def _meanings(key: str, trained: VectorFacts, other: VectorFacts) -> Iterator[Mismatch]:
     """Contradictions in units, zeros, frame and gripper of vectors of the same dimensions."""
-    units, others = (
-        [_UNITS.get(unit, unit) for unit in vector.units] for vector in (trained, other)
-    )
-    pairs = {"units": (units, others), "delta": (trained.references, other.references)}
+    trained_units = [_UNITS.get(unit, unit) for unit in trained.units]
+    other_units = [_UNITS.get(unit, unit) for unit in other.units]
+    pairs = {
+        "units": (trained_units, other_units),
+        "delta": (trained.references, other.references),
+    }
     for kind, (mine, theirs) in pairs.items():
         unlike = [
             (name, a, b)
             for name, a, b in zip(trained.names, mine, theirs, strict=False)
             if a and b and a != b
         ]
-        texts = (", ".join(f"{name} {pair[side]}" for name, *pair in unlike) for side in (0, 1))
-        yield from _differing(kind, key, *texts)
+        my_text = ", ".join(f"{name} {a}" for name, a, _ in unlike)
+        their_text = ", ".join(f"{name} {b}" for name, _, b in unlike)
+        yield from _differing(kind, key, my_text, their_text)
     yield from _differing("frame", key, trained.frame, other.frame)
     for name in sorted(set(trained.gripper) & set(other.gripper)):
-        (closed, opened), ends = trained.gripper[name], other.gripper[name]
+        closed, opened = trained.gripper[name]
+        ends = other.gripper[name]
         if ends != (closed, opened):
             fix = f"map {ends[0]:g} to {closed:g} and {ends[1]:g} to {opened:g}"
             yield Mismatch("gripper", key, f"{name} {closed:g} closes", f"{ends[0]:g} closes", fix)
@@ -258,9 +257,8 @@ def _cameras(
             near = get_close_matches(camera.key, spare, 1, 0.6)
             fix = f"is it {near[0]!r}?" if near else f"send it as {camera.key!r}"
             came = ", ".join(spare) or "no such camera"
-            yield Mismatch(
-                "camera map" if spare else "missing key", camera.key, "this camera", came, fix
-            )
+            named = "camera map" if spare else "missing key"
+            yield Mismatch(named, camera.key, "this camera", came, fix)
             continue
         other = others[partner]
         mapped = {name: theirs.key for name, theirs in trained.items() if name != key}
@@ -309,11 +307,13 @@ def _images(trained: CameraFacts, other: CameraFacts, kind: Kind) -> Iterator[Mi
     for named, fact in names.items():
         yield from _differing(named, trained.key, getattr(trained, fact), getattr(other, fact))
     if kind == "policy":
-        sizes = (
-            "{}x{}".format(*size) if all(size) else ""
-            for size in (trained.network_size, other.network_size)
+        yield from _differing(
+            "resize", trained.key, _size_text(trained.network_size), _size_text(other.network_size)
         )
-        yield from _differing("resize", trained.key, *sizes)
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return "{}x{}".format(*size) if all(size) else ""
 
 
 def _instructions(trained: RobotFacts, robot: RobotFacts, kind: Kind) -> Iterator[Mismatch]:

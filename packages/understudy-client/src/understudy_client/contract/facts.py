@@ -54,7 +54,7 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Facts | CameraPrint):
         return value.to_json()
     if isinstance(value, np.ndarray):
-        return [UNKNOWN if np.isnan(number) else float(number) for number in value]
+        return [_to_plain(float(number)) for number in value]
     if isinstance(value, Mapping):
         return {key: _to_plain(part) for key, part in value.items()}
     if isinstance(value, tuple):
@@ -71,7 +71,11 @@ def _from_plain(kind: Any, stored: Any) -> Any:
     inner = get_args(kind)
     unknown = isinstance(stored, str) and stored == UNKNOWN
     if kind is np.ndarray:
-        return np.array([np.nan if number == UNKNOWN else number for number in stored], float)
+        numbers = list(stored)
+        for place, number in enumerate(numbers):
+            if number == UNKNOWN:
+                numbers[place] = np.nan
+        return np.array(numbers, float)
     if NoneType in inner:
         return None if stored is None or unknown else _from_plain(inner[0], stored)
     if origin is tuple:
@@ -206,14 +210,15 @@ class VectorFacts(Facts):
             for name in FIGURES
             if figures.get(name) is not None
         }
-        whole = {
-            name: value if len(value := values.get(name, unknown)) == width else unknown
-            for name in FIGURES
-        }
+        whole: dict[str, np.ndarray] = {}
+        for name in FIGURES:
+            value = values.get(name, unknown)
+            whole[name] = value if len(value) == width else unknown
         measured = {
             name: whole[name] for name in ("mean", "std") if not np.isnan(whole[name]).any()
         }
-        norm = Normalization(source, mode, figures_digest(measured) if measured else "")
+        digest = figures_digest(measured) if measured else ""
+        norm = Normalization(source, mode, digest)
         return cls(key, facts.pop("names", ("",) * width), whole, normalization=norm, **facts)
 
     @classmethod
@@ -361,7 +366,10 @@ class RobotFacts(Facts):
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         literal = {"tasks": list(self.tasks), "tasks_left_out": self.tasks_left_out}
-        return super().to_json() | literal | ({} if self.state is not None else {"state": None})
+        plain = super().to_json() | literal
+        if self.state is None:
+            plain["state"] = None
+        return plain
 
     def completed(self, stated: "RobotFacts") -> "RobotFacts":
         """Return these facts, with those of `stated` where they are unknown, except of vectors of

@@ -59,7 +59,10 @@ def printable(text: str, most: int = _MOST_LETTERS) -> str:
     print escaped.
     """
     short = text if len(text) <= most else f"{text[:most]}… ({len(text):,} letters)"
-    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in short)
+    printed = ""
+    for letter in short:
+        printed += letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+    return printed
 
 
 @dataclass(frozen=True)

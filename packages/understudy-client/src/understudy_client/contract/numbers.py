@@ -173,7 +173,7 @@ def _unit_mismatch(
             "send the robot's own numbers",
         )
     sent, _, recorded = unit.partition(" for ")
-    kind = "degrees" if sent == "degrees" else "radians" if sent == "radians" else "scale"
+    kind = sent if sent in ("degrees", "radians") else "scale"
     return Mismatch(kind, facts.key, trained, f"{came}, as if in {sent}", f"send {recorded}")
 
 

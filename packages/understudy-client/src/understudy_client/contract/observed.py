@@ -292,7 +292,8 @@ def compare_size(camera: CameraFacts, size: tuple[int, int]) -> Mismatch | None:
     """Return the difference between the size of images (height, width) and that of training; None
     where it fits.
     """
-    (height, width), (recorded_height, recorded_width) = size, camera.size
+    height, width = size
+    recorded_height, recorded_width = camera.size
     error = size_error(height, width, camera.size)
     if not error and not (
         recorded_height and abs(height * recorded_width / (width * recorded_height) - 1) > _ASPECT

@@ -4,5 +4,4 @@ arm           an arm of seven joints with two cameras: its observations, and its
 hostile       plain values with one hostile value in place of another, and the refusals that they
               may cause
 small_server  a server of the protocol without a policy: scripted answers and faults
-traces        traces of the arm: two episodes in which it grasps and puts down
 """

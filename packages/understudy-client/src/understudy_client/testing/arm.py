@@ -54,14 +54,10 @@ def vector(key: str, values: np.ndarray) -> VectorFacts:
 
 def arm_contract() -> Contract:
     """Two robots of a mixture, "arm" and "other"."""
-    cameras = {
-        f"observation.images.{name}": CameraFacts(
-            f"cam_{name}",
-            (HEIGHT, WIDTH),
-            CameraPrint.of_images([shrink(i) for i in images(name, 48, 1)]),
-        )
-        for name in CAMERAS
-    }
+    cameras = {}
+    for name in CAMERAS:
+        look = CameraPrint.of_images([shrink(image) for image in images(name, 48, 1)])
+        cameras[f"observation.images.{name}"] = CameraFacts(f"cam_{name}", (HEIGHT, WIDTH), look)
     trained = states(4000, 1)
     robots = {
         head: RobotFacts(

@@ -1,6 +1,7 @@
 """Plain values with one hostile value in place of another, and the refusals that they may cause."""
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,14 +18,12 @@ Place = tuple[str | int, ...]
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
     """All places of plain values; of a list the first two."""
     yield place
-    parts = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value[:2])
-        if isinstance(value, list)
-        else ()
-    )
-    for key, part in parts:
+    parts: dict[str | int, Any] = {}
+    if isinstance(value, dict):
+        parts = value
+    elif isinstance(value, list):
+        parts = dict(enumerate(value[:2]))
+    for key, part in parts.items():
         yield from places(part, (*place, key))
 
 
@@ -41,7 +40,7 @@ def damaged(value: Any, place: Place, hostile: Any) -> Any:
 
 
 def samples(value: Any, count: int) -> list[tuple[Place, Any]]:
-    pairs = [(place, hostile) for place in places(value) for hostile in HOSTILE]
+    pairs = list(itertools.product(places(value), HOSTILE))
     return random.Random(0).sample(pairs, min(count, len(pairs)))
 
 

@@ -204,7 +204,9 @@ class SmallServer:
 def _send(
     connection: ServerConnection, message: Mapping[str, Any] | str | bytes, dialect: Dialect
 ) -> None:
-    connection.send(encode(dict(message), dialect) if isinstance(message, Mapping) else message)
+    if isinstance(message, Mapping):
+        message = encode(dict(message), dialect)
+    connection.send(message)
 
 
 @contextmanager

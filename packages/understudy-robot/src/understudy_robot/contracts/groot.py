@@ -50,12 +50,13 @@ def read_groot_contract(folder: Path) -> Contract:
             faults += [
                 Mismatch("statistics missing", group, "statistics", "none", fix) for group in groups
             ]
+        state = vectors["state"] if vectors["state"].width else None
         robots[tag] = RobotFacts(
             fps=_fps(entry["modalities"].get("video") or {}),
             chunk=int(entry.get("chunk") or stored.get("action_horizon") or 0),
             robot_type="",
             control_mode="",
-            state=vectors["state"] if vectors["state"].width else None,
+            state=state,
             action=vectors["action"],
             cameras={
                 name: _camera(name, video)
@@ -78,17 +79,16 @@ def _read_processor(folder: Path) -> dict[str, Any]:
         }
         used: dict[str, dict[str, Any]] = {}
         for key in ("state", "action"):
-            names, used[key], modalities[key] = (
-                configs[key]["modality_keys"],
-                dict(statistics[key]),
-                {},
-            )
-            kinds = [kind["rep"].lower() for kind in configs[key].get("action_configs") or ()] or [
-                ""
-            ] * len(names)
+            names = configs[key]["modality_keys"]
+            used[key] = dict(statistics[key])
+            modalities[key] = {}
+            actions = configs[key].get("action_configs") or ()
+            kinds = [action["rep"].lower() for action in actions] or [""] * len(names)
             for name, kind in zip(names, kinds, strict=True):
                 is_relative = kind == "relative" and bool(settings.get("use_relative_action"))
-                learned = "state" if is_relative else kind if kind == "absolute" else ""
+                learned = kind if kind == "absolute" else ""
+                if is_relative:
+                    learned = "state"
                 # relative actions are added to the state before they leave
                 zero = "absolute" if learned else ""
                 width = len(used[key].get(name, {}).get("mean", ()))
@@ -101,7 +101,9 @@ def _read_processor(folder: Path) -> dict[str, Any]:
             and not any(others)
             and not settings.get("apply_sincos_state_encoding")
         )
-        mode = ("quantile" if settings["use_percentiles"] else "min_max") if plain else ""
+        mode = ""
+        if plain:
+            mode = "quantile" if settings["use_percentiles"] else "min_max"
         chunk = len(configs["action"]["delta_indices"])
         entries[tag] = {"modalities": modalities, "statistics": used, "chunk": chunk, "mode": mode}
     return entries
@@ -125,18 +127,17 @@ def _vector(modality: Record, statistics: Record, mode: str) -> tuple[VectorFact
     columns: dict[str, list[float]] = {name: [] for name in FIGURES}
     for group, entry in modality.items():
         width = int(np.prod(entry["shape"]))
+        if "zero" in entry:
+            zero = entry["zero"]
+        else:
+            zero = "absolute" if entry["absolute"] else "state"
         roles += [group] * width
-        references += [
-            entry["zero"] if "zero" in entry else "absolute" if entry["absolute"] else "state"
-        ] * width
+        references += [zero] * width
         learned += [entry.get("learned", "")] * width
         figures = statistics.get(group) or {}
         for name, column in columns.items():
             values = list(map(float, figures.get(name) or ()))
             column += values if len(values) == width else [np.nan] * width
-    about = {
-        name: tuple(texts)
-        for name, texts in (("roles", roles), ("references", references), ("learned", learned))
-    }
+    about = {"roles": tuple(roles), "references": tuple(references), "learned": tuple(learned)}
     vector = VectorFacts.from_figures("", columns, len(roles), "external", mode, **about)
     return vector, [group for group in modality if not statistics.get(group)]

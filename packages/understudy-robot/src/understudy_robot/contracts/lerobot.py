@@ -74,11 +74,10 @@ def read_lerobot_contract(folder: Path) -> Contract:
         ConfigError, ValueError: a file is damaged.
     """
     stored = read_object(folder / "config.json")
-    inputs, outputs = (
-        read_features(stored, name) for name in ("input_features", "output_features")
-    )
-    before = Processor(folder / LEROBOT, "normalizer_processor")
-    behind = Processor(folder / LEROBOT_OUT, "unnormalizer_processor")
+    inputs = read_features(stored, "input_features")
+    outputs = read_features(stored, "output_features")
+    preprocessor = Processor(folder / LEROBOT, "normalizer_processor")
+    postprocessor = Processor(folder / LEROBOT_OUT, "unnormalizer_processor")
     faults: list[Mismatch] = []
     try:
         shapes = tensor_shapes(folder)
@@ -88,20 +87,20 @@ def read_lerobot_contract(folder: Path) -> Contract:
         faults.append(unfit("whole weights", str(error)))
     baked = any(name.startswith(_BAKED) for name in shapes)
     vectors: dict[str, VectorFacts | None] = {}
-    for key, features, side in ((STATE, inputs, before), (ACTION, outputs, behind)):
+    for key, features, side in ((STATE, inputs, preprocessor), (ACTION, outputs, postprocessor)):
         vectors[key] = None
         if key in features:
-            faults += [] if baked else _statistics(key, features[key][1], stored, side)
-            vectors[key] = _vector(
-                key, features[key][1][0], stored, before if key == STATE else behind, baked
-            )
-    faults += _differences(before, behind)
-    renamed = dict(before.config("rename_observations_processor").get("rename_map") or {})
+            shape = features[key][1]
+            if not baked:
+                faults += _statistics(key, shape, stored, side)
+            vectors[key] = _vector(key, shape[0], stored, side, baked)
+    faults += _differences(preprocessor, postprocessor)
+    renamed = dict(preprocessor.config("rename_observations_processor").get("rename_map") or {})
     cameras = {
         key: shape for key, (kind, shape) in inputs.items() if kind == VISUAL and _EMPTY not in key
     }
     faults += _renames(renamed, cameras)
-    action = _named(vectors[ACTION] or VectorFacts.unmeasured(ACTION, ()), before)
+    action = _named(vectors[ACTION] or VectorFacts.unmeasured(ACTION, ()), preprocessor)
     facts = RobotFacts(
         fps=np.nan,
         chunk=_chunk(stored),
@@ -111,7 +110,7 @@ def read_lerobot_contract(folder: Path) -> Contract:
         action=action,
         cameras={key: _camera(key, shape, renamed, stored) for key, shape in cameras.items()},
         replan=int(stored.get("n_action_steps") or 0),
-        prompt=_prompt(before),
+        prompt=_prompt(preprocessor),
         tokenizer=next((file_sha256(file) for file in sorted(folder.glob("tokenizer.*"))), ""),
     )
     return Contract(
@@ -130,17 +129,18 @@ def _chunk(stored: Record) -> int:
 
 def _provenance(folder: Path) -> dict[str, Any]:
     path = folder / "train_config.json"
-    data = (read_object(path).get("dataset") if path.is_file() else None) or {}
+    settings = read_object(path) if path.is_file() else {}
+    data = settings.get("dataset") or {}
     return {
         "tool": "lerobot",
         "datasets": {str(name): str(name) for name in (data.get("repo_id"),) if name},
     }
 
 
-def _prompt(before: Processor) -> str:
-    if any("prepare_state_tokenizer" in name for name in before.steps):
+def _prompt(preprocessor: Processor) -> str:
+    if any("prepare_state_tokenizer" in name for name in preprocessor.steps):
         return "state"
-    return "plain" if "tokenizer_processor" in before.steps else ""
+    return "plain" if "tokenizer_processor" in preprocessor.steps else ""
 
 
 def _camera(
@@ -161,28 +161,33 @@ def _camera(
 def _vector(key: str, width: int, stored: Record, side: Processor, baked: bool) -> VectorFacts:
     mode = _mode(key, stored, side)
     figures = side.statistics.get(key, {})
-    source = "baked" if baked else "external" if figures else "none" if mode == "IDENTITY" else ""
+    if baked:
+        source = "baked"
+    elif figures:
+        source = "external"
+    else:
+        source = "none" if mode == "IDENTITY" else ""
     return VectorFacts.from_figures(key, figures, width, source, _MODES.get(mode, mode))
 
 
-def _named(action: VectorFacts, before: Processor) -> VectorFacts:
+def _named(action: VectorFacts, preprocessor: Processor) -> VectorFacts:
     """Return the action with the names and differences of the step that makes it relative to the
     state, if any.
     """
-    config = before.config("relative_actions_processor")
+    config = preprocessor.config("relative_actions_processor")
     names = [str(name) for name in config.get("action_names") or ()]
     if len(names) == action.width:
         action = replace(action, names=tuple(names))
     if not config.get("enabled"):
         return action
-    without = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
-    relative = np.array(
-        [not any(word in name.lower() for word in without) for name in action.names]
-    )
+    excluded = [str(name).lower() for name in config.get("exclude_joints") or [] if name]
+    is_relative = []
+    for name in action.names:
+        is_relative.append(not any(word in name.lower() for word in excluded))
+    relative = np.array(is_relative)
     figures = {name: np.where(relative, np.nan, values) for name, values in action.figures.items()}
-    return replace(
-        action, figures=figures, learned=tuple(np.where(relative, "state", "absolute").tolist())
-    )
+    learned = np.where(relative, "state", "absolute").tolist()
+    return replace(action, figures=figures, learned=tuple(learned))
 
 
 def _mode(key: str, stored: Record, side: Processor) -> str:
@@ -245,10 +250,10 @@ def _statistics(
         )
 
 
-def _differences(before: Processor, behind: Processor) -> Iterator[Mismatch]:
+def _differences(preprocessor: Processor, postprocessor: Processor) -> Iterator[Mismatch]:
     """A policy that learned differences to the state needs the state added again."""
-    learns = bool(before.config("relative_actions_processor").get("enabled"))
-    adds = bool(behind.config("absolute_actions_processor").get("enabled"))
+    learns = bool(preprocessor.config("relative_actions_processor").get("enabled"))
+    adds = bool(postprocessor.config("absolute_actions_processor").get("enabled"))
     if learns != adds:
         text = ("absolute actions", "differences to the state")
         fix = f"enable or remove it in {LEROBOT_OUT}, too"

@@ -39,9 +39,8 @@ def read_openpi_contract(folder: Path) -> Contract:
         if shapes := tensor_shapes(folder):
             measured = is_adaptive(shapes)
             if is_pi05 not in (None, measured):
-                faults.append(
-                    unfit(f"pi05: {is_pi05}", "tensors of pi05" if measured else "tensors of pi0")
-                )
+                came = "tensors of pi05" if measured else "tensors of pi0"
+                faults.append(unfit(f"pi05: {is_pi05}", came))
             is_pi05 = measured
     except ValueError as error:
         faults.append(unfit("weights of pi0 or pi05", str(error)))
@@ -51,21 +50,22 @@ def read_openpi_contract(folder: Path) -> Contract:
         faults.append(
             Mismatch("statistics missing", "", f"assets/ID/{OPENPI}", "no such file", fix)
         )
-    mode = "" if is_pi05 is None else "quantile" if is_pi05 else "mean_std"
+    mode = ""
+    prompt = ""
+    if is_pi05 is not None:
+        mode = "quantile" if is_pi05 else "mean_std"
+        prompt = "state" if stored.get("discrete_state_input", is_pi05) else "plain"
     robots = {}
     for asset in files or [""]:
         entries = read_object(files[asset]).get("norm_stats", {}) if files else {}
-        where = str(files[asset] if files else folder)
+        where = str(files[asset]) if files else str(folder)
         vectors = {
             key: _vector(entries.get(name) or {}, mode, f"{where}: {name!r}")
             for name, key in _KEYS.items()
         }
-        faults += [
-            fault
-            for name, key in _KEYS.items()
-            if files
-            for fault in _lacking(key, entries.get(name), is_pi05)
-        ]
+        if files:
+            for name, key in _KEYS.items():
+                faults += _lacking(key, entries.get(name), is_pi05)
         robots[asset] = RobotFacts(
             fps=np.nan,
             chunk=int(stored.get("action_horizon") or 0),
@@ -74,11 +74,7 @@ def read_openpi_contract(folder: Path) -> Contract:
             state=vectors["observation.state"],
             action=vectors["action"],
             cameras={},
-            prompt=""
-            if is_pi05 is None
-            else "state"
-            if stored.get("discrete_state_input", is_pi05)
-            else "plain",
+            prompt=prompt,
         )
     return Contract(robots, {"tool": "openpi"}, "policy", weights_digest(folder), tuple(faults))
 
@@ -95,19 +91,15 @@ def _vector(entry: Record, mode: str, where: str) -> VectorFacts:
     real = [np.flatnonzero(~find_padding(entry, where))] if values else []
     width = max((int(dims[-1]) + 1 for dims in real if len(dims)), default=0)
     figures = {name: figure[:width] for name, figure in values.items()}
-    return VectorFacts.from_figures("", figures, width, "external" if values else "", mode)
+    source = "external" if values else ""
+    return VectorFacts.from_figures("", figures, width, source, mode)
 
 
 def _lacking(key: str, entry: Any, is_pi05: bool | None) -> list[Mismatch]:
     needed = ("q01", "q99") if is_pi05 else ("mean", "std")
     lacking = [name for name in needed if not isinstance(entry, Mapping) or entry.get(name) is None]
+    if not lacking:
+        return []
     fix = "compute the statistics of the training data again"
-    return (
-        [
-            Mismatch(
-                "statistics missing", key, " and ".join(needed), f"no {' and '.join(lacking)}", fix
-            )
-        ]
-        if lacking
-        else []
-    )
+    came = f"no {' and '.join(lacking)}"
+    return [Mismatch("statistics missing", key, " and ".join(needed), came, fix)]

@@ -22,13 +22,9 @@ def weights_digest(folder: Path) -> str:
     file.
     """
     digests = [file_sha256(path) for path in weight_files(folder)]
-    return (
-        digests[0]
-        if len(digests) == 1
-        else hashlib.sha256("".join(digests).encode()).hexdigest()
-        if digests
-        else ""
-    )
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
 def tensor_shapes(folder: Path) -> Shapes:

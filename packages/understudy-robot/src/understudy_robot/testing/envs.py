@@ -27,10 +27,9 @@ def check_env(env: Env, steps: int) -> None:
             observation, outcome = env.step(action)
             for key in observed:
                 feature = env.features[key]
+                dtype = np.uint8 if feature["dtype"] == "video" else feature["dtype"]
                 assert observation[key].shape == tuple(feature["shape"]), key
-                assert observation[key].dtype == (
-                    np.uint8 if feature["dtype"] == "video" else feature["dtype"]
-                ), key
+                assert observation[key].dtype == dtype, key
             if outcome.done:
                 break
     with pytest.raises(ValueError, match="'dance'"):

@@ -40,7 +40,8 @@ def main() -> int:
         "tasks": {"pick up the red block": rate},
     }
     new = run / f"rollouts/step-{step:08d}.json.new"
-    new.write_text("{}" if how == "nonsense" else json.dumps(result))
+    text = "{}" if how == "nonsense" else json.dumps(result)
+    new.write_text(text)
     new.rename(new.with_suffix(""))
     return 0
 

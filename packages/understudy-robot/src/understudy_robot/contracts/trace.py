@@ -74,9 +74,9 @@ class TraceWriter:
             image = observation.get(key, observation.get(camera.key))
             if image is not None and camera.look is not None:
                 pixels = np.asarray(image)
-                misfits[key] = camera.look.misfit(
-                    shrink(pixels if pixels.shape[-1] == 3 else pixels.transpose(1, 2, 0))
-                )
+                if pixels.shape[-1] != 3:
+                    pixels = pixels.transpose(1, 2, 0)
+                misfits[key] = camera.look.misfit(shrink(pixels))
         last, check = self._robots.get(robot) or (step, self._new_check())
         if step < last:
             check.reset()
@@ -88,10 +88,9 @@ class TraceWriter:
             "task": observation.get("task"),
         }
         numbers = {"state": seen, "actions": actions, "recorded": recorded}
-        plain = {
-            name: None if value is None else np.asarray(value, float).tolist()
-            for name, value in numbers.items()
-        }
+        plain: dict[str, Any] = {}
+        for name, value in numbers.items():
+            plain[name] = None if value is None else np.asarray(value, float).tolist()
         self._write(
             {"robot": robot, "episode": episode, "step": step, "age_s": age_s, **about, **plain}
         )
@@ -187,9 +186,8 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         if not rows:
             raise ValueError("it has no prediction")
         episodes = _episodes(rows)
-        mismatches = list(
-            _mismatches(episodes, None if policy is None else replace(facts, cameras={}))
-        )
+        other_facts = None if policy is None else replace(facts, cameras={})
+        mismatches = list(_mismatches(episodes, other_facts))
         played = list(map(_executed, episodes))
         states = [np.array(row["state"], float) for row in rows if row["state"] is not None]
         for vector, values in (
@@ -205,14 +203,14 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
                     f"{vector.key} of the contract has {vector.width} numbers, and the trace others"
                 )
         looks = facts.looks
-        misfits = {
-            key: np.array([row["misfits"].get(key, np.nan) for row in rows], float) for key in looks
-        }
+        misfits: dict[str, np.ndarray] = {}
+        for key in looks:
+            misfits[key] = np.array([row["misfits"].get(key, np.nan) for row in rows], float)
         ages = np.array([row["age_s"] for row in rows], float)
         steps = np.array([row["step"] for row in rows], int)
         likelihood, outside = _states(states, facts.state)
         by_number = _played(episodes, facts.state)
-        trained = contract.provenance.get("step")
+        trained_step = contract.provenance.get("step")
         errors, transitions = _actions(played, facts)
     except (
         KeyError,
@@ -224,10 +222,15 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
     ) as error:
         raise ValueError(f"{path} is no trace: {error!r}") from error
     except ValueError as error:
-        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(trained_step, int):
+        trained_step = None
     usual = {key: values / max(looks[key].most, 1e-9) for key, values in misfits.items()}
     first: dict[tuple[str, str], tuple[str, Mismatch]] = {}
-    for place, mismatch in (*(("", fault) for fault in contract.faults), *mismatches):
+    faults = [("", fault) for fault in contract.faults]
+    for place, mismatch in (*faults, *mismatches):
         first.setdefault((mismatch.kind, mismatch.key), (place, mismatch))
     return Diagnosis(
         facts,
@@ -240,7 +243,7 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         usual,
         ages,
         by_number,
-        trained if isinstance(trained, int) else None,
+        trained_step,
     )
 
 
@@ -275,13 +278,13 @@ def _mismatches(
         if check is not None:
             check.reset()
         for row in rows:
-            seen = {"observation.state": row["state"], "task": row["task"]}
-            seen = {key: value for key, value in seen.items() if value is not None}
-            for mismatch in (
-                check.look(seen)
-                if check is not None
-                else (Mismatch(**m) for m in row["mismatches"])
-            ):
+            inputs = {"observation.state": row["state"], "task": row["task"]}
+            seen = {key: value for key, value in inputs.items() if value is not None}
+            if check is not None:
+                mismatches = check.look(seen)
+            else:
+                mismatches = [Mismatch(**stored) for stored in row["mismatches"]]
+            for mismatch in mismatches:
                 yield f"{row['robot']}, step {row['step']}: ", mismatch
 
 
@@ -299,12 +302,14 @@ def _episodes(rows: Sequence[Record]) -> list[list[Record]]:
 
 def _played(episodes: Sequence[Sequence[Record]], facts: VectorFacts | None) -> dict[int, Played]:
     """States of each episode with a number, where the contract knows the state."""
-    found = {}
-    for rows in episodes if facts is not None else ():
+    found: dict[int, Played] = {}
+    if facts is None:
+        return found
+    for rows in episodes:
         numbered = [
             row for row in rows if row.get("episode") is not None and row["state"] is not None
         ]
-        if facts is not None and numbered:
+        if numbered:
             states = np.array([row["state"] for row in numbered], float)[:, : facts.width]
             found[int(numbered[0]["episode"])] = Played(
                 np.array([row["step"] for row in numbered], int), states
@@ -322,10 +327,10 @@ def _executed(rows: Sequence[Record]) -> tuple[np.ndarray, np.ndarray | None]:
         for name, values in parts.items():
             if row[name] is not None:
                 values.append(np.array(row[name], float)[:count])
-    recorded = parts["recorded"]
-    return np.concatenate(parts["actions"]), np.concatenate(recorded) if len(recorded) == len(
-        rows
-    ) else None
+    predicted = np.concatenate(parts["actions"])
+    is_recorded = len(parts["recorded"]) == len(rows)
+    recorded = np.concatenate(parts["recorded"]) if is_recorded else None
+    return predicted, recorded
 
 
 def _states(
@@ -367,10 +372,9 @@ def _actions(
         for name, (dim, middle, sign) in grippers.items():
             mine = _turns(sign * (predicted[:, dim] - middle))
             theirs = [] if recorded is None else _turns(sign * (recorded[:, dim] - middle))
-            matched = sum(
-                any(abs(turn - step) <= near and up == rise for turn, up in mine)
-                for step, rise in theirs
-            )
+            matched = 0
+            for step, rise in theirs:
+                matched += any(abs(turn - step) <= near and up == rise for turn, up in mine)
             counts[name] = counts.get(name, np.zeros(3, int)) + np.array(
                 [len(mine), len(theirs), matched]
             )
@@ -381,9 +385,9 @@ def _actions(
         if recorded is not None:
             for phase in PHASES:
                 errors[phase] += list(np.abs(predicted - recorded)[phases == phase])
-    return {phase: np.mean(rows, 0) for phase, rows in errors.items() if rows}, {
-        name: Transitions(*map(int, count)) for name, count in counts.items()
-    }
+    mean_errors = {phase: np.mean(rows, 0) for phase, rows in errors.items() if rows}
+    transitions = {name: Transitions(*map(int, count)) for name, count in counts.items()}
+    return mean_errors, transitions
 
 
 def _turns(closing: np.ndarray) -> list[tuple[int, bool]]:

@@ -60,12 +60,13 @@ def list_undecided(trained: RobotFacts, robot: RobotFacts) -> list[Undecided]:
         other = robot.cameras.get(key, robot.cameras.get(camera.key))
         shares = power(key, prints, LEAST_SEEN, _TRIALS) if key in prints else {}
         colors = shares.pop("BGR", np.nan)
+        observations = LEAST_SEEN if shares else 0
         for fact, share in (
             ("orientation", min(shares.values(), default=np.nan)),
             ("color", colors),
         ):
             if not (getattr(camera, fact) and other is not None and getattr(other, fact)):
-                undecided.append(Undecided(fact, camera.key, LEAST_SEEN if shares else 0, share))
+                undecided.append(Undecided(fact, camera.key, observations, share))
     if trained.state is not None and robot.state is not None:
         undecided += _of_state(trained.state, robot.state, trained.episodes)
     for fact in ("gripper", "references"):
@@ -102,4 +103,5 @@ def _of_state(trained: VectorFacts, robot: VectorFacts, episodes: int) -> Iterat
             power = float(
                 np.mean([mismatch is not None and mismatch.kind in kinds for mismatch in explained])
             )
-        yield Undecided(fact, trained.key, 0 if np.isnan(power) else LEAST_SEEN, power)
+        observations = 0 if np.isnan(power) else LEAST_SEEN
+        yield Undecided(fact, trained.key, observations, power)

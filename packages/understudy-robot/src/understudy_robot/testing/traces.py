@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from understudy_client.contract.facts import Contract
-from understudy_client.contract.trace import Diagnosis, TraceWriter, diagnose
 from understudy_client.testing.arm import arm_contract, arm_observations
+from understudy_robot.contracts.trace import Diagnosis, TraceWriter, diagnose
 
 STEPS = 128
 CHUNK = 8

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.trace import PHASES, TraceWriter, Transitions, diagnose
 from understudy_client.testing.arm import NAMES, arm_contract, arm_observations
 from understudy_client.testing.hostile import damaged, refusal, samples
-from understudy_client.testing.traces import CHUNK, STEPS, graspable, recorded, traced
+from understudy_robot.contracts.trace import PHASES, TraceWriter, Transitions, diagnose
+from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced
 
 
 def test_a_sound_trace(tmp_path: Path) -> None:
