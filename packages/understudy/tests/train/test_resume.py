@@ -22,16 +22,14 @@ from understudy.testing import resumed
 from understudy.testing.killed import world_action_settings, write_tokenizers
 from understudy.testing.ranks import in_ranks
 from understudy.testing.runs import same_run, series, tiny_config, tiny_dataset, trained_run
-from understudy.train import run
+from understudy.train import run, session
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.resume_check import check_resume, stretch_schedule
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit import Fixed, OnResume, SourceConfig, differences, override, plain
 from understudy_kit.cli.main import read_settings
-from understudy_kit.config.dataset import SourceConfig
-from understudy_kit.config.on_resume import Fixed, OnResume, marker
-from understudy_kit.config.schema import differences, override, plain
 
 HERE = {"world": 1, "versions": {"torch": "2.0", "numpy": "1.0"}}
 
@@ -75,17 +73,19 @@ def test_marker_exists_for_every_setting() -> None:
     config = TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))
     names = leaves(plain(config))
     assert "data.sources.0.weight" in names
-    assert [name for name in names if marker(config, name) is None] == []
+    assert [name for name in names if OnResume.find_marker(config, name) is None] == []
 
 
 def test_marker_of_a_setting_wins_over_its_group() -> None:
     config = TrainConfig(data=DataConfig(sources=(SourceConfig("d"),)))
-    assert isinstance(marker(config, "data.chunk_size"), Fixed)
-    assert isinstance(marker(config, "data.cache_size"), OnResume)
-    assert isinstance(marker(config, "data.sources.0.root"), OnResume)
-    assert isinstance(marker(config, "data.sources.0.drop_first"), Fixed)
-    assert marker(config, "optim.lr_scale.vision.*") == marker(config, "optim.lr_scale")
-    assert marker(config, "unknown") is None
+    assert isinstance(OnResume.find_marker(config, "data.chunk_size"), Fixed)
+    assert isinstance(OnResume.find_marker(config, "data.cache_size"), OnResume)
+    assert isinstance(OnResume.find_marker(config, "data.sources.0.root"), OnResume)
+    assert isinstance(OnResume.find_marker(config, "data.sources.0.drop_first"), Fixed)
+    assert OnResume.find_marker(config, "optim.lr_scale.vision.*") == OnResume.find_marker(
+        config, "optim.lr_scale"
+    )
+    assert OnResume.find_marker(config, "unknown") is None
 
 
 def test_check_resume_without_changes_is_silent() -> None:
@@ -290,7 +290,7 @@ def test_resume_logs_changes_before_training_and_keeps_them(
         seen.append(capsys.readouterr().err)
         raise OSError
 
-    monkeypatch.setattr(run, "init_train_state", stop)
+    monkeypatch.setattr(session, "init_train_state", stop)
     with pytest.raises(OSError):
         run.resume(override(RunDir(out).settings(), steps=14, log={"every": 1}))
     assert "resume: steps: 12 -> 14" in seen[0]
@@ -347,7 +347,8 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
     capsys: pytest.CaptureFixture[str],
     where: str,
 ) -> None:
-    plain_one = getattr(run, where)
+    module = session if where == "init_train_state" else run
+    plain_one = getattr(module, where)
     config = tiny_config(data, tmp_path / "r", steps=4)
 
     def asked(*arguments: Any, **options: Any) -> Any:
@@ -355,7 +356,7 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
         return plain_one(*arguments, **options)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run, where, asked)
+    monkeypatch.setattr(module, where, asked)
     assert run.train(config) == run.STOPPED == 75
     begun = where == "init_train_state"
     assert (tmp_path / "r/config.yaml").exists() == begun

@@ -1,6 +1,7 @@
 """A training run.
 
 run                     from the first step to the last: `train` and `resume`
+session                 a run on one process: restored, trained, exported
 loop                    the training loop: train, log, validate, checkpoint
 augment_batch           augmentation of a batch, and its way to the device
 optimizer_step          one optimizer step
@@ -15,7 +16,6 @@ memory_check            memory of the state, against that of the machine
 profiling               time and memory of a step
 paths                   paths of the data and of the files that settings name
 run_record              order.json: decisions that hold for the whole run
-viewed_run              the run as a source of `view`
 account                 the samples of a run up to a checkpoint
 audit                   how often each frame was trained on
 resume_check            changes on resume, and their consequences
@@ -57,7 +57,7 @@ class _CallablePackage(ModuleType):
         from understudy.config.train import TrainConfig
         from understudy.policies.own_code.types import name_by_hand
         from understudy.train.run import train
-        from understudy_kit.config.schema import complete, load, plain, validate, validate_new
+        from understudy_kit import complete, load, plain, validate, validate_new
 
         if isinstance(config, Mapping):
             policy = config.get("policy")

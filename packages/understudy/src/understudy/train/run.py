@@ -9,7 +9,7 @@ ranks write checkpoints.
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,16 @@ import torch
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, join_mesh
-from understudy.policies.policy_folder import check_unchanged
-from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
 from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
-from understudy.train.data.input_contract import with_provenance
 from understudy.train.data.run_data import (
     RunData,
     dataset_fingerprint,
     file_digests,
-    make_loader,
     open_data,
 )
 from understudy.train.data.run_normalization import confront_update
@@ -42,7 +38,6 @@ from understudy.train.data.updates import (
     current_spec,
     find_appended,
     recorded_sources,
-    write_update,
 )
 from understudy.train.data.versions_read import (
     Versions,
@@ -50,21 +45,15 @@ from understudy.train.data.versions_read import (
     latest_versions,
     versions_read,
 )
-from understudy.train.loop import (
-    gather_weights,
-    library_versions,
-    make_pending_validation,
-    run_steps,
-)
+from understudy.train.loop import library_versions
 from understudy.train.paths import moved_fix, resolve_paths, with_local_files, with_root
 from understudy.train.resume_check import check_resume, stretch_schedule
-from understudy.train.run_hooks import check_hooks, check_rollout_settings, open_hooks
-from understudy.train.run_record import current_order, load_initial_weights, new_run_record
-from understudy.train.startup_summary import describe_trainable, startup_summary
+from understudy.train.run_hooks import check_rollout_settings
+from understudy.train.run_record import new_run_record
+from understudy.train.session import RunSession, frozen_dtypes, load_checkpoint
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track import metrics_file
-from understudy.train.track.metrics_file import read_verdict
-from understudy.train.track.trackers import MetricsLog, check_trackers
+from understudy.train.track.trackers import check_trackers
 from understudy.train.validation.validation_loss import (
     open_validation,
     read_validation_data,
@@ -81,12 +70,9 @@ from understudy_base.errors import (
     is_wrong_input,
 )
 from understudy_base.records import Record
-from understudy_data.load.bad_frames import truncate_journals
-from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.storage.remote_options import RemoteOptions
-from understudy_kit.config.schema import dump_yaml, plain, without_credentials
-from understudy_kit.signals import Stop, Stopped, stop_signals
+from understudy_kit import Stop, Stopped, dump_yaml, plain, without_credentials
 
 DONE = 0
 STOPPED = 75
@@ -135,7 +121,8 @@ def train(config: TrainConfig) -> int:
                     "%s: to resume, give its credentials again: %s", address, CREDENTIALS_HINT
                 )
         try:
-            return _run(run, fitted, fitted, data, validation, mesh, stop, keep_data)
+            session = RunSession(run, fitted, fitted, data, mesh)
+            return _run(session, validation, stop, keep_data)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
             is_wrong = is_wrong or not (
@@ -175,7 +162,8 @@ def resume(config: TrainConfig) -> int:
         if edited:
             mesh.first(lambda: run.write_settings(config))
         try:
-            return _run(run, config, then, data, validation, mesh, stop, keep_data)
+            session = RunSession(run, config, then, data, mesh)
+            return _run(session, validation, stop, keep_data)
         except ConfigError:
             if edited and mesh.rank == 0:
                 write_text(run.config, before)  # otherwise every later resume would be refused, too
@@ -236,17 +224,17 @@ def open_checkpoint(
         if validation is None:
             raise ConfigError(f"{root}: there are no validation episodes (data.val_fraction is 0)")
         with mesh.together():
-            dtypes = _frozen_dtypes(source)
+            dtypes = frozen_dtypes(source)
         state = init_train_state(config, data, record["normalisation"], mesh, resumed=dtypes)
         with closing(Saver(run.checkpoints, keep_last=config.checkpoint.keep_last)) as saver:
-            _load(state, saver, source)
+            load_checkpoint(state, saver, source)
         yield state, validation
 
 
 def _start(run: RunDir, config: TrainConfig, work: Work) -> int:
     """Join the other processes, lock the run's folder and handle stop signals, then do `work`."""
     try:
-        with stop_signals(at_once=True) as stop:
+        with Stop.on_signals(at_once=True) as stop:
             try:
                 with (
                     join_mesh(config, STOPPED) as mesh,
@@ -498,137 +486,16 @@ def _move_settings(then: TrainConfig, now: TrainConfig) -> TrainConfig:
 
 
 def _run(
-    run: RunDir,
-    config: TrainConfig,
-    then: TrainConfig,
-    data: RunData,
+    session: RunSession,
     validation: ValidationData | None,
-    mesh: Mesh,
     stop: Stop,
     keep_data: Callable[[], None],
 ) -> int:
-    """Train from the latest checkpoint, or from step 0, to the end. then: settings of that
-    checkpoint.
-    """
-    torch.set_num_threads(config.torch_threads)
-    latest = mesh.first(lambda: checkpoint.find_latest(run.checkpoints))
-    with mesh.together():
-        record = run.read_record()
-        check_unchanged(data.policy_config(config), record.get("policy_files", {}))
-        saved = checkpoint.read_state(latest) if latest is not None else None
-        order = current_order(record, saved, then, config, data, where=run.order)
-        weights = load_initial_weights(config, data, record) if latest is None else None
-        dtypes = _frozen_dtypes(latest) if latest is not None else None
-    mesh.first(lambda: check_hooks(config, record))
-    with ExitStack() as stack:
-        state = init_train_state(
-            config, data, record["normalisation"], mesh, weights, dtypes, check_files=True
-        )
-        if mesh.rank == 0:
-            summary = startup_summary(config, data, order, state.policy, record["files"])
-            lines = [*_precision_table(state), *describe_trainable(state), *summary]
-            logger.info("\n".join(lines))
-            position = saved["position"] if saved else order.start
-            mixing = measure_mixing(order, data.training, position)
-            logger.info("%s", mixing)
-            if mixing.is_poor:
-                logger.warning(FEW_EPISODES)
-        saver = stack.enter_context(closing(Saver.of_run(run.checkpoints, config.checkpoint)))
-        if latest is not None:
-            saved = _load(state, saver, latest)
-            if mesh.rank == 0:
-                logger.info("resume: from %s, position %s", latest.name, saved["position"])
-        with mesh.together():
-            log = stack.enter_context(
-                closing(MetricsLog(run.root, config, state.step, writes=mesh.rank == 0))
-            )
-            hooks = open_hooks(run, config, record, state.step, first=mesh.rank == 0)
-            stack.enter_context(closing(hooks))
-        position = saved["position"] if saved else 0
-        journal = run.substitutions(mesh.rank)
-        state.begin(saved, position, data.weights, versions_read(data))
-        state.updates = mesh.first(
-            lambda: write_update(run, record, data, order, saved or {}, config)
-        )
-        mesh.first(lambda: truncate_journals(run.root, position))
-        with make_loader(config, data, order, mesh, position, state.prepare, journal) as loader:
-            saver.prune()
-            keep_data()
-            # from here on there is something to save
-            stop.at_once = False
-            stop.begun = True
-            validation = validation.keep_decoded(loader.spare_bytes) if validation else None
-            complete = True
-            if (
-                validation
-                and latest is not None
-                and saved is not None
-                and saved.get(checkpoint.PENDING)
-            ):
-                complete = make_pending_validation(state, validation, saver, log, stop, latest)
-            complete = complete and run_steps(state, validation, loader, saver, hooks, log, stop)
-            saver.wait()
-            if count := len(loader.substitutions):
-                logger.warning(
-                    "%s samples could not be read and were substituted: %s", count, journal
-                )
-        if mesh.rank == 0 and (verdict := read_verdict(run.metrics)) is not None:
-            logger.info("%s", verdict)
-        if complete:
-            _export_policy(run, state, record)
-            if hooks.wait_until_done(log, mesh, stop):
-                return DONE
-    if mesh.rank == 0:
-        run.stop.unlink(missing_ok=True)
-        logger.warning(
-            "stopped at step %s of %s: understudy resume %s", state.step, config.steps, run.root
-        )
+    """Train from the latest checkpoint, or from step 0, to the end."""
+    with session:
+        session.open_state()
+        session.restore()
+        if session.train(validation, stop, keep_data) and session.finish(stop):
+            return DONE
+        session.report_stop()
     return STOPPED
-
-
-def _export_policy(run: RunDir, state: TrainState, record: Record) -> None:
-    weights = gather_weights(state)
-    facts = with_provenance(record.get("metadata"), run.root, state.step)
-    state.mesh.first(lambda: state.eval_policy.save(run.policy, weights, facts))
-    latest = checkpoint.find_latest(run.checkpoints)
-    if state.mesh.rank == 0 and latest is not None:
-        choice = checkpoint.describe_choice(latest, state.config.checkpoint.keep_best)
-        logger.info("%s: %s", run.policy, choice)
-
-
-def _frozen_dtypes(path: Path) -> dict[str, torch.dtype]:
-    """Dtypes of the weights of a checkpoint that are not trained: they have no moments."""
-    dtypes = checkpoint.tensor_dtypes(path)
-    kind = "weights/"
-    names = [name.removeprefix(kind) for name in dtypes if name.startswith(kind)]
-    trained = set(checkpoint.read_state(path).get(checkpoint.TRAINED, ()))  # of weights alone
-    trained |= {name for name in names if f"exp_avg/{name}" in dtypes}
-    return {name: dtypes[kind + name] for name in names if name not in trained}
-
-
-def _load(state: TrainState, saver: Saver, path: Path) -> dict[str, Any]:
-    """Load a checkpoint, or the weights of the best validation alone, into `state`; returns its
-    state.json.
-    """
-    tensors = state.tensors()
-    is_whole = checkpoint.BEST_NAME.fullmatch(path.name) is None
-    names = tensors.keys() if is_whole else precision.export_names(tensors).values()
-    saved = saver.load(path, {name: tensors[name] for name in names})
-    precision.restore(state.policy, state.optimizer, tensors, state.average)
-    state.step = saved["step"]
-    return saved
-
-
-def _precision_table(state: TrainState) -> list[str]:
-    """Table of dtypes and bytes, below a line about the mesh."""
-    replicas, shards = state.mesh.shape
-    world_size = state.mesh.world_size
-    device = state.mesh.device.type
-    processes = f"1 process on {device}"
-    if world_size > 1:
-        processes = f"{world_size} processes on {device}: {replicas} x {shards} (replicas x shards)"
-    compute = state.policy.config.compute
-    return [
-        processes,
-        precision.table(state.policy, state.optimizer, state.average, compute),
-    ]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from understudy.report.viewed_run import open_run
 from understudy.testing.runs import trained_run
-from understudy.train.viewed_run import open_run
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_kit.cli.main import WRONG_INPUT, main
+from understudy_kit import main
+from understudy_kit.cli.main import WRONG_INPUT
 from understudy_kit.testing.packages import install
 
 
