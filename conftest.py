@@ -68,6 +68,15 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make the other parameters of a test with `short("ONE", ...)` long ones."""
+    for item in items:
+        marker = item.get_closest_marker("short")
+        if marker is not None and item.name.partition("[")[2].removesuffix("]") not in marker.args:
+            item.add_marker("long")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _uncollected:
         terminalreporter.write_line(

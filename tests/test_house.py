@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md: imports between them, sizes of files and folders. Imports no
+"""Rooms (`ROOMS`): imports between them, sizes of files and folders. Imports no
 module.
 """
 

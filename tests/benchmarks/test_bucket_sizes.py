@@ -35,6 +35,7 @@ def test_bytes_needed_are_those_of_groups_of_pictures_and_row_groups(
     assert some["rows"] <= all_of["rows"]
 
 
+@pytest.mark.long
 def test_a_round_compares_the_bucket_with_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

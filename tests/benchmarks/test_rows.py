@@ -30,6 +30,7 @@ def test_the_synthetic_rows_are_read_right(
         assert sample["observation.images.wrist"].shape == (3, 224, 224)
 
 
+@pytest.mark.long
 def test_a_reader_reports_its_figures(tmp_path: Path) -> None:
     rows.write(tmp_path / "set", 2_000, 10**9)
     found = rows.read(str(tmp_path / "set"), seconds=0.2, warm=0)

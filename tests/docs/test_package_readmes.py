@@ -14,7 +14,7 @@ pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 
 from understudy.testing.docs import ROOT, blocks, expand
 from understudy_data.testing.datasets import rate_episodes
-from understudy_kit.cli.main import main
+from understudy_kit import main
 
 SEAMS = runpy.run_path(str(ROOT / "scripts/seams.py"))
 NAMES = ("data", "kit", "tools", "understudy", "robot", "zoo")
@@ -82,6 +82,7 @@ def test_size_is_that_of_the_source(name: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the sequence of the distributions, in one folder, with fewer steps."""
     monkeypatch.chdir(tmp_path)

@@ -216,6 +216,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_killed_edit_continues(
     source: Path,
     options: RemoteOptions,

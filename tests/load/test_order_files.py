@@ -78,6 +78,7 @@ def take(loader: Any) -> list[dict[str, Any]]:
         return list(loader)
 
 
+@pytest.mark.short("clips", "exact weights")
 @pytest.mark.parametrize("kind", ORDERS)
 def test_order_files_play_the_same_batches(root: Path, tmp_path: Path, kind: str) -> None:
     """Over two epochs: on 1, 2 and 3 ranks, from a position in the middle, and by workers of a

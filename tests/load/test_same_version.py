@@ -90,6 +90,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "alive"])
 def test_a_rank_that_starts_after_a_publication_reads_that_of_the_others(
     tmp_path: Path, group: str, ends: bool
@@ -109,6 +110,7 @@ def test_a_rank_that_starts_after_a_publication_reads_that_of_the_others(
     first.end()
 
 
+@pytest.mark.short("group")
 def test_a_rank_that_starts_after_a_recording_is_refused(tmp_path: Path, group: str) -> None:
     root = record(tmp_path / "d", 5)
     first = Rank(root, 0, group)
@@ -120,6 +122,7 @@ def test_a_rank_that_starts_after_a_recording_is_refused(tmp_path: Path, group: 
     assert first.end()[0] == 0
 
 
+@pytest.mark.short("group")
 def test_ranks_of_one_version_start_in_any_sequence_and_again(tmp_path: Path, group: str) -> None:
     root = record(tmp_path / "d", 5)
     ranks = [Rank(root, number, group) for number in (1, 0)]
@@ -127,6 +130,7 @@ def test_ranks_of_one_version_start_in_any_sequence_and_again(tmp_path: Path, gr
     assert [rank.end()[0] for rank in ranks] == [0, 0]
 
 
+@pytest.mark.long
 def test_a_new_start_of_all_ranks_reads_the_new_publication(tmp_path: Path) -> None:
     """Within the hour, in any sequence, and one rank that ended alone belongs to no later start."""
     arms = [record(tmp_path / name, 5) for name in ("arm1", "arm2")]
@@ -143,6 +147,7 @@ def test_a_new_start_of_all_ranks_reads_the_new_publication(tmp_path: Path) -> N
         assert (code, "publication" in errors) == (0, False), errors
 
 
+@pytest.mark.long
 def test_a_recording_that_grew_between_two_starts_is_read(tmp_path: Path) -> None:
     root = record(tmp_path / "d", 5)
     assert Rank(root, 0).end()[0] == 0

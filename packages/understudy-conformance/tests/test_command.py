@@ -39,6 +39,7 @@ def test_command_passes_a_correct_loader_that_prints(capsys: pytest.CaptureFixtu
     assert results["R-LOAD-01"]["sentence"] == REQUIREMENTS["R-LOAD-01"].sentence
 
 
+@pytest.mark.long
 def test_command_ends_what_hangs_or_dies(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_missing_package_is_no_finding(
     assert "pip install no_package" in printed.err
 
 
+@pytest.mark.long
 def test_plugin_has_an_error_of_set_up_for_a_missing_package(tmp_path: Path) -> None:
     options = [
         "-q",
@@ -143,6 +145,7 @@ def test_plugin_imports_no_numpy_without_its_option() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:
     options = [
         "-q",

@@ -309,6 +309,7 @@ def test_sealed_facts_of_other_types_are_refused_by_name(path: Path, fact: str, 
         OrderFile(rewritten(path, change))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dictionary", "text", "bytes"])
 def test_columns_that_no_order_has_are_not_read(tmp_path: Path, kind: str) -> None:
     """As the images in LeRobot's data files."""

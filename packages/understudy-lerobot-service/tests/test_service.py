@@ -43,8 +43,7 @@ from support.lerobot_client import (
 )
 from understudy_base.errors import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_client.client import RemotePolicy
-from understudy_client.protocol import MessageError
+from understudy_client import MessageError, RemotePolicy
 from understudy_client.testing.arm import NAMES, Observation
 from understudy_lerobot_service import messages, service
 from understudy_lerobot_service.messages import Instructions
@@ -399,6 +398,7 @@ def test_a_restarted_server_needs_no_instructions(folder: Path, seen: list[Obser
                 other.send(TimedObservation(0, 0, changed, True))
 
 
+@pytest.mark.long
 def test_a_killed_server_is_found_again(folder: Path, seen: list[Observation]) -> None:
     """The command, ended without notice and started again at its port."""
 

@@ -166,6 +166,7 @@ def test_one_line_installs_all_that_is_asked_for(monkeypatch: pytest.MonkeyPatch
     assert str(raised.value).endswith(line)
 
 
+@pytest.mark.long
 def test_commands_without_an_extra_need_none_of_them() -> None:
     calls = [[*command.split(), "--help"] for command in COMMANDS]
     for call, (code, said) in zip(calls, without(ALL, CALLS, json.dumps(calls)), strict=True):
@@ -291,6 +292,7 @@ def test_lerobot_on_an_old_python_names_the_python(monkeypatch: pytest.MonkeyPat
         assert named in str(optional_packages.describe_missing(missing))
 
 
+@pytest.mark.long
 def test_packages_that_tests_import_are_declared() -> None:
     """The remedy: list the package in the group `test` of pyproject.toml."""
     top = Path(__file__).parents[3]

@@ -178,6 +178,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.short("2-1")
 @pytest.mark.parametrize("wait_for", [1, 5])  # with the second, both processes wait in a part
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_driver_leaves_nothing_and_continues(

@@ -182,6 +182,7 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_killed_score_continues_to_equal_bytes(scene: Path, tmp_path: Path) -> None:
     def start(out: Path, seconds: float) -> subprocess.Popen[bytes]:
         words = [

@@ -160,6 +160,7 @@ def test_plan_has_the_reading_of_a_data_file(tmp_path: Path, files: int) -> None
     assert 2.5 * columns < found["grown"] <= found["planned"], found
 
 
+@pytest.mark.long
 def test_plan_has_the_footers_of_data_files_on_a_server(tmp_path: Path) -> None:
     """Each of 250 episodes parses a footer of seven megabytes; none may outlive its use."""
     write_dataset(

@@ -42,6 +42,7 @@ def whereabouts(order: Order, positions: np.ndarray) -> tuple[np.ndarray, ...]:
     return source, epoch, clip, lane, turn
 
 
+@pytest.mark.long
 @given(
     one=sources("one"),
     two=sources("two"),

@@ -88,6 +88,7 @@ def test_each_source_is_read_once_per_its_own_epoch(mixture: tuple[Order, list[S
     check_epochs(*mixture, 1500)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(mixtures(), st.lists(st.integers(1, 900), min_size=1, max_size=3, unique=True), st.data())
 def test_so_it_is_across_changes_of_the_shares(
@@ -174,6 +175,7 @@ def extreme_weights(draw: st.DrawFn) -> list[float]:
     return (weights.clip(weights.sum() / (1 << 19)) / 7.1).tolist()
 
 
+@pytest.mark.long
 @given(extreme_weights(), st.sampled_from([1, 3, 8, 64, 2048]), st.data())
 @settings(max_examples=60)
 def test_no_count_is_off_by_the_bound(

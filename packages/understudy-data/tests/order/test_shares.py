@@ -161,6 +161,7 @@ def test_weights_that_do_not_fit_the_sources_are_refused():
         Order.from_datasets([pair[0], Source(pair[1].segments, "a")], batch_size=2)
 
 
+@pytest.mark.long
 def test_four_thousand_sources():
     many = [episodes(40 + d % 7, name=f"s{d}") for d in range(4000)]
     order = Order.from_datasets(many, batch_size=256)

@@ -324,6 +324,7 @@ def test_open_video_refuses_an_unknown_backend() -> None:
         open_video("clip.mp4", backend="opencv")
 
 
+@pytest.mark.long
 def test_read_every_image_of_real_data(real_data: Path) -> None:
     """Sequential, from cold starts, and shuffled, against one container decode of each file.
 

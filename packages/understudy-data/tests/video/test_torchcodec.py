@@ -78,6 +78,7 @@ def _bundled_ffmpeg(folder: Path) -> bool:
     return any(folder.iterdir())
 
 
+@pytest.mark.long
 def test_torchcodec_equals_pyav(tmp_path: Path) -> None:
     if importlib.util.find_spec("torchcodec") is None:
         pytest.skip("torchcodec is not installed")

@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 
 import wiring
+from understudy_client import Contract, Mismatch
 from understudy_client.contract import form
-from understudy_client.contract.facts import Contract, write_contract
 from understudy_client.contract.form import check_form
-from understudy_client.contract.mismatch import Mismatch
 from understudy_client.testing.arm import arm_contract
 from understudy_client.testing.hostile import damaged, refusal, samples
 from understudy_robot.cli.contract import ContractConfig, contract
@@ -26,6 +25,7 @@ PLAIN = json.loads(
 )
 
 
+@pytest.mark.long
 def test_a_file_is_judged_as_by_its_json_schema() -> None:
     """Numbers that JSON does not have are refused, too."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
@@ -42,6 +42,7 @@ def test_a_file_is_judged_as_by_its_json_schema() -> None:
             assert validator.is_valid(changed), (place, hostile)
 
 
+@pytest.mark.short("openpi")
 @pytest.mark.parametrize(
     "make", [wiring.lerobot, wiring.openpi, wiring.groot, wiring.groot_processor]
 )
@@ -50,7 +51,7 @@ def test_damaged_folders_of_other_tools_are_compared_or_refused(
 ) -> None:
     folder = make(tmp_path / "policy")
     robot = tmp_path / "robot.json"
-    write_contract(robot, Contract({"": wiring.facts()}, kind="robot"))
+    Contract({"": wiring.facts()}, kind="robot").write(robot)
     for file in sorted(folder.rglob("*.json")):
         plain = json.loads(file.read_text())
         for place, hostile in samples(plain, 40):

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from understudy_client.contract.facts import RobotFacts
+from understudy_client import RobotFacts
 from understudy_client.testing.arm import arm_contract
 from understudy_robot.contracts.in_motion import list_undecided
 
 
+@pytest.mark.long
 def test_power_tells_a_symmetric_scene_from_another() -> None:
     """A camera above a bare table looks the same upside down: its orientation is not decidable."""
     trained = arm_contract().robots["arm"]

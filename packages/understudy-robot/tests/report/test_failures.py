@@ -166,6 +166,7 @@ def test_a_successful_rollout_of_an_overfitted_run_has_no_reason(
     assert reasons(played(tmp_path, set()), trained) == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"episodes": 3}', '{"episodes": [{}]}', '{"episodes": [[]]}']
 )

@@ -14,8 +14,8 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 from websockets.exceptions import ConnectionClosed  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
-from understudy_client.dialects import OPENPI, Dialect  # noqa: E402
-from understudy_client.protocol import decode, decode_message, encode  # noqa: E402
+from understudy_client import OPENPI, Dialect, decode_message, encode  # noqa: E402
+from understudy_client.protocol import decode  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +116,7 @@ def test_a_message_in_part_has_a_time(folder: "Path", seen: list[Observation]) -
         assert _is_open(honest)
 
 
+@pytest.mark.long
 def test_all_messages_in_part_have_a_bound(folder: "Path", seen: list[Observation]) -> None:
     from understudy_robot.testing.serving import served
 

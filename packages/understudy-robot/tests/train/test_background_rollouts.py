@@ -130,6 +130,7 @@ def whole(out: Path, without: Path, steps: tuple[int, ...] = STEPS) -> None:
 # -- played episodes -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_rollouts_run_beside_training(data: Path, without: Path, tmp_path: Path) -> None:
     """Real players. The result of the last weights equals a rollout of the run's policy."""
     config = settings(data, tmp_path / "r", every=11)
@@ -213,6 +214,7 @@ def gone(process: int, patience: float = 240.0) -> bool:
     return False
 
 
+@pytest.mark.short("7")
 @pytest.mark.parametrize("step", [7, 12])  # behind the checkpoints of steps 4 and 8
 def test_rollouts_of_a_killed_run_are_made_on_resume(
     data: Path, without: Path, tmp_path: Path, act: Any, step: int

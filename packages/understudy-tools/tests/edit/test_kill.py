@@ -45,6 +45,7 @@ def test_create_folder_shows_nothing_before_the_end_and_keeps_another(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "late"]
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_sigterm_leaves_nothing_and_exits_with_143(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch

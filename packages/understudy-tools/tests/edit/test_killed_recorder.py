@@ -36,6 +36,7 @@ def missing(root: Path) -> None:
     (root / f"videos/chunk-000/{CAMERA}/episode_000005.mp4").unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [gap, cut, packed_cut, missing])
 def test_killed_recorder_is_named_and_nothing_is_published(tmp_path: Path, fault: Any) -> None:
     root = tmp_path / "arm"

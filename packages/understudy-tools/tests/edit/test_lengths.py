@@ -116,6 +116,7 @@ def drop_row(root: Path, row: int) -> None:
             pq.write_table(table.filter(keep), path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", [2, 4])
 @pytest.mark.parametrize("cameras", [(CAMERA,), ()])
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])

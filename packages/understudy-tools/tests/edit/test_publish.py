@@ -255,6 +255,7 @@ class _Snapshots:
             monkeypatch.setattr(os, name, operation)
 
 
+@pytest.mark.long
 def test_kill_at_every_file_operation_leaves_the_old_or_the_new(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +431,7 @@ def test_files_that_a_recorder_joins_meanwhile_are_not_published(
     assert whole(tmp_path / "p/out") == 7
 
 
+@pytest.mark.long
 def test_files_of_others_in_the_store_stay_and_stop_nothing(tmp_path: Path) -> None:
     """What a file browser or NFS leaves there, and folders of a user: nothing that a publication
     did not make.

@@ -115,6 +115,9 @@ WAYS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
+@pytest.mark.short(
+    "mpegts-first frames", "fragmented-first frames", "matroska-copy", "matroska-first frames"
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("container", ["matroska", "mpegts", "fragmented"])
 def test_edit_of_containers_without_an_index(tmp_path: Path, container: str, way: str) -> None:

@@ -75,6 +75,7 @@ def test_output_is_that_of_an_edit_without_the_bad_episodes(
     assert [entry[1] for entry in origin["episodes"]] == [0, 5]
 
 
+@pytest.mark.short("DeadlyRowFiles")
 @pytest.mark.parametrize("deadly", [DeadlyEncoding, DeadlyRowFiles, DeadlyJoin])
 def test_an_episode_that_ends_its_processes_is_left_out(
     sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadly: type

@@ -55,6 +55,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_set, "VIDEO_MB", 0.02)
 
 
+@pytest.mark.short("settings0")
 @pytest.mark.parametrize("settings", [ENCODED, {"drop_n_first_frames": 1, "task": "go"}, {}])
 def test_output_is_equal_for_any_number_of_processes(
     source: Path, tmp_path: Path, small_parts: None, settings: dict[str, Any]
@@ -135,6 +136,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_kills_of_processes_and_of_the_command_change_nothing(
     source: Path, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +210,7 @@ def test_work_folder_of_another_output_is_refused(source: Path, tmp_path: Path) 
     assert write_outputs(plans, tmp_path / "out", ["edit"])[""].episodes == 5
 
 
+@pytest.mark.long
 def test_a_dataset_in_a_bucket_is_edited_and_checked_as_a_local_one(
     source: Path, tmp_path: Path, small_parts: None
 ) -> None:

@@ -355,6 +355,7 @@ def test_import_names_a_message_later_than_any_clock(tmp_path: Path, kind: str) 
     assert [(of["kind"], of["stream"]) for of in findings(tmp_path)] == [("time", "/odd")]
 
 
+@pytest.mark.short("view")
 @pytest.mark.parametrize("way", ["blob", "generated", "view"])
 def test_import_bounds_messages_of_sqlite(tmp_path: Path, way: str) -> None:
     import sqlite3

@@ -67,6 +67,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name != "meta/import.json"}
 
 
+@pytest.mark.long
 def test_import_killed_at_any_change_leaves_nothing_that_looks_finished(folder: Path) -> None:
     assert main(words(folder)) == 0
     expected = content(folder / "out")
@@ -161,6 +162,7 @@ def test_import_lists_all_errors_of_a_mapping(
     assert not (folder / "out").exists()
 
 
+@pytest.mark.long
 def test_import_needs_memory_for_an_episode_and_not_for_its_images(tmp_path: Path) -> None:
     """A bag of 150 MB, of which at most a few images are in memory."""
     frame = np.random.default_rng(0).integers(0, 255, (240, 320, 3), np.uint8)

@@ -70,6 +70,7 @@ def codec(name: str) -> Any:
     }[name]
 
 
+@pytest.mark.short("lz4")
 @pytest.mark.parametrize("name", ["zstd", "gzip", "zlib", "bz2", "lzma", "lz4", "blosc"])
 def test_import_bounds_what_chunks_of_zarr_2_decode_to(tmp_path: Path, name: str) -> None:
     path = replay_buffer(tmp_path / "a.zarr", compressors=codec(name))
@@ -196,6 +197,7 @@ def test_import_bounds_rows_of_hdf5_that_are_not_stored(
         assert (error.kind, error.stream) == ("size", "state")
 
 
+@pytest.mark.short("twice")
 @pytest.mark.parametrize("way", ["small chunk", "large chunk", "twice"])
 def test_import_bounds_what_chunks_of_hdf5_decode_to(tmp_path: Path, way: str) -> None:
     shape = (ROWS, 3) if way != "large chunk" else (ROWS, 30_000)
@@ -264,6 +266,7 @@ def stored(folder: Path, holder: str, data: bytes) -> tuple[Path, dict[str, Any]
     return folder / "a.zarr", IMAGES
 
 
+@pytest.mark.short("size1-JPEG-zarr", "size1-JPEG-hdf5")
 @pytest.mark.parametrize("holder", ["bag", "hdf5", "zarr"])
 @pytest.mark.parametrize(
     ("size", "kind"), [((6000, 6000), "PNG"), ((60_000, 600), "JPEG"), ((20_000, 20_000), "PNG")]

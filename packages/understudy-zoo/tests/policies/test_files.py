@@ -84,6 +84,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
 
 
+@pytest.mark.long
 def test_graph_gives_the_actions_of_one_robot(written: Written) -> None:
     report = compare(written.robot, written.graph, written.function, steps=2)
     assert report["largest_difference"].keys() == {str(rows) for rows in BATCH_SIZES}

@@ -100,6 +100,7 @@ def differing(one: Result, two: Result) -> list[str]:
     return [name for name in one[1] if not torch.equal(one[1][name], two[1][name])]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
 )
@@ -163,6 +164,7 @@ def run_without(tokenizer: Path, fast: str, left_out: tuple[str, ...], shards: i
         return losses, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not has_gradient_sum(), reason="torch < 2.8: FSDP2 cannot sum gradients through gloo"
 )

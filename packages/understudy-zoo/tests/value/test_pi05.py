@@ -201,6 +201,7 @@ def test_files_that_are_not_of_these_towers_are_refused(files: Path, tmp_path: P
         )
 
 
+@pytest.mark.long
 def test_adapters_train_the_fresh_head_in_full(files: Path, tmp_path: Path) -> None:
     config = settings(
         files, tmp_path / "r", files / "pi05/policy", lora={"rank": 2}, max_num_tokens=1000

@@ -78,6 +78,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "part"), [("world_action", "future"), ("pi05", "proprio_history_proj")]
 )
@@ -134,6 +135,7 @@ def moments(tensors: Mapping[str, torch.Tensor]) -> set[str]:
     return {name.removeprefix("exp_avg/") for name in tensors if name.startswith("exp_avg/")}
 
 
+@pytest.mark.long
 def test_plan_has_the_parameters_and_tokens_of_the_future(files: Path, tmp_path: Path) -> None:
     config = started(files, tmp_path / "r", activation_checkpoint="selective", batch_size=4)
     joint, alone = (

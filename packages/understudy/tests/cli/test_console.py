@@ -82,6 +82,7 @@ def test_commands_print_texts_of_others(
     assert run(folder, locale, "check", "数据/没有").returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("locale", LOCALES.values(), ids=LOCALES)
 def test_json_stays_json_on_any_console(locale: dict[str, str], folder: Path) -> None:
     printed = run(folder, locale, "check", "数据/夹", "--json").stdout

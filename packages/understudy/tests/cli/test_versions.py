@@ -24,6 +24,7 @@ def run_with(native: str, *arguments: str) -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(loops_status().library is None, reason="no compiled loops here")
 def test_version_command_reports_loops() -> None:
     *printed, has_torch = run_with("1", "--version", "-v")

@@ -49,6 +49,7 @@ def classes() -> tuple[dict[type, str], dict[str, set[type]]]:
     return wanted | networks, names
 
 
+@pytest.mark.long
 def test_every_setting_is_read(sources: Mapping[str, str]) -> None:
     assert set(unread(*classes(), sources)) == set()
 
@@ -76,6 +77,7 @@ class PlantedRoot:
     planted: PlantedConfig = field(default_factory=PlantedConfig)
 
 
+@pytest.mark.long
 def test_a_setting_that_nothing_reads_is_found(sources: Mapping[str, str]) -> None:
     """Also one whose name others share, one that is only checked, and one for a method that nobody
     calls.

@@ -87,6 +87,7 @@ def fill_rank(shards: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.short("2")
 @pytest.mark.parametrize("shards", [1, 2])
 def test_fill_reads_the_rows_of_each_rank_alone(shards: int) -> None:
     found = in_ranks(2, fill_rank, shards)

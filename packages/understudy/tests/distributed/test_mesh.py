@@ -79,6 +79,7 @@ def group_of_the_program(backend: str) -> str:
         return str(error)
 
 
+@pytest.mark.long
 def test_group_of_the_program_is_used_if_it_has_tensors_of_the_cpu() -> None:
     assert in_ranks(2, group_of_the_program, "gloo") == ["", ""]
     for error in in_ranks(2, group_of_the_program, "cuda:gloo"):
@@ -162,6 +163,7 @@ def alone_and_gone() -> None:
         mesh.first(lambda: os._exit(7))
 
 
+@pytest.mark.long
 def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
     (first, _), (kind, said) = outcomes_in_ranks(2, alone_and_stuck)
     assert first == kind == "raised"

@@ -78,6 +78,7 @@ def waits_alone(code: int | None) -> None:
         raise AssertionError("there is no other process")
 
 
+@pytest.mark.short("75")
 @pytest.mark.parametrize("code", [75, None])
 def test_a_signal_ends_a_process_that_waits_for_others(code: int | None) -> None:
     """It waits inside a call, where no handler runs."""
@@ -111,6 +112,7 @@ def leaves_apart(data: Path, out: Path) -> int:
         return run.train(tiny_config(data, out, device="cpu"))
 
 
+@pytest.mark.long
 def test_a_rank_that_lost_another_by_the_same_signal_has_stopped(tmp_path: Path) -> None:
     """It returned 1: a failure, after which a scheduler does not start again."""
     data = tiny_dataset(tmp_path / "data")

@@ -477,6 +477,7 @@ def test_no_connection_is_named_as_the_cause(
         assert "log in" not in message
 
 
+@pytest.mark.long
 def test_offline_mode_is_named_as_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_accelerate_launch_starts_a_training(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "policy").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.long)]
 )

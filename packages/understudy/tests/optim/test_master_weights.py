@@ -667,6 +667,7 @@ def with_accelerate(rank: int) -> None:
     assert int(ours.state[model.module[0].weight]["step"]) == 3
 
 
+@pytest.mark.long
 def test_ranks_of_ddp_and_accelerate_stay_together_and_skip_together() -> None:
     in_ranks(2, on_two_ranks)
 

@@ -113,6 +113,7 @@ def grown(folder: Path, make: Maker, sizes: Sizes, how: str = "parts") -> float:
     return int(peak) / int(size)
 
 
+@pytest.mark.short("flow")
 @NEEDS_PROC
 @pytest.mark.parametrize("make", [flow, pi052])
 def test_load_takes_no_second_copy(make: Maker, tmp_path: Path) -> None:

@@ -334,6 +334,7 @@ def damaged(value: Any, wrong: Any) -> Iterator[Any]:
                 yield changed
 
 
+@pytest.mark.short("contract.json")
 @pytest.mark.parametrize("name", ["normalisation.json", "config.json", "contract.json"])
 def test_wrong_value_in_a_file_is_one_clean_error(name: str, tmp_path: Path) -> None:
     path = editable(write_arm_policy(tmp_path / "policy")) / name

@@ -61,6 +61,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return eventful_run(mixed(sources, root / "run", device="cpu", **changes), [1.0, 4.0, 2.0])
 
 
+@pytest.mark.long
 def test_account_equals_the_record_of_the_batches(eventful: Path) -> None:
     for step in checkpoint.list_steps(eventful / "checkpoints"):
         result, counts = audit_run(eventful, step, ())

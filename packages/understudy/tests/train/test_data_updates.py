@@ -246,6 +246,7 @@ def on_ranks(out: Path, session: int) -> int:
     return resumed(out, session, True)
 
 
+@pytest.mark.long
 def test_update_on_two_ranks_is_the_same(folder: Path, tmp_path: Path) -> None:
     out = copied(folder / "begun", tmp_path / "r")
     assert in_ranks(2, on_ranks, out, 1) == [run.DONE] * 2
@@ -277,6 +278,7 @@ def opens_late(root: Path, out: Path) -> int:
         return run.train(settings(root, out))
 
 
+@pytest.mark.long
 def test_all_ranks_have_the_episodes_of_rank_0(folder: Path, tmp_path: Path) -> None:
     root = write(tmp_path / "data", OLD)
     out = tmp_path / "r"

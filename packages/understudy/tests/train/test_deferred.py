@@ -89,6 +89,7 @@ def step(state: TrainState) -> float:
     return float(state.train_step({key: value[own] for key, value in batch.items()}).loss)
 
 
+@pytest.mark.short("fp32")
 @pytest.mark.parametrize("precision", ["fp32", "bf16-split"])
 def test_deferred_state_equals_a_whole_one(precision: str) -> None:
     (whole,) = in_ranks(1, start, precision, 1, False)
@@ -97,6 +98,7 @@ def test_deferred_state_equals_a_whole_one(precision: str) -> None:
     assert empty[0] != whole[0], "a resumed run waits for its checkpoint"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "shards"), [(2, 2), (2, 1)])
 def test_deferred_state_is_the_same_on_every_mesh(world: int, shards: int) -> None:
     (whole,) = in_ranks(1, start, "fp32", 1, False)
@@ -138,6 +140,7 @@ def shared(deferred: bool) -> set[str]:
         return {name for name in mine if mine[name].data_ptr() == theirs[name].data_ptr()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deferred", [False, True])
 def test_average_shares_the_memory_of_frozen_weights(deferred: bool) -> None:
     (found,) = in_ranks(1, shared, deferred)

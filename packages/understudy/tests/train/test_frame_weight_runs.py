@@ -152,6 +152,7 @@ def train_until(config: TrainConfig, step: int) -> None:
     run.train(config)
 
 
+@pytest.mark.long
 def test_killed_run_with_weights_continues_on_any_ranks(root: Path, tmp_path: Path) -> None:
     """12 steps of 8 are more than an epoch. The run continues on two ranks in the middle of one."""
     options = {"steps": 12, "checkpoint": {"every": 4}, "val": {"every": 12}, "micro_batch_size": 4}

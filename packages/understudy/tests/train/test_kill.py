@@ -70,6 +70,7 @@ def test_pi05_run_is_identical_after_two_kills() -> None:
     assert told["finished"] == 1
 
 
+@pytest.mark.long
 def test_kill_test_detects_torn_checkpoints() -> None:
     """The negative control of the test above: the same kills, without the protocol."""
     code, told = soak("--kills", 10, "--per-run", 4, "--kinds", 1, "--torn")
@@ -77,6 +78,7 @@ def test_kill_test_detects_torn_checkpoints() -> None:
     assert "torn" in told["wrong"][0]
 
 
+@pytest.mark.long
 def test_command_survives_sigterm_and_sigkill(
     data: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import many_sources
 from understudy.config.train import TrainConfig
@@ -48,6 +49,7 @@ def killed(folder: Path, out: Path, step: int) -> None:
         run.train(settings(folder, out))
 
 
+@pytest.mark.long
 def test_a_killed_run_over_many_sources_is_identical(tmp_path: Path) -> None:
     many_sources.write(tmp_path / "sources", SOURCES, with_videos=False)
     write_list(tmp_path / "list.csv", SOURCES)

@@ -204,6 +204,7 @@ def test_an_equal_cut_has_equal_bits() -> None:
     assert one[2] == two[2]
 
 
+@pytest.mark.short("2-2-7-limits2-1")
 @pytest.mark.parametrize(
     ("world", "shards", "count", "limits", "idle"),
     [

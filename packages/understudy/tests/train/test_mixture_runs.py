@@ -74,6 +74,7 @@ def goes_on(out: Path) -> int:
 # -- the same run ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_killed_mixture_run_is_identical(
     whole: Path, sources: tuple[SourceConfig, ...], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_dataset(tmp_path_factory.mktemp("own") / "dataset")
 
 
+@pytest.mark.short("dropout")
 @pytest.mark.parametrize("kind", DRAWS)
 def test_own_draws_repeat_and_move_no_global_generator(
     kind: str,
@@ -74,6 +75,7 @@ def test_own_draws_repeat_and_move_no_global_generator(
     same_run(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.long
 def test_validation_that_draws_repeats(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,6 +368,7 @@ def test_train_exits_at_once_on_a_signal_before_the_first_step(
     ) == run.DONE
 
 
+@pytest.mark.long
 def test_command_stops_on_a_signal_while_torch_is_imported(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
@@ -396,6 +397,7 @@ def test_train_stops_at_the_stop_file(half: Path, data: Path, tmp_path: Path) ->
     assert run.resume(RunDir(out).settings()) == run.DONE
 
 
+@pytest.mark.long
 def test_ranks_stop_at_one_step_and_consume_each_sample_once(data: Path, tmp_path: Path) -> None:
     """Signals and the file reach one rank only. Then 2 -> 1 -> 2 processes in one run."""
     config = tiny_config(data, tmp_path, checkpoint={"async_save": True, "keep_last": 9})
@@ -504,6 +506,7 @@ def resume_sharded(out: Path, shards: int) -> int:
     return run.resume(override(RunDir(out).settings(), parallel={"dp_shard": shards}))
 
 
+@pytest.mark.short("adapters-mesh0")
 @pytest.mark.parametrize(
     ("case", "mesh"),
     [

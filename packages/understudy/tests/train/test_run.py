@@ -92,6 +92,7 @@ def test_trackers_are_checked_before_the_data(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.long
 def test_wandb_without_a_login_is_refused_before_the_data(tmp_path: Path) -> None:
     flags = [
         "--data.root",
@@ -240,6 +241,7 @@ def rates(root: Path) -> list[float]:
     return [record["lr"] for record in series(root)]
 
 
+@pytest.mark.long
 def test_resume_with_more_steps_stretches_the_decay_after_a_warm_up(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

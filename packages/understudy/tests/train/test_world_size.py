@@ -147,6 +147,7 @@ def test_replicas_and_shards_are_the_same_to_the_bit(
     assert series(runs(other)) == series(runs("one"))[:SHORT]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_four_replicas_of_four_shards_are_one_process_to_the_bit(
     runs: Callable[[str], Path],
@@ -185,6 +186,7 @@ def otherwise(data: Path, out: Path) -> None:
     run.train(tiny_config(data, out, device="cpu", seed=7 + mine))
 
 
+@pytest.mark.long
 def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "dataset")
     for kind, said in outcomes_in_ranks(2, otherwise, data, tmp_path / "r"):
@@ -288,6 +290,7 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.long
 def test_uneven_masks_weigh_every_element_alike(
     single: dict[str, Any], double: list[dict[str, Any]]
 ) -> None:
@@ -427,6 +430,7 @@ COMPILED = pytest.mark.skipif(
 )
 
 
+@pytest.mark.short("one")
 @pytest.mark.parametrize(
     ("world", "shards", "options"),
     [
@@ -456,6 +460,7 @@ def test_parameters_that_no_loss_reaches_are_named(
     assert len({every[0] for _, every in everywhere}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_ranks_that_leave_out_different_parameters_are_told_instead_of_waiting(shards: int) -> None:
     for kind, said in outcomes_in_ranks(2, left_out_by, [(1,)], shards):
@@ -506,6 +511,7 @@ def skipped_blocks(
     return results
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "frozen", [(), ("layers.1.*",), ("layers.1.grow.*",)], ids=["trained", "frozen", "partly"]
 )
@@ -561,6 +567,7 @@ ALL = (True,)
 NONE = (False,)
 
 
+@pytest.mark.short("at the first step-2")
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize(
     "steps",
@@ -581,6 +588,7 @@ def test_a_block_that_some_ranks_enter_is_named_in_place_of_waiting(
         assert "layers.1" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_all_ranks_may_enter_and_leave_out_a_block_alike(shards: int) -> None:
     steps = [ALL, NONE, ALL, ALL, NONE, ALL]
@@ -614,6 +622,7 @@ def sampled(shards: int) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.long
 def test_a_sharded_policy_samples_as_a_whole_one() -> None:
     alone = sampled(1)
     assert all(same(alone, found) for found in in_ranks(2, sampled, 2))

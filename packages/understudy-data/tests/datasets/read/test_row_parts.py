@@ -175,6 +175,7 @@ def outcome(data: EpisodeDataset, episode: int) -> tuple[str, Any]:
         return "error", error.what
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [1, 4, 5, None])
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize("change", [moved, split, longer, unknown, not_finite])

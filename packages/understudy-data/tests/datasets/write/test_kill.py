@@ -111,6 +111,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
+@pytest.mark.long
 def test_kill_there_are_as_many_points_as_file_operations(killed: list[Path], whole: Path) -> None:
     assert len(killed) > 40
     saved = [root.with_suffix(".saved").stat().st_size for root in killed]

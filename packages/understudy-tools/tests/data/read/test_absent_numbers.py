@@ -73,6 +73,7 @@ def test_absent_place_of_an_episode(tmp_path: Path, whose: str, what: str, kind:
         EpisodeArrays(root, keys=["action", "other"]).sample(3, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize("key", ["task_index", "frame_index", "index", "episode_index", "deed"])

@@ -86,6 +86,7 @@ def shown(tab: Any, frame: int) -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.long
 def test_keys_step_and_play_all_cameras_to_the_exact_frame(chromium: Any, viewer: Viewer) -> None:
     with opened(chromium, viewer, "#0/1/62") as tab:
         assert shown(tab, 62) == [(0, 1, 62), (1, 1, 62)]

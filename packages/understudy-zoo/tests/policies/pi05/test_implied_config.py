@@ -182,6 +182,7 @@ def test_exported_folders_imply_the_settings_of_their_policy(
         check_start(replace(same, chunk=3))
 
 
+@pytest.mark.long
 def test_run_is_refused_before_it_starts(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "data")
     tokenizer = write_model(tmp_path / "tok")

@@ -101,6 +101,9 @@ def check_same(loaded: RobotPolicy, made: Pi05Policy) -> None:
         assert getattr(loaded.config, name) == getattr(made.config, name)
 
 
+@pytest.mark.short(
+    "openpi-True-False", "openpi-True-True", "openpi-False-True", "understudy-False-False"
+)
 @BOTH
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("tool", ["understudy", "lerobot", "openpi"])
@@ -421,6 +424,7 @@ def test_damaged_weights_are_named_before_a_run(tokenizer: Path, tmp_path: Path)
         settings(path)
 
 
+@pytest.mark.long
 def test_weights_and_data_are_all_that_a_run_needs(tmp_path: Path) -> None:
     data = tiny_dataset(tmp_path / "data")
     sizes = {

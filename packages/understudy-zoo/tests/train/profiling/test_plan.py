@@ -346,6 +346,7 @@ def test_live_bytes_count_the_copy_that_a_sum_takes(sums_copies: bool) -> None:
     assert (live.now, live.peak) == (600, 1000 if sums_copies else 600)
 
 
+@pytest.mark.long
 def test_sharded_plan_measures_gathered_weights_alone(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +534,7 @@ def test_plan_gives_the_steps_of_an_hour_by_the_data_sheet(
     assert "A100" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ema", [NO_EMA, EMA], ids=["plain", "average"])
 def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: OptimConfig) -> None:
     changes: dict[str, Any] = {"steps": 2, "optim": ema, "val": ValConfig(every=1)}
@@ -557,6 +559,7 @@ def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: Opt
     assert plan(override(config, checkpoint={"keep_best": "none"})).best == 0
 
 
+@pytest.mark.short("flow")
 @pytest.mark.parametrize("policy", [LARGER, TINY], ids=["flow", "pi05"])
 def test_plan_counts_the_operations_of_torch(data: Path, policy: Any) -> None:
     """A plan counts in the pass that measures memory; torch's counter runs a pass of its own."""
@@ -569,6 +572,7 @@ def test_plan_counts_the_operations_of_torch(data: Path, policy: Any) -> None:
     assert traced(config).flops == total // 2 > 10**6
 
 
+@pytest.mark.long
 def test_plan_command_prints_a_sum_that_a_reader_can_make(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -581,6 +585,7 @@ def test_plan_command_prints_a_sum_that_a_reader_can_make(
     assert "observation.images.top" in "".join(table)
 
 
+@pytest.mark.long
 def test_plan_knows_the_average_that_a_run_does_not_keep(data: Path) -> None:
     config = settings(data, precision="bf16-split", optim=replace(NO_EMA, freeze=("vision.*",)))
     kept = traced(override(config, optim=replace(EMA, freeze=("vision.*",)))).memory["average"]

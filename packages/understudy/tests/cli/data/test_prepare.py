@@ -120,6 +120,7 @@ def test_fit_refuses_ids_that_would_be_those_of_other_tokens(
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.long
 def test_fit_fetches_the_weights_of_the_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_one_process_in_any_epoch(one_process):
     assert train("ours", steps=15, batch=16) == np.array(in_order(240)).reshape(15, 16).tolist()
 
 
+@pytest.mark.long
 def test_two_ranks_and_then_one(one_process, tmp_path):
     """D1, D2 and D3 with two real processes, Accelerate sharing the batches out."""
     jobs = [
@@ -133,6 +134,7 @@ def read_by_prepared_loaders(root: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_prepared_readers_give_each_frame_once_or_are_refused(tmp_path):
     pytest.importorskip("accelerate")
     write_dataset(tmp_path / "dataset", Spec(lengths=(9, 7, 8), gop=4))

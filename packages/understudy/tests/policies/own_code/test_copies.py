@@ -72,6 +72,7 @@ def fresh(folder: Path, code: str, cwd: Path) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_exported_code_is_complete_and_named_once(place: Path, tmp_path: Path) -> None:
     file = place / "my_policy.py"
     run = tmp_path / "run"

@@ -328,6 +328,7 @@ def test_devices_and_pipes_in_place_of_code_are_refused(place: Path) -> None:
             types.import_type(f"{place / name}:MINE#{'0' * 64}", PolicyType)
 
 
+@pytest.mark.long
 def test_processes_of_a_user_without_a_home_go_on(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,6 +98,7 @@ def test_best_weights_are_kept_by_default_and_named(
     )
 
 
+@pytest.mark.short("11")
 @pytest.mark.parametrize("stop", [3, 7, 11])
 def test_resume_makes_the_same_best_weights(
     trained: Path, data: Path, tmp_path: Path, stop: int

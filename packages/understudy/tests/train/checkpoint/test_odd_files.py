@@ -132,6 +132,7 @@ def test_resume_warns_about_missing_metrics(
     assert "metrics.jsonl" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warmup", [3, 4, 10])
 def test_startup_summary_notes_a_warmup_longer_than_the_run(
     trained: Path, tmp_path: Path, warmup: int, capsys: pytest.CaptureFixture[str]

@@ -49,6 +49,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_save_failure_is_one_error_on_all_ranks(open_folder: Path) -> None:
     one, two = in_ranks(2, ranks.trouble, open_folder)
     assert set(one) == {
@@ -88,6 +89,7 @@ def test_save_checks_the_files_of_other_ranks(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_save_on_a_full_disk(open_folder: Path) -> None:
     """A real one."""
     if (
@@ -104,6 +106,7 @@ def test_save_on_a_full_disk(open_folder: Path) -> None:
         assert told[3:] == ["step-00000001", "step-00000003"]
 
 
+@pytest.mark.long
 def test_saver_in_the_background(tmp_path: Path) -> None:
     for seen in in_ranks(2, ranks.background, tmp_path):
         assert seen == {

@@ -119,6 +119,7 @@ def strip(path: Path, change: dict[str, object] | None = None) -> None:
     (path / "state.json").write_text(json.dumps(add_seal(state | {FILES: {}} | (change or {}))))
 
 
+@pytest.mark.long
 def test_load_fails_on_all_ranks_together(tmp_path: Path) -> None:
     told = in_ranks(2, checkpoint_ranks.flipped, tmp_path)
     assert len(set(told)) == 1

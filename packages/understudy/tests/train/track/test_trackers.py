@@ -37,6 +37,7 @@ def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), done.stderr.decode()
 
 
+@pytest.mark.short("tensorboard")
 @pytest.mark.parametrize("name", READERS)
 def test_trackers_have_each_step_once_after_kills(tmp_path: Path, name: str) -> None:
     if importlib.util.find_spec(name) is None:

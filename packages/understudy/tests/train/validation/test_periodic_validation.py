@@ -161,6 +161,7 @@ def check(told: dict[str, Any], step: int, before: list[int]) -> None:
     assert told["after"] <= 2  # of some seven chunks in each: those being read already
 
 
+@pytest.mark.short("3-12-before1")
 @pytest.mark.parametrize(("which", "step", "before"), [(1, 5, []), (3, 12, [5, 10])])
 def test_stop_in_a_validation_saves_the_step_and_resume_repeats_it(
     data: Path, whole: Path, tmp_path: Path, which: int, step: int, before: list[int]
@@ -208,6 +209,7 @@ def test_tracker_gets_a_validation_made_after_resume(
     assert sorted(Kept.steps) == list(range(1, 13))
 
 
+@pytest.mark.long
 def test_ranks_stop_a_validation_together(data: Path, whole: Path, tmp_path: Path) -> None:
     for first, last in in_ranks(
         2, whole_and_stopped, config_of(data, tmp_path), tmp_path, timeout=240
@@ -292,6 +294,7 @@ def test_evaluate_skips_an_unreadable_frame(
     assert one["mse"] == pytest.approx(two["mse"], rel=1e-3)
 
 
+@pytest.mark.long
 def test_unreadable_validation_frame_loses_no_step(
     damaged: tuple[Path, int], tmp_path: Path
 ) -> None:
@@ -310,6 +313,7 @@ def test_unreadable_validation_frame_loses_no_step(
     same_run(tmp_path / "at once", out.root)
 
 
+@pytest.mark.long
 def test_unreadable_frame_of_one_rank_ends_all_ranks(
     damaged: tuple[Path, int], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def done(sources: tuple[SourceConfig, ...], tmp_path_factory: pytest.TempPathFac
     return out
 
 
+@pytest.mark.long
 def test_keep_best_by_a_named_figure(done: Path) -> None:
     records = {record["step"]: record for record in series(done, "val")}
     assert sorted(records) == [2, 4, 6, 8]
@@ -86,6 +87,7 @@ def test_best_checkpoint_uses_the_named_figure(tmp_path: Path) -> None:
     assert found == {"none": "step-00000001", "loss": "step-00000001", "task:hard": "step-00000002"}
 
 
+@pytest.mark.short("sizes0-2")
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
