@@ -2,17 +2,20 @@
 
 import ast
 import runpy
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SEAMS = runpy.run_path(str(ROOT / "scripts/seams.py"))
 FACES = {
-    "robot": {"kit"},
-    "tools": {"kit"},
-    "understudy": {"kit"},
-    "zoo": {"kit"},
+    "lerobot_service": {"client"},
+    "robot": {"client", "kit"},
+    "tools": {"client", "kit"},
+    "understudy": {"client", "kit"},
+    "zoo": {"client", "kit"},
 }
 """Distribution -> those whose names it takes from the top alone: `from understudy_kit import X`."""
 MOST_NAMES = 40
@@ -28,11 +31,17 @@ def public_names(stub: Path) -> set[str]:
     return names
 
 
+@cache
+def crossings() -> list[Any]:
+    """Names that cross, read once."""
+    found: list[Any] = SEAMS["find_crossings"](SEAMS["find_modules"]())
+    return found
+
+
 def test_no_import_runs_against_the_arrows() -> None:
     """The remedy: the name moves to a distribution below, or is found by an entry point."""
-    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
-    assert len(crossings) > 100
-    assert list(map(str, SEAMS["against"](crossings))) == []
+    assert len(crossings()) > 100
+    assert list(map(str, SEAMS["against"](crossings()))) == []
 
 
 def test_the_table_has_each_distribution() -> None:
@@ -44,8 +53,7 @@ def test_the_table_has_each_distribution() -> None:
 )
 def test_names_come_from_the_face(wheel: str, other: str) -> None:
     """The remedy: a line in the other's `__init__.pyi`, and `from understudy_OTHER import NAME`."""
-    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
-    taken = [crossing for crossing in crossings if crossing.wheel == wheel]
+    taken = [crossing for crossing in crossings() if crossing.wheel == wheel]
     seam = [crossing for crossing in taken if crossing.other == other]
     assert seam
     past = "\n".join(map(str, SEAMS["past_face"](seam)))
@@ -67,8 +75,7 @@ def test_a_face_has_no_name_of_a_module(stub: Path) -> None:
 
 def test_a_face_has_no_unused_name() -> None:
     """The remedy: the name leaves `__init__.pyi`."""
-    crossings = SEAMS["find_crossings"](SEAMS["find_modules"]())
-    taken = {crossing.name for crossing in crossings}
+    taken = {crossing.name for crossing in crossings()}
     for other in sorted(set().union(*FACES.values())):
         stub = ROOT / f"packages/understudy-{other}/src/understudy_{other}/__init__.pyi"
         unused = [name for name in public_names(stub) if f"understudy_{other}:{name}" not in taken]

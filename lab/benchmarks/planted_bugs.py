@@ -212,12 +212,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "copy")
-        copy.mkdir()
-        names = ("packages", "tests", "examples", "recipes", "conftest.py", "pyproject.toml")
-        for name in names:
-            source = ROOT / name
-            place = copy / name
-            shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
+        left_out = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "runs", "site", "dist")
+        shutil.copytree(ROOT, copy, ignore=left_out)
         for bug in BUGS:
             if options.only in bug.name:
                 row = plant(bug, copy, options.long)
@@ -247,11 +243,11 @@ def plant(bug: Bug, copy: Path, with_long: bool) -> dict[str, object]:
     finally:
         file.write_text(text, encoding="utf-8")
     failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if run.returncode not in (0, 1) or any("::" not in line for line in failed):
+        raise SystemExit(f"the tests of {bug.name} did not run:\n{run.stdout[-2000:]}{run.stderr}")
     found_by = ""
-    if run.returncode == 1 and failed:
+    if failed:
         found_by = failed[0].split(" - ")[0].split(maxsplit=1)[1]
-    elif run.returncode:
-        found_by = failed[0] if failed else ""
     seconds = round(time.perf_counter() - begun, 1)
     return {"bug": bug.name, "file": bug.file, "found_by": found_by, "seconds": seconds}
 

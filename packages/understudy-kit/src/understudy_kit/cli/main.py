@@ -226,93 +226,100 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
     """Parse and run a command. Errors that the user can correct become one line; ours keep their
     traceback.
     """
-    from understudy_base.credentials import redact
-    from understudy_base.errors import DatasetError, is_wrong_input
-    from understudy_base.optional_packages import describe_missing, describe_old_numpy, require
-
-    name = found.name
     try:
-        asks_help = not {"-h", "--help"}.isdisjoint(arguments)
-        if found.row and found.row.extra and found.point and not asks_help:
-            require(found.row.extra)
-        command = found.facts
-        if command.extra and not asks_help:
-            require(command.extra)
-        from understudy_base.progress import show_log
-        from understudy_kit.config.schema import dump_yaml
-        from understudy_kit.signals import interrupted_by_signals
-
-        show_log()
-        for variable, point in find_entry_points(VARIABLES).items():
-            if os.environ.get(variable):  # its check may import what help must not
-                point.load()()
-        count: int | None = None
-        if command.launchable:
-            count, arguments = split_launch(arguments)
-        print_only = "--print-config" in arguments
-        arguments = [argument for argument in arguments if argument != "--print-config"]
-        # checked once here, before every rank reads them too
-        settings = read_settings(name, arguments)
-        if print_only:
-            print(dump_yaml(settings), end="")
-            return 0
-        if count is not None:
-            from understudy_kit.launch import launch, module_command
-
-            words = [*module_command("understudy"), *name.split(), *arguments]
-            if debug:
-                words.append("--debug")
-            return launch(words, count, f"understudy {name}")
-        if command.loads_images:
-            from understudy_base.malloc import keep_freed_memory
-
-            keep_freed_memory()
-        handled_signals = nullcontext() if command.own_signals else interrupted_by_signals()
-        with handled_signals:
-            return int(found.function(settings) or 0)
+        return _call(found, arguments, debug)
     except BrokenPipeError:
         return FAILED  # the reader of our output is gone
-    except (ConfigError, DatasetError, KeyboardInterrupt, MemoryError, OSError) as error:
-        if debug:
-            print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        message = "interrupted"
-        if not isinstance(error, KeyboardInterrupt):
-            message = str(error) or "not enough memory"
-        if isinstance(error, FileExistsError) and error.filename is not None:
-            message = (
-                f"{error.filename}: {error.strerror} (name another output, or wait for the "
-                "other process)"
-            )
-        print(f"understudy {name}{_rank()}: {redact(message)}", file=sys.stderr)
-        if isinstance(error, KeyboardInterrupt):
-            from understudy_kit.signals import Interrupted
+    except (Exception, KeyboardInterrupt) as error:
+        from understudy_base.credentials import redact
 
-            number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
-            return INTERRUPTED + number
-        if is_wrong_input(error) or isinstance(error, FileExistsError):
-            return WRONG_INPUT
-        return FAILED
-    except UnicodeEncodeError as error:
-        if debug:
-            print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        fix = "rename the file, or the text, with letters of UTF-8"
-        print(
-            f"understudy {name}{_rank()}: {error.object[:200]!r} cannot be written as text: {fix}",
-            file=sys.stderr,
-        )
-        return WRONG_INPUT
-    except Exception as error:
-        missing: ImportError | None = None
-        if isinstance(error, EntryPointError):
-            missing = error
-        elif isinstance(error, ImportError):
-            missing = describe_missing(error) or describe_old_numpy(error)
-        line = missing or _describe_out_of_memory(error, found)
+        line, code = _describe(error, found)
         if line is None or debug:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         if line is not None:
-            print(f"understudy {name}{_rank()}: {line}", file=sys.stderr)
-        return WRONG_INPUT if missing else FAILED
+            print(f"understudy {found.name}{_rank()}: {line}", file=sys.stderr)
+        return code
+
+
+def _call(found: Found, arguments: list[str], debug: bool) -> int:
+    """Parse the arguments of a command and call it, in this process or in several."""
+    from understudy_base.optional_packages import require
+
+    name = found.name
+    asks_help = not {"-h", "--help"}.isdisjoint(arguments)
+    if found.row and found.row.extra and found.point and not asks_help:
+        require(found.row.extra)
+    command = found.facts
+    if command.extra and not asks_help:
+        require(command.extra)
+    from understudy_base.progress import show_log
+    from understudy_kit.config.schema import dump_yaml
+    from understudy_kit.signals import interrupted_by_signals
+
+    show_log()
+    for variable, point in find_entry_points(VARIABLES).items():
+        if os.environ.get(variable):  # its check may import what help must not
+            point.load()()
+    count: int | None = None
+    if command.launchable:
+        count, arguments = split_launch(arguments)
+    print_only = "--print-config" in arguments
+    arguments = [argument for argument in arguments if argument != "--print-config"]
+    # checked once here, before every rank reads them too
+    settings = read_settings(name, arguments)
+    if print_only:
+        print(dump_yaml(settings), end="")
+        return 0
+    if count is not None:
+        from understudy_kit.launch import launch, module_command
+
+        words = [*module_command("understudy"), *name.split(), *arguments]
+        if debug:
+            words.append("--debug")
+        return launch(words, count, f"understudy {name}")
+    if command.loads_images:
+        from understudy_base.malloc import keep_freed_memory
+
+        keep_freed_memory()
+    handled_signals = nullcontext() if command.own_signals else interrupted_by_signals()
+    with handled_signals:
+        return int(found.function(settings) or 0)
+
+
+def _describe(error: BaseException, found: Found) -> tuple[str | None, int]:
+    """Return the line for an error of a command, None for a fault of ours, and the exit code."""
+    from understudy_base.credentials import redact
+    from understudy_base.errors import DatasetError, is_wrong_input
+    from understudy_base.optional_packages import describe_missing, describe_old_numpy
+
+    if isinstance(error, KeyboardInterrupt):
+        from understudy_kit.signals import Interrupted
+
+        number = error.args[0] if isinstance(error, Interrupted) else signal.SIGINT
+        return "interrupted", INTERRUPTED + number
+    if isinstance(error, FileExistsError):
+        message = str(error)
+        if error.filename is not None:
+            message = (
+                f"{error.filename}: {error.strerror} (name another output, or wait for the other "
+                "process)"
+            )
+        return redact(message), WRONG_INPUT
+    if isinstance(error, ConfigError | DatasetError | MemoryError | OSError):
+        code = WRONG_INPUT if is_wrong_input(error) else FAILED
+        return redact(str(error) or "not enough memory"), code
+    if isinstance(error, UnicodeEncodeError):
+        fix = "rename the file, or the text, with letters of UTF-8"
+        return f"{error.object[:200]!r} cannot be written as text: {fix}", WRONG_INPUT
+    missing: ImportError | None = None
+    if isinstance(error, EntryPointError):
+        missing = error
+    elif isinstance(error, ImportError):
+        missing = describe_missing(error) or describe_old_numpy(error)
+    if missing is not None:
+        return str(missing), WRONG_INPUT
+    assert isinstance(error, Exception)
+    return _describe_out_of_memory(error, found), FAILED
 
 
 def _rank() -> str:
