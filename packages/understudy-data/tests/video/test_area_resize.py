@@ -12,7 +12,8 @@ from understudy_data.video.color import AreaResize
 )
 def test_each_pixel_is_the_mean_of_its_area(shape: tuple[int, int], size: tuple[int, int]) -> None:
     """Pixel (y, x) has the pixels whose areas it touches, each with the same weight."""
-    (height, width), (high, wide) = shape, size
+    height, width = shape
+    high, wide = size
     planes = np.random.default_rng(0).integers(0, 256, (3, height, width)).astype(np.uint8)
     resized = np.empty((3, high, wide), np.uint8)
     AreaResize(height, width, size)(planes, resized)
