@@ -36,7 +36,7 @@ for _profile, _examples in (("short", 25), ("long", 100)):
     )
 settings.load_profile("short")
 if find_spec("tqdm"):  # a robot's computer has none
-    from understudy_base.progress import show_log
+    from understudy_base import show_log
 
     show_log()
 # Tests started in the background of a shell, or under nohup, ignore these signals, and so would

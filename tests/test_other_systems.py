@@ -14,7 +14,7 @@ import pytest
 
 import understudy as us
 from understudy.testing.runs import tiny_dataset
-from understudy_base.cores import available_cores
+from understudy_base import available_cores
 from understudy_data.storage import mapped_tables
 
 HIDDEN = Path(__file__).parent / "support" / "macos"

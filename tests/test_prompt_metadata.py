@@ -22,7 +22,7 @@ from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.augment_batch import drop_metadata
 from understudy.train.data.run_data import longest_prompts, open_data
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order import sample_uniform
 from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata

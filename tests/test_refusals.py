@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base import DatasetError, MissingFileError
 from understudy_base.testing.refusals import absent, refused, warned
 
 ERROR = DatasetError("frame 3 of 'top' is 0.5", where="/d/a.mp4", fix="give batch_size")

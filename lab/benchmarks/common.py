@@ -20,8 +20,7 @@ import av
 import numpy as np
 import torch
 
-from understudy_base._version import __version__
-from understudy_base.cores import available_cores
+from understudy_base import __version__, available_cores
 from understudy_data.video.native.loops import load_loops, loops_status
 
 CACHE = Path(tempfile.gettempdir()) / "understudy-bench"

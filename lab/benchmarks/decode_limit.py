@@ -27,7 +27,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 
 from loader_trial import Round, videos
-from understudy_base.cores import available_cores
+from understudy_base import available_cores
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.video.native.swscale import reformat
 from understudy_data.video.packets import main_stream, open_packets

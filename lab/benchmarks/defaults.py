@@ -212,7 +212,7 @@ def cpu_seconds() -> float:
 def serve_rows() -> None:
     """Measure decoding in a row, as `serve_loader`: {"root"} -> {"cpu_ms"}."""
     from understudy import EpisodeDataset, __version__, keep_freed_memory
-    from understudy_base.cores import available_cores
+    from understudy_base import available_cores
     from understudy_data.video.reader import open_video
 
     keep_freed_memory()

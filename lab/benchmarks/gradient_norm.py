@@ -64,8 +64,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.draws import generate_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
-from understudy_base.batch_keys import ACTION, STATE, TASK
-from understudy_base.records import Batch
+from understudy_base import ACTION, STATE, TASK, Batch
 from understudy_data.order import Order, sample_normal
 from understudy_data.order.design_effect import Correlation, design_effect
 from understudy_robot.envs.env import layout_seed

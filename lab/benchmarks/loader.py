@@ -44,7 +44,7 @@ from loader_sets import Set, sets
 from loader_trial import Round, Setting, Trial, median_round, videos
 from order_audit import as_read, deff_of
 from parsers import make_parser
-from understudy_base._version import __version__
+from understudy_base import __version__
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.order.design_effect import expected_uniform
 from understudy_data.testing.peak_memory import peak_bytes, start_peak

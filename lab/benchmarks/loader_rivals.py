@@ -52,7 +52,7 @@ from loader_sets import Encoding, Recording, joined
 from order_audit import WINDOWS, deff_of
 from parsers import make_parser
 from rival_loaders import process_tree
-from understudy_base.cores import available_cores
+from understudy_base import available_cores
 
 CHUNK = 16
 TILES = 8

@@ -11,9 +11,7 @@ from statistics import median
 
 from torch import Tensor
 
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import MOST_LOADER_THREADS
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import MOST_LOADER_THREADS, ConfigError, DatasetError, parse_bytes
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.load.choose_order import choose_order

@@ -16,7 +16,7 @@ import numpy as np
 
 import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
-from understudy_base.progress import Progress
+from understudy_base import Progress
 from understudy_data.order import Order
 from understudy_kit import Interval, complete
 from understudy_kit.config.flags import read_flags

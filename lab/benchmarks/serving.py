@@ -42,8 +42,7 @@ import understudy as us
 from parsers import make_parser
 from understudy.policies.draws import make_draws
 from understudy.testing.arm import write_arm_policy
-from understudy_client.client import RemotePolicy
-from understudy_client.protocol import Noise, encode
+from understudy_client import Noise, RemotePolicy, encode
 from understudy_client.testing.arm import arm_observations
 
 COMBINATIONS = 64

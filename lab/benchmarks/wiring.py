@@ -26,17 +26,17 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from parsers import make_parser
-from understudy_client.contract.compare import compare_contracts
-from understudy_client.contract.facts import (
+from understudy_client import (
     CameraFacts,
     Contract,
+    Mismatch,
+    ObservationCheck,
     RobotFacts,
     VectorFacts,
-    write_contract,
+    compare_contracts,
 )
-from understudy_client.contract.mismatch import REMEDIES, Mismatch
+from understudy_client.contract.mismatch import REMEDIES
 from understudy_client.contract.numbers import NUMBER_KINDS
-from understudy_client.contract.observed import ObservationCheck
 from understudy_client.testing.arm import CENTER, DEVIATION, arm_contract, arm_observations, states
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_robot.cli.contract import ContractConfig, read_any
@@ -390,7 +390,7 @@ def ours(root: Path, robot: RobotFacts | None = None, seed: int = 0) -> Path:
     root.mkdir(parents=True)
     save_file({"w": np.full(4, seed, np.float32)}, root / "model.safetensors")
     contract = Contract({"so101": robot or facts()}, {}, "policy", weights_digest(root))
-    write_contract(root / "contract.json", contract)
+    contract.write(root / "contract.json")
     return root
 
 
@@ -400,7 +400,7 @@ def robot(path: Path, **changes: Any) -> Path:
         **{"chunk": 0, "tasks": (), "prompt": "", "tokenizer": "", "episodes": 0, **changes}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_contract(path, Contract({"": stated}, {}, "robot"))
+    Contract({"": stated}, {}, "robot").write(path)
     return path
 
 
@@ -422,7 +422,7 @@ def environment(path: Path, **changes: Any) -> Path:
         | changes,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_contract(path, env_contract(arm, replan=8))
+    env_contract(arm, replan=8).write(path)
     return path
 
 

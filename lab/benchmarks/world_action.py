@@ -57,7 +57,7 @@ from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track import metrics_file
 from understudy.train.validation.imagined import moved, psnr
 from understudy.train.validation.validation_loss import read_validation_data
-from understudy_base.batch_keys import MODE, STATE
+from understudy_base import MODE, STATE
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_kit import load as load_settings
 from understudy_kit import wilson_interval

@@ -21,7 +21,7 @@ import pytest
 from lerobot_doctor import dataset_loader, runner
 
 from shared import explain, publish
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.stats.running import RunningStatistics
 from understudy_data.datasets.write.dataset_files import tasks_table
 from understudy_tools.check.examine import check_dataset

@@ -16,7 +16,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import understudy as us
 from shared import RowStatistics, accept_our_refusals, explain
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics

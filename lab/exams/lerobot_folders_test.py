@@ -18,7 +18,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 import understudy as us
 from lerobot_items import differences
 from shared import publish
-from understudy_base.errors import UnderstudyError
+from understudy_base import UnderstudyError
 
 WRITTEN = Path("written")
 WRITERS = (

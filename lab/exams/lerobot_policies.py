@@ -32,8 +32,7 @@ from understudy.policies.pi05.config import Pi05PolicyConfig, VisionSizes
 from understudy.policies.pi05.network import Attention, Frames, VisionEncoder, time_encoding
 from understudy.policies.pi05.normalization import _maps
 from understudy.policies.pi05.targets import noisy_chunks
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 from understudy_kit import validate
 
 accept_our_refusals()

@@ -23,7 +23,8 @@ from understudy.config.lora import LoraConfig
 from understudy.optim.lora import add_adapters
 from understudy.policies.common.images import write_letterbox
 from understudy.policies.common.normalizer import Normalizer
-from understudy_client.protocol import decode, encode
+from understudy_client import encode
+from understudy_client.protocol import decode
 from understudy_data.datasets.format.recorded_stats import parse_stats
 from understudy_data.datasets.stats.running import RunningStatistics
 

@@ -25,8 +25,7 @@ from understudy.policies.common.flow_matching import MAX_PERIOD, MIN_PERIOD, tim
 from understudy.policies.common.images import letterbox
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.pi05.text import TextTokenizer
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
+from understudy_base import ACTION, STATE, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.stats.norm_heads import Member, compute_statistics, head_name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError, UnderstudyError
+from understudy_base import DatasetError, UnderstudyError
 from understudy_data.datasets.stats.running import RunningStatistics
 
 

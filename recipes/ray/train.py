@@ -25,8 +25,7 @@ from understudy.policies.own_code.trusted import NAMED
 from understudy.policies.own_code.types import GIVEN
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.paths import resolve_paths
-from understudy_base.errors import ConfigError, DatasetError, UnderstudyError, is_wrong_input
-from understudy_base.progress import show_log
+from understudy_base import ConfigError, DatasetError, UnderstudyError, is_wrong_input, show_log
 from understudy_kit import plain, validate
 from understudy_kit.cli.main import read_settings
 

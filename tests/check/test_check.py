@@ -17,7 +17,7 @@ import pytest
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sources import open_source, split_source
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset
 from understudy_kit.cli import main
 from understudy_tools.check.examine import check_dataset

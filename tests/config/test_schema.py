@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from understudy.config.train import TrainConfig
 from understudy.policies.flow.config import FlowSettings
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import complete, differences, dump_yaml, load, plain, read_file, validate
 from understudy_tools.imports.settings import ImportMapping

@@ -14,7 +14,7 @@ import yaml
 import understudy as us
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.recorded_stats import parse_stats
 from understudy_data.order import Order

@@ -12,7 +12,7 @@ pytest.importorskip("mujoco", reason="the extra `demo` is not installed")
 
 from understudy.train.data.input_contract import dataset_contract
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.facts import Contract, RobotFacts, read_contract, write_contract
+from understudy_client import Contract, RobotFacts
 from understudy_robot.cli.record import RecordConfig, record
 from understudy_robot.envs.registry import open_env
 from understudy_robot.rollout.env_contract import env_contract
@@ -31,7 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stated(root: Path) -> RobotFacts:
-    contract = read_contract(root / "meta")
+    contract = Contract.read_folder(root / "meta")
     assert contract is not None
     assert contract.kind == "dataset"
     return contract.robots[""]
@@ -90,10 +90,8 @@ def test_sources_that_differ_or_are_silent_state_nothing(recorded: Path, tmp_pat
     assert stated(edited(tmp_path / "same", recorded, other)).to_json() == stated(other).to_json()
     robot = stated(other)
     camera = replace(robot.cameras[FRONT], orientation="mirrored")
-    write_contract(
-        other / "meta" / "contract.json",
-        Contract({"": replace(robot, cameras={FRONT: camera})}, kind="dataset"),
-    )
+    mirrored = Contract({"": replace(robot, cameras={FRONT: camera})}, kind="dataset")
+    mirrored.write(other / "meta" / "contract.json")
     assert not (edited(tmp_path / "differing", recorded, other) / "meta" / "contract.json").exists()
     (other / "meta" / "contract.json").unlink()
     assert not (edited(tmp_path / "silent", recorded, other) / "meta" / "contract.json").exists()

@@ -151,7 +151,7 @@ def test_text_of_the_source_is_read_as_a_page_is() -> None:
     ],
 )
 def test_a_name_inside_a_mapping_has_the_form_that_is_taken(words: list[str], form: str) -> None:
-    from understudy_base.errors import ConfigError
+    from understudy_base import ConfigError
 
     with refused(form, kind=ConfigError):
         main.read_settings("train", ["--data.root", "d", "--output-dir", "r", *words])

@@ -10,7 +10,8 @@ import pytest
 
 from understudy.policies.registry import own_type_names
 from understudy.testing.docs import ROOT
-from understudy_base.errors import DOCUMENTATION, page, with_addresses
+from understudy_base import page, with_addresses
+from understudy_base.errors import DOCUMENTATION
 from understudy_kit.cli import main
 from understudy_kit.cli.commands import COMMANDS
 

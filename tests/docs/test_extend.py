@@ -16,7 +16,7 @@ from av import open as open_container
 import understudy as us
 from understudy.testing.docs import ROOT
 from understudy.train.checkpoint import export
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format import catalog, layouts
 from understudy_data.load.images import source_facts

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from understudy_base.optional_packages import PIP_LINES
+from understudy_base import PIP_LINES
 from understudy_data.testing.datasets import Spec, write_dataset
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ import pytest
 from understudy.config.other_trainers import read_hints, read_tables
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_kit import load, override, validate
 from understudy_kit.cli.main import COMMANDS, read_settings
 from understudy_kit.config.flags import list_settings
-from understudy_kit.config.schema import load, override, validate
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = read_hints()

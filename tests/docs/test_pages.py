@@ -31,8 +31,8 @@ from understudy_data.datasets.format.features import parse_features
 from understudy_data.datasets.selection.where import Where
 from understudy_data.datasets.stats import summary
 from understudy_data.testing.datasets import Spec, write_dataset
+from understudy_kit import complete, load
 from understudy_kit.cli import main
-from understudy_kit.config.schema import complete, load
 from understudy_tools.imports.settings import read_mapping
 
 DOCS = {path.stem: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}

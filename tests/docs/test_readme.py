@@ -13,7 +13,8 @@ pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 
 import understudy as us
 from understudy.testing.docs import ROOT, run_python
-from understudy_kit.cli.main import COMMANDS, main
+from understudy_kit import main
+from understudy_kit.cli.main import COMMANDS
 
 README = ROOT / "README.md"
 

@@ -32,12 +32,11 @@ from understudy import Catalog, EpisodeDataset
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import mesh_shape
 from understudy.testing.docs import ROOT, SOURCES, code, expand, settings_of
-from understudy_client.contract.facts import read_contract
-from understudy_client.contract.mismatch import ContractWarning
+from understudy_client import Contract, ContractWarning
 from understudy_data.testing.hub import REPO, HubServer
 from understudy_data.testing.servers import folder
+from understudy_kit import load
 from understudy_kit.cli import main
-from understudy_kit.config.schema import load
 
 RECIPE = ROOT / "recipes/droid"
 PAGE = (RECIPE / "README.md").read_text()
@@ -130,7 +129,7 @@ def test_recipe_runs_word_for_word(
     policy = json.loads((run / "policy/config.json").read_text())
     assert sorted(policy["cameras"]) == sorted(f"observation.image.{camera}" for camera in CAMERAS)
     assert (policy["action_dim"], policy["state_dim"], policy["chunk"]) == (8, 8, 16)
-    contract = read_contract(run / "policy")
+    contract = Contract.read_folder(run / "policy")
     assert contract is not None
     [robot] = contract.robots.values()
     assert " | ".join(catalog.tasks).count(" | ") > len(catalog.tasks) - 1

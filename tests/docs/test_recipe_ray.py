@@ -20,7 +20,7 @@ from understudy.testing.runs import same_run, series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_kit.config.schema import dump_yaml
+from understudy_kit import dump_yaml
 
 pytest.importorskip("ray.train", reason="needs Ray (nox -s ray)")
 

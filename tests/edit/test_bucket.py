@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.parts import Workers

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.bad_frames import Substitutes

@@ -20,8 +20,7 @@ import yaml
 from understudy.config.other_trainers import read_hints
 from understudy.policies.registry import own_type_names, policy_type
 from understudy.testing.docs import ROOT, blocks
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError
 from understudy_kit import SUFFIXES, complete, flag_of, read_file
 from understudy_kit.cli import main
 from understudy_kit.cli.commands import COMMANDS, find_commands

@@ -18,7 +18,7 @@ from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import first_batch
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit import override

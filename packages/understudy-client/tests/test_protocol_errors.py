@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from understudy_base.errors import UnderstudyError
+from understudy_base import UnderstudyError
 from understudy_client.contract.mismatch import REMEDIES, ContractError, Mismatch, printable
 from understudy_client.protocol import (
     DeadlineError,
@@ -12,7 +12,6 @@ from understudy_client.protocol import (
     RemoteError,
     decode,
     describe_error,
-    describe_mismatch,
     encode,
     read_mismatches,
     rebuild_error,
@@ -65,7 +64,7 @@ def test_errors_have_the_types_that_callers_catch() -> None:
 
 
 def test_differences_cross_the_wire_and_processes() -> None:
-    assert read_mismatches(decode(encode([describe_mismatch(fault) for fault in FAULTS]))) == FAULTS
+    assert read_mismatches(decode(encode([fault.to_json() for fault in FAULTS]))) == FAULTS
     assert read_mismatches(None) == []
     error = pickle.loads(pickle.dumps(ContractError(FAULTS)))
     assert error.mismatches == tuple(FAULTS)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy_base import credentials
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, credentials
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.remote_options import RemoteOptions

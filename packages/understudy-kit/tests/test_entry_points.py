@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy_base.entry_points import EntryPointError, find_entry_points
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import EntryPointError, MissingExtraError, find_entry_points
 from understudy_kit.testing.packages import install
 
 GROUP = "understudy.toys"

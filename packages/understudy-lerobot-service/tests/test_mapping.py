@@ -1,7 +1,7 @@
 """Features of a robot that LeRobot drives, as inputs of the policy."""
 
 from understudy_base.testing.refusals import refused
-from understudy_client.protocol import MessageError
+from understudy_client import MessageError
 from understudy_lerobot_service.messages import Instructions
 from understudy_lerobot_service.robots import read_inputs
 

@@ -30,7 +30,7 @@ from support.lerobot_client import (
     unpickled,
 )
 from understudy_base.testing.refusals import refused
-from understudy_client.protocol import MessageError
+from understudy_client import MessageError
 from understudy_client.testing.arm import arm_observations
 from understudy_lerobot_service.messages import (
     MODULES,

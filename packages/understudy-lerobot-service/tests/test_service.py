@@ -41,7 +41,7 @@ from support.lerobot_client import (
     raw,
     standard,
 )
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client import MessageError, RemotePolicy
 from understudy_client.testing.arm import NAMES, Observation

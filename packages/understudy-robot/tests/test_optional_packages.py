@@ -18,15 +18,8 @@ from typing import Any
 import pytest
 
 from understudy.testing.runs import tiny_dataset
-from understudy_base import optional_packages
-from understudy_base.optional_packages import (
-    EXTRAS,
-    INCLUDES,
-    OWNERS,
-    PIP_LINES,
-    MissingExtraError,
-    pip_line,
-)
+from understudy_base import PIP_LINES, MissingExtraError, optional_packages, pip_line
+from understudy_base.optional_packages import EXTRAS, INCLUDES, OWNERS
 from understudy_kit.cli.main import COMMANDS
 
 BLOCKER = """
@@ -206,9 +199,9 @@ def test_run_without_other_extras_has_its_report(data: Path, tmp_path: Path) -> 
 def test_serve_names_the_package_of_its_second_service(data: Path) -> None:
     call = ["serve", str(data), "--lerobot-port", "0"]
     hidden = """
-import understudy_base.entry_points as points
-find = points.find_entry_points
-points.find_entry_points = lambda group: {} if group == "understudy.services" else find(group)
+import understudy_base as base
+find = base.find_entry_points
+base.find_entry_points = lambda group: {} if group == "understudy.services" else find(group)
 """
     [[code, printed]] = without(set(), hidden + CALLS, json.dumps([call]))
     assert code == 2

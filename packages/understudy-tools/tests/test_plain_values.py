@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, MissingFileError, SourceError
 from understudy_data import plain_values
 from understudy_data.datasets.format.episode_table import FileTable
 from understudy_data.datasets.stats.running import ImageStatistics, Moments

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.plain_values import is_result, read_result, write_result
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.shown import Shown

@@ -13,7 +13,7 @@ import torch
 from understudy import devices
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import choose_device
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 
 def fake_smi(folder: Path, body: str) -> None:

@@ -22,8 +22,7 @@ from understudy.policies.policy import load
 from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.atomic import BeingWritten, hold_folder
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import BeingWritten, ConfigError, DatasetError, hold_folder
 from understudy_base.testing.refusals import refused
 from understudy_data.parts import Workers
 from understudy_data.testing.outcomes import FPS, write_outcomes

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.train.data.fingerprint import changed_kinds, digest_files
-from understudy_base.errors import MissingFileError
+from understudy_base import MissingFileError
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

@@ -26,9 +26,9 @@ from understudy.train.data.run_data import (
 from understudy.train.data.run_normalization import choose_normalization, compute_normalization
 from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.validation_loss import read_validation_data
-from understudy_base.errors import ConfigError, DatasetError, SourceError
+from understudy_base import ConfigError, DatasetError, SourceError
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.facts import read_contract, write_contract
+from understudy_client import Contract
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.testing.datasets import Spec, write_dataset
@@ -262,7 +262,7 @@ def test_a_run_trains_on_single_instructions_and_its_contract_has_them(
     for config in (whole, joined):
         assert run.train(override(config, steps=3, val={"every": 0})) == run.DONE
     assert series(tmp_path / "w") != series(tmp_path / "j")
-    contract = read_contract(tmp_path / "w/policy")
+    contract = Contract.read_folder(tmp_path / "w/policy")
     assert contract is not None
     [facts] = contract.robots.values()
     assert set(facts.tasks) == {*instructions(open_data(whole).training, SEPARATOR), ""}
@@ -313,10 +313,8 @@ def test_sources_of_one_robot_state_facts_that_agree(tmp_path: Path) -> None:
         contract = dataset_contract(str(root))
         (robot,) = contract.robots.values()
         units = replace(robot.action, units=("rad",) * robot.action.width)
-        write_contract(
-            root / "meta/contract.json",
-            replace(contract, robots={"": replace(robot, action=units)}),
-        )
+        stated = replace(contract, robots={"": replace(robot, action=units)})
+        stated.write(root / "meta/contract.json")
     config = tiny_config(tmp_path / "one", tmp_path / "out", val={"every": 0})
     arm = SourceConfig(robot_type="arm", control_mode="joint")
     sources = tuple(replace(arm, root=str(tmp_path / name)) for name in ("one", "two"))

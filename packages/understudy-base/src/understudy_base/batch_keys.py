@@ -16,12 +16,6 @@ RETURN_IS_PAD = "return_is_pad"
 """float32 [B] and bool [B]: return of each frame, the target of a value function, and whether it is
 not known.
 """
-HOST_KEYS = ("position", SOURCE)
-"""Keys that a training reads on the host, and that stay there."""
-CUT_SUFFIX = "_is_cut"
-"""End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep
-everything. A run logs their share.
-"""
 LOSS_WEIGHT = "loss_weight"
 """float32 [B]: factor of a sample's losses, and of its elements in their mean
 (docs/frame_weights.md).

@@ -6,12 +6,12 @@ import glob
 import os
 import re
 
-NAME = r"[A-Za-z][\w-]*"
+VIEW_NAME = r"[A-Za-z][\w-]*"
 """Pattern of the name of a view."""
 LIST_SUFFIX = ".csv"
 """Suffix of list files, whose rows are sources of a run."""
 _PUBLICATION = re.compile(r"@[1-9]\d*$")
-_ADDRESS = re.compile(rf"(.+)(#{NAME}(?:@[1-9]\d*)?)", re.DOTALL)
+_ADDRESS = re.compile(rf"(.+)(#{VIEW_NAME}(?:@[1-9]\d*)?)", re.DOTALL)
 
 
 def split_view(address: str) -> tuple[str, str]:

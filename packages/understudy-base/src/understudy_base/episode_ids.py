@@ -5,7 +5,7 @@ them here.
 import re
 from collections.abc import Iterable, Sequence
 
-MOST = 10_000_000
+MOST_IDS = 10_000_000
 """Bound of the ids."""
 _DIGITS = 12  # of an id that are read; it is too large then
 _RANGE = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
@@ -34,8 +34,8 @@ def _parse_range(word: str) -> range:
     last = int((match[2] or match[1])[:_DIGITS])
     if last < first:
         raise ValueError(f"the range {word!r} ends before it begins: give the lower one first")
-    if last >= MOST:
-        raise ValueError(f"{word!r} is too large: give numbers below {MOST:,}")
+    if last >= MOST_IDS:
+        raise ValueError(f"{word!r} is too large: give numbers below {MOST_IDS:,}")
     return range(first, last + 1)
 
 

@@ -24,20 +24,6 @@ class ConfigError(UnderstudyError, ValueError):
     """Invalid settings. The message addresses their author; the command line exits with 2."""
 
 
-class RankError(UnderstudyError, OSError):
-    """Another process of this run failed or ended; the message is that process's own error."""
-
-
-class RunInUseError(UnderstudyError, OSError):
-    """Another process trains this run, or a host that disappeared still holds its lock. A later
-    attempt may succeed.
-    """
-
-
-class CheckpointError(UnderstudyError, OSError):
-    """A checkpoint cannot be written or read; earlier ones are untouched."""
-
-
 class DatasetError(UnderstudyError, ValueError):
     """A dataset cannot be used as requested.
 

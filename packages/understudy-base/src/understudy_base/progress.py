@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from tqdm import tqdm
 
-__all__ = ["Progress", "show_log", "tqdm"]
+__all__ = ["Progress", "show_log"]
 
 MIN_INTERVAL = 30.0
 MAX_INTERVAL = 600.0
@@ -108,7 +108,12 @@ class Progress:
     def write(self, line: str) -> None:
         """Print a separate line."""
         if self._bar is not None or self._lines:
-            tqdm.write(line, file=sys.stderr)
+            self.print(line)
+
+    @staticmethod
+    def print(line: str) -> None:
+        """Print a line to stderr, above a bar that may be there."""
+        tqdm.write(line, file=sys.stderr)
 
     def close(self, failed: bool = False) -> None:
         """End the display; `failed` removes the bar, so that it does not precede the error

@@ -2,12 +2,13 @@
 imported on use.
 """
 
-import ast
 import sys
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # without `typing`, whose import takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def public_names(package: str) -> dict[str, str]:
@@ -16,6 +17,9 @@ def public_names(package: str) -> dict[str, str]:
     Args:
         package: path of `__init__.py`.
     """
+    import ast
+    from pathlib import Path
+
     names: dict[str, str] = {}
     for node in ast.parse(Path(package).with_suffix(".pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("understudy"):
@@ -25,20 +29,25 @@ def public_names(package: str) -> dict[str, str]:
     return names
 
 
-def lazy_names(name: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(name: str, path: str) -> "tuple[Callable[[str], Any], Callable[[], list[str]]]":
     """Return `__getattr__` and `__dir__` of a package whose public names are imported on use.
 
     A name is a value of the package from its first use on. A name that the stub imports from the
-    package itself is a module of it.
+    package itself is a module of it. The stub is read at the first use of a name.
 
     Args:
         name: of the package.
         path: of its `__init__.py`.
     """
-    modules = public_names(path)
+    modules: dict[str, str] = {}
 
-    def load(public: str) -> Any:
-        if public not in modules:
+    def read() -> dict[str, str]:
+        if not modules:
+            modules.update(public_names(path))
+        return modules
+
+    def load(public: str) -> "Any":
+        if public not in read():
             raise AttributeError(f"module {name!r} has no attribute {public!r}")
         if modules[public] == name:
             return import_module(f"{name}.{public}")
@@ -47,6 +56,6 @@ def lazy_names(name: str, path: str) -> tuple[Callable[[str], Any], Callable[[],
         return value
 
     def list_names() -> list[str]:
-        return sorted(modules)
+        return sorted(read())
 
     return load, list_names

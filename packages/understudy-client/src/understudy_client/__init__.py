@@ -8,4 +8,11 @@ contract      the contract of a policy, dataset, robot or environment (docs/cont
 dialects      forms of arrays in msgpack, and descriptions of unknown ones
 protocol      messages: msgpack with numpy arrays, as openpi sends them, and errors
 testing       helpers of tests
+
+The names that other distributions take are those of `__init__.pyi`; each is imported when it is
+first used.
 """
+
+from understudy_base import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -5,7 +5,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 VARIABLE = "UNDERSTUDY_SERVE_TOKEN"
 """Environment variable of the token, of the server and of `RemotePolicy`."""
@@ -52,20 +52,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def is_own_host(header: str | None, host: str) -> bool:
-    """Return whether a `Host` header is one of this server.
-
-    A page of the web can lead a browser of this machine to a server on loopback, under the page's
-    own name. Such names are refused there. Behind other addresses a server cannot know its names.
-    """
-    if not is_loopback(host):
-        return True
-    name = (header or "").strip()
-    name = (
-        name[: name.index("]") + 1]
-        if name.startswith("[") and "]" in name
-        else name.partition(":")[0]
-    )
-    return is_loopback(name)

@@ -23,8 +23,7 @@ import numpy as np
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from understudy_base.credentials import redact
-from understudy_base.records import Record
+from understudy_base import Record, redact
 from understudy_client.access import VARIABLE, is_loopback, read_token
 from understudy_client.contract.facts import RobotFacts
 from understudy_client.contract.mismatch import ContractWarning, Mismatch

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import msgpack
 import numpy as np
 
-from understudy_base.errors import UnderstudyError
-from understudy_base.records import Record
+from understudy_base import Record, UnderstudyError
 from understudy_client.contract.mismatch import ContractError, Mismatch
 from understudy_client.dialects import (
     OPENPI,
@@ -32,7 +31,7 @@ from understudy_client.dialects import (
 
 CONTROL = "understudy"
 ERROR = "error"
-VERSION = 1
+PROTOCOL_VERSION = 1
 Fault = Literal["contract", "value", "message", "busy", "deadline", "closing", "server"]
 """Kinds of errors: the inputs differ from those of training; a wrong value; a wrong message; the
 queue is full; the deadline has passed; the server ends; a fault of the server.
@@ -235,7 +234,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
     """Return an error as plain values, for a reply."""
     described: dict[str, Any] = {"message": str(error) or type(error).__name__}
     if isinstance(error, ContractError):
-        mismatches = [describe_mismatch(mismatch) for mismatch in error.mismatches]
+        mismatches = [mismatch.to_json() for mismatch in error.mismatches]
         return described | {"fault": "contract", "mismatches": mismatches}
     if isinstance(error, MessageError):
         return described | {"fault": "message"}
@@ -243,11 +242,6 @@ def describe_error(error: Exception) -> dict[str, Any]:
         return described | {"fault": error.fault}
     fault = "value" if isinstance(error, ValueError) else "server"
     return described | {"fault": fault}
-
-
-def describe_mismatch(mismatch: Mismatch) -> dict[str, str]:
-    """Return a difference as plain values."""
-    return {name: str(text) for name, text in vars(mismatch).items()}
 
 
 def read_mismatches(values: Any) -> list[Mismatch]:

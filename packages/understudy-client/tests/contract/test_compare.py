@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.compare import compare_contracts, compare_robots, pair_robots
+from understudy_client.contract.compare import compare_contracts, compare_robots
 from understudy_client.contract.declared import declare
 from understudy_client.contract.facts import (
     CameraFacts,
@@ -216,14 +216,12 @@ def test_a_robot_is_compared_with_its_head() -> None:
     policy = arm_contract()
     arm = policy.robots["arm"]
     other = policy.robots["other"]
-    assert pair_robots(policy, Contract({"": arm}, kind="robot"), "") == [(arm, arm)]
+    assert policy.pair_robots(Contract({"": arm}, kind="robot"), "") == [(arm, arm)]
     assert (
-        pair_robots(policy, Contract({"": replace(arm, robot_type="")}, kind="robot"), "other")[0][
-            0
-        ]
+        policy.pair_robots(Contract({"": replace(arm, robot_type="")}, kind="robot"), "other")[0][0]
         is other
     )
-    assert pair_robots(policy, Contract({"other": arm}, kind="robot"), "")[0][0] is other
+    assert policy.pair_robots(Contract({"other": arm}, kind="robot"), "")[0][0] is other
     unknown = Contract({"": replace(arm, robot_type="so101")}, kind="robot")
     assert listed(compare_contracts(policy, unknown)) == [("other robot", "")]
     with refused("'nobody'", "arm", "other", kind=ValueError):

@@ -8,20 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract.camera_print import SIDE, CameraPrint, shrink
 from understudy_client.contract.facts import (
-    FILE,
     CameraFacts,
     Contract,
     RobotFacts,
     VectorFacts,
     figures_digest,
-    read_contract,
-    read_file,
-    read_stated,
-    write_contract,
 )
 from understudy_client.contract.mismatch import Mismatch
 from understudy_client.testing.arm import NAMES, arm_contract
@@ -47,8 +42,8 @@ UNKNOWN = Contract(
     ],
 )
 def test_a_contract_comes_back_to_the_bit(contract: Contract, tmp_path: Path) -> None:
-    write_contract(tmp_path / FILE, contract)
-    found = read_contract(tmp_path)
+    contract.write(tmp_path / Contract.FILE)
+    found = Contract.read_folder(tmp_path)
     assert found is not None
     assert found.to_json() == contract.to_json()
     assert (found.kind, found.weights, found.faults) == (
@@ -56,46 +51,46 @@ def test_a_contract_comes_back_to_the_bit(contract: Contract, tmp_path: Path) ->
         contract.weights,
         contract.faults,
     )
-    write_contract(tmp_path / "second.json", found)
-    write_contract(tmp_path / "third.json", read_file(tmp_path / "second.json"))
+    found.write(tmp_path / "second.json")
+    Contract.read(tmp_path / "second.json").write(tmp_path / "third.json")
     assert (tmp_path / "third.json").read_bytes() == (tmp_path / "second.json").read_bytes()
 
 
 def test_a_vector_is_one_line(tmp_path: Path) -> None:
     """So a difference of two files shows the vectors that differ."""
-    write_contract(tmp_path / FILE, arm_contract())
-    lines = (tmp_path / FILE).read_text().splitlines()
+    arm_contract().write(tmp_path / Contract.FILE)
+    lines = (tmp_path / Contract.FILE).read_text().splitlines()
     (names, *others) = [line for line in lines if '"names":' in line]
     assert json.loads(re.sub(r",$", "", names.partition(":")[2])) == list(NAMES)
     assert len(others) == 3  # state and action of two robots
 
 
 def test_a_folder_without_a_contract_has_none(tmp_path: Path) -> None:
-    assert read_contract(tmp_path) is None
+    assert Contract.read_folder(tmp_path) is None
 
 
 def test_a_new_file_replaces_none(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("mine")
+    (tmp_path / Contract.FILE).write_text("mine")
     with pytest.raises(FileExistsError):
-        write_contract(tmp_path / FILE, arm_contract(), is_new=True)
-    assert (tmp_path / FILE).read_text() == "mine"
+        arm_contract().write(tmp_path / Contract.FILE, is_new=True)
+    assert (tmp_path / Contract.FILE).read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b"\xff", b"nul", b"[" * 100_000, b'{"version": 2}']
 )
 def test_a_file_that_is_no_contract_is_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(content)
-    with refused(str(tmp_path / FILE), kind=ConfigError):
-        read_file(tmp_path / FILE)
+    (tmp_path / Contract.FILE).write_bytes(content)
+    with refused(str(tmp_path / Contract.FILE), kind=ConfigError):
+        Contract.read(tmp_path / Contract.FILE)
 
 
 def test_statements_of_a_dataset_are_read_or_refused() -> None:
     stored = json.loads(json.dumps(arm_contract().to_json()))
-    assert read_stated(stored, "meta/contract.json").to_json() == stored["robots"]["arm"]
+    assert RobotFacts.read_stated(stored, "meta/contract.json").to_json() == stored["robots"]["arm"]
     for damage in ({"version": 1}, {"robots": {}}, {"robots": {"": {}}}):
         with refused(where="meta/contract.json", fix="understudy contract", kind=DatasetError):
-            read_stated({**stored, **damage}, "meta/contract.json")
+            RobotFacts.read_stated({**stored, **damage}, "meta/contract.json")
 
 
 def test_open_facts_are_listed_by_their_places() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.contract import form
-from understudy_client.contract.facts import FILE, Contract, read_contract, read_file
+from understudy_client.contract.facts import Contract
 from understudy_client.contract.form import check_form
 from understudy_client.contract.mismatch import Mismatch
 from understudy_client.testing.arm import arm_contract
@@ -75,16 +75,18 @@ def test_the_first_wrong_place_is_named_with_its_value_and_rule(
 
 def test_a_damaged_contract_names_its_place(tmp_path: Path) -> None:
     for place, hostile in samples(PLAIN, 200):
-        (tmp_path / FILE).write_text(json.dumps(damaged(PLAIN, place, hostile)))
-        message = refusal(lambda: read_contract(tmp_path))
-        assert not message or (str(tmp_path / FILE) in message and "understudy export" in message)
+        (tmp_path / Contract.FILE).write_text(json.dumps(damaged(PLAIN, place, hostile)))
+        message = refusal(lambda: Contract.read_folder(tmp_path))
+        assert not message or (
+            str(tmp_path / Contract.FILE) in message and "understudy export" in message
+        )
     unknown = damaged(PLAIN, ("faults", 0, "kind"), "gremlin")
-    (tmp_path / FILE).write_text(json.dumps(unknown))
+    (tmp_path / Contract.FILE).write_text(json.dumps(unknown))
     with refused("faults[0].kind", "gremlin", kind=ConfigError):
-        read_contract(tmp_path)
-    (tmp_path / FILE).write_text("[" * 10**5)
+        Contract.read_folder(tmp_path)
+    (tmp_path / Contract.FILE).write_text("[" * 10**5)
     with pytest.raises(ConfigError):
-        read_contract(tmp_path)
+        Contract.read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +107,10 @@ def test_figures_and_grippers_that_nothing_has_are_refused(
     first = PLAIN["robots"][head][vector]["names"][0]
     if isinstance(value, dict):
         value = {name.replace("FIRST", first): ends for name, ends in value.items()}
-    path = tmp_path / FILE
+    path = tmp_path / Contract.FILE
     path.write_text(json.dumps(damaged(PLAIN, ("robots", head, vector, *place), value)))
     with pytest.raises(ConfigError) as error:
-        read_file(path)
+        Contract.read(path)
     assert place[0].removesuffix("s")[:3] in str(error.value) or place[1] in str(error.value)
 
 

@@ -17,8 +17,6 @@ from understudy_client.contract.facts import (
     Contract,
     RobotFacts,
     VectorFacts,
-    read_contract,
-    write_contract,
 )
 from understudy_client.contract.observed import LEAST_SEEN, ObservationCheck
 from understudy_client.testing.arm import (
@@ -41,8 +39,8 @@ STEPS = 20
 def contract(tmp_path_factory: pytest.TempPathFactory) -> Contract:
     """Two robots, read back from a file."""
     folder = tmp_path_factory.mktemp("contract")
-    write_contract(folder / "contract.json", arm_contract())
-    found = read_contract(folder)
+    arm_contract().write(folder / "contract.json")
+    found = Contract.read_folder(folder)
     assert found is not None
     assert found.provenance == {"run": "r"}
     return found

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from understudy_base.errors import UnderstudyError
+from understudy_base import UnderstudyError
 
 FILE = "understudy.sha256"
 FOR_PEOPLE = "README.md"

@@ -22,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy_base.atomic import refuse_existing, replace_file
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, refuse_existing, replace_file
 
 GROUP = 1 << 17
 """Rows of a row group, about."""

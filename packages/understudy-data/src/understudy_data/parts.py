@@ -26,10 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from understudy_base._version import __version__
-from understudy_base.errors import DatasetError
-from understudy_base.optional_packages import optional_imports
-from understudy_base.temporary import fork_server, use_for_sockets
+from understudy_base import (
+    DatasetError,
+    __version__,
+    fork_server,
+    optional_imports,
+    use_for_sockets,
+)
 from understudy_data.plain_values import is_result, read_result, write_result
 
 Part = tuple[Any, ...]
@@ -290,7 +293,8 @@ class _Processes:
         if sys.platform == "linux":
             with suppress(OSError):  # the first process then finds out that no socket can be made
                 use_for_sockets()
-        self._context.set_forkserver_preload(["understudy_base.temporary", *modules])
+        # the first module removes the folder of the server's socket
+        self._context.set_forkserver_preload([use_for_sockets.__module__, *modules])
 
     def submit(self, task: _Task) -> None:
         """Give a task to an idle process, or to a new one."""

@@ -29,13 +29,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from understudy_base.atomic import replace_file
-from understudy_base.errors import (
+from understudy_base import (
     DatasetError,
     EmptyDatasetError,
     LfsPointerError,
     MissingFileError,
     SourceError,
+    replace_file,
 )
 
 _MAGIC = b"understudy result 2\n"

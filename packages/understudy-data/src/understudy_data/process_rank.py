@@ -8,8 +8,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 
-from understudy_base.booleans import is_boolean
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, is_boolean
 
 _DIVIDERS = {
     "accelerate": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),

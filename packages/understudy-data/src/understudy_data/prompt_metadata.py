@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import PROMPT_METADATA
-from understudy_base.records import Record
+from understudy_base import PROMPT_METADATA, Record
 
 FORMAT = "{task}, {name}: {value}"
 """Name of this format in a policy folder."""

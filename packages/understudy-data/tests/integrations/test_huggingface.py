@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.integrations.huggingface import LoaderMixin
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.bad_frames import Substitutes

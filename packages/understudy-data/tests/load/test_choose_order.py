@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from order_audit import as_read, audit
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.choose_order import OrderChoice, choose_from_facts, order_cost

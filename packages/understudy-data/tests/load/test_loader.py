@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.bytesize import parse_bytes
+from understudy_base import parse_bytes
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.images.decoded_cache import decoded_bytes

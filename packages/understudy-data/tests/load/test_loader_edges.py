@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_base.bytesize import parse_bytes
+from understudy_base import parse_bytes
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.read import video_frames

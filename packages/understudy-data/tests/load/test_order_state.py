@@ -12,7 +12,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.dataloader.episode_stream import EpisodeStream

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_base.errors import DatasetError, SourceError, is_wrong_input
+from understudy_base import DatasetError, SourceError, is_wrong_input
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

@@ -6,7 +6,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.mixed_batches import Mixture, RowBatches, read_rows
 from understudy_data.order import Order

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_base.testing.refusals import warned
 from understudy_data.storage import locks
 from understudy_data.storage.cache_budget import Span, Spans

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.storage.dataset_root import Files

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base import DRAFT_SUFFIX
 from understudy_base.testing.refusals import warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format import layouts

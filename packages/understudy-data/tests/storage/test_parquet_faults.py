@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base import DatasetError, MissingFileError
 from understudy_data.storage.dataset_root import Files
 
 

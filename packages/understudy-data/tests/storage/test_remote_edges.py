@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.storage import disk_cache, http_client, remote_options
 from understudy_data.storage.dataset_root import Files, with_location

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.remote_options import (

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.http_client import DeadlineExceeded, call_with_timeout

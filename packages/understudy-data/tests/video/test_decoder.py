@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.storage.byte_source import LocalSource
 from understudy_data.testing.videos import COUNT, KINDS, rgb, write_video
 from understudy_data.video import codec_pool

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.testing.videos import COUNT, KINDS, write_video
 from understudy_data.video.mp4 import UnknownLayout, read_mp4
 

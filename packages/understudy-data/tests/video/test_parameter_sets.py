@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.testing.videos import moving_pictures, rgb
 from understudy_data.video import codec_pool
 from understudy_data.video.codec_pool import CodecKey

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.videos import COUNT, KINDS, container_decode, rgb, write_video
 from understudy_data.video.index import VideoIndex

@@ -12,6 +12,6 @@ The names that other distributions take are those of `__init__.pyi`; each is imp
 first used.
 """
 
-from understudy_base.public_names import lazy_names
+from understudy_base import lazy_names
 
 __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -31,7 +31,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit.config.limits import HostLimit
 
 STOPPED = 75

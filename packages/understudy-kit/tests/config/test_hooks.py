@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record
 from understudy_base.testing.refusals import refused
 from understudy_kit.config.declare import ByHand
 from understudy_kit.config.flags import chosen_type, list_settings, read_flags

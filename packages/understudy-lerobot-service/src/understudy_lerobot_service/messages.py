@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_client.protocol import MessageError
+from understudy_client import MessageError
 from understudy_lerobot_service.pickles import NAMES, Budget, Built, read_array, read_pickle
 
 MODULES = ("lerobot.async_inference.helpers", "lerobot.scripts.server.helpers")

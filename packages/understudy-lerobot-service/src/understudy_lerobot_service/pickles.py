@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_client.protocol import MessageError, build_array
+from understudy_client import MessageError, build_array
 
 MOST_OPERATIONS = 200_000
 """Most opcodes of a pickle: a bound on its time and its objects. An observation has a few hundred.

@@ -17,10 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy.policies.inference import RobotPolicy
-from understudy_base.batch_keys import STATE, TASK
-from understudy_client.contract.declared import declare
-from understudy_client.contract.facts import RobotFacts
-from understudy_client.protocol import MessageError
+from understudy_base import STATE, TASK
+from understudy_client import MessageError, RobotFacts, declare
 from understudy_lerobot_service.messages import Instructions, Observation
 from understudy_robot.serve.session import Session
 

@@ -17,10 +17,8 @@ import grpc
 import grpc.aio
 
 from understudy.policies.observation_history import seen_times
-from understudy_base.errors import ConfigError
-from understudy_base.lru import LRUCache
-from understudy_client.access import is_authorized
-from understudy_client.protocol import DeadlineError, MessageError, RemoteError
+from understudy_base import ConfigError, LRUCache
+from understudy_client import DeadlineError, MessageError, RemoteError, is_authorized
 from understudy_lerobot_service.messages import (
     BEGIN,
     END,

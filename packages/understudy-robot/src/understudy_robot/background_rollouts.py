@@ -39,11 +39,8 @@ from understudy.policies import policy_folder
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track.trackers import MetricsLog
-from understudy_base.atomic import write_text
-from understudy_base.errors import ConfigError
-from understudy_base.progress import Progress
-from understudy_base.records import Record
-from understudy_client.contract.facts import Contract
+from understudy_base import ConfigError, Progress, Record, write_text
+from understudy_client import Contract
 from understudy_kit import Stop, module_command, plain, wilson_interval
 
 KIND = "rollout"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from understudy.policies.common.lerobot_processors import read_object
 from understudy.policies.pi05.normalization import openpi_files
-from understudy_base.errors import ConfigError
-from understudy_client.contract.facts import Contract, read_contract
-from understudy_client.contract.form import check_form
+from understudy_base import ConfigError
+from understudy_client import Contract
 from understudy_robot.contracts.groot import METADATA, STATISTICS, read_groot_contract
 from understudy_robot.contracts.lerobot import read_lerobot_contract
 from understudy_robot.contracts.openpi import read_openpi_contract
@@ -26,7 +25,7 @@ def read_policy_contract(folder: Path) -> Contract | None:
     """
     if not (folder / "config.json").is_file() and (folder / "policy" / "config.json").is_file():
         folder = folder / "policy"
-    if (contract := read_contract(folder)) is not None:
+    if (contract := Contract.read_folder(folder)) is not None:
         actual = weights_digest(folder)
         if contract.weights and actual and actual != contract.weights:
             contract = replace(
@@ -47,7 +46,7 @@ def read_policy_contract(folder: Path) -> Contract | None:
             contract = read_openpi_contract(folder)
         else:
             return None
-        check_form(contract.to_json())
+        contract.check()
         return contract
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         fix = "download or export the policy again"

@@ -14,7 +14,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import override
 from understudy_robot.cli.demo import (

@@ -18,11 +18,9 @@ import torch
 
 from understudy.config.train import TrainConfig
 from understudy.testing.runs import series, tiny_config, tiny_dataset
-from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.run_dir import RunDir, RunInUseError
 from understudy.train.loop import TrainingStalled
-from understudy_base.atomic import create_folder
-from understudy_base.errors import DatasetError, RunInUseError, SourceError
-from understudy_base.temporary import temporary_folder
+from understudy_base import DatasetError, SourceError, create_folder, temporary_folder
 from understudy_kit import dump_yaml, load, render_page
 from understudy_kit.cli import commands, main
 from understudy_kit.cli.arguments import settings as parse

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import wiring
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.facts import Contract, VectorFacts
-from understudy_client.contract.mismatch import Mismatch
+from understudy_client import Contract, Mismatch, VectorFacts
 from understudy_client.testing.arm import NAMES, arm_observations
 from understudy_client.testing.hostile import damaged, refusal, samples
 from understudy_robot.cli.why import WhyConfig, why

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy_client.contract.mismatch import Mismatch
+from understudy_client import Mismatch
 from understudy_client.testing.arm import NAMES, arm_contract, arm_observations
 from understudy_client.testing.hostile import damaged, refusal, samples
 from understudy_robot.contracts.trace import PHASES, TraceWriter, Transitions, diagnose

@@ -9,11 +9,10 @@ import jsonschema
 import pytest
 
 import wiring
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_client import Contract, RobotFacts, VectorFacts, compare_contracts
 from understudy_client.contract import facts as contract_facts
-from understudy_client.contract.compare import compare_contracts
-from understudy_client.contract.facts import Contract, RobotFacts, VectorFacts, write_contract
 from understudy_client.contract.mismatch import REMEDIES
 from understudy_robot.cli.contract import ContractConfig, contract, read_any
 
@@ -113,8 +112,8 @@ def test_unknown_facts_are_listed_and_contradict_nothing(tmp_path: Path) -> None
     for each in (unknown, known):
         plain = json.loads(json.dumps(each.to_json()))
         jsonschema.validate(plain, SCHEMA)
-        write_contract(tmp_path / "contract.json", each)
-        assert contract_facts.read_contract(tmp_path) is not None
+        each.write(tmp_path / "contract.json")
+        assert Contract.read_folder(tmp_path) is not None
     for damage in ({"kind": "toaster"}, {"version": 1}, {"robots": {"": {"fps": 1}}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**plain, **damage}, SCHEMA)

@@ -18,8 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from understudy.config.rollout import Play
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.policies.own_code.types import name_by_hand
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_kit import validate

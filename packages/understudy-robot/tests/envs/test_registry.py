@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_robot.envs.env import layout_seed
 from understudy_robot.envs.registry import open_env

@@ -25,8 +25,7 @@ from understudy.report.run.tables import format_validation
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.startup_summary import describe_modes
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import load, main, plain, validate
 from understudy_robot.envs.env import Outcome, vector_feature

@@ -14,7 +14,7 @@ import pytest
 from understudy.testing.runs import SHORT, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import MetricsFile
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.testing.arm import arm_contract, arm_observations
 from understudy_robot.cli.why import WhyConfig, why

@@ -12,7 +12,7 @@ import torch
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.policies.draws import RandomSpec
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import SourceConfig
 from understudy_robot.envs.env import Outcome, image_feature, vector_feature

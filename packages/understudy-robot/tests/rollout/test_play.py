@@ -18,10 +18,9 @@ from understudy.policies.draws import RandomSpec
 from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
-from understudy_client.contract.facts import write_contract
-from understudy_client.contract.mismatch import ContractWarning
+from understudy_client import ContractWarning
 from understudy_kit import wilson_interval
 from understudy_robot.background_rollouts import check_rollouts
 from understudy_robot.cli.record import RecordConfig, record
@@ -374,9 +373,8 @@ def test_the_verb_plays_the_policy_of_a_run(
         why(WhyConfig(paths=(str(tmp_path),)))
     stated = env_contract(TabletopEnv(16))
     slow = {"": replace(stated.robots[""], fps=3.0)}
-    write_contract(
-        tmp_path / "policy" / "contract.json", replace(stated, robots=slow, kind="policy")
-    )
+    slow_policy = replace(stated, robots=slow, kind="policy")
+    slow_policy.write(tmp_path / "policy" / "contract.json")
     with warned("rate", kind=ContractWarning):
         rollout_run(asked)
     assert (tmp_path / "rollouts" / "tabletop-seed0.json").read_text() == content

@@ -40,7 +40,7 @@ def test_a_delay_that_the_policy_was_not_trained_for_is_refused(tmp_path: Path) 
 def test_a_server_gives_the_chunks_of_a_flow_policy_up_to_its_delay(tmp_path: Path) -> None:
     pytest.importorskip("websockets", reason="needs the extra serve")
     pytest.importorskip("msgpack", reason="needs the extra serve")
-    from understudy_client.protocol import Noise
+    from understudy_client import Noise
     from understudy_robot.testing.serving import outcomes, served
 
     folder = write_arm_policy(tmp_path / "policy", max_delay=2)
@@ -95,7 +95,7 @@ def test_a_server_and_a_local_policy_give_the_same_chunks(
     """
     pytest.importorskip("websockets", reason="needs the extra serve")
     pytest.importorskip("msgpack", reason="needs the extra serve")
-    from understudy_client.client import RemotePolicy
+    from understudy_client import RemotePolicy
     from understudy_robot.serve.config import ServeConfig
     from understudy_robot.serve.server import running_server
 

@@ -19,10 +19,14 @@ from understudy.policies.acting import predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy_base.testing.refusals import refused, warned
-from understudy_client.client import RemotePolicy
-from understudy_client.contract.declared import declare
-from understudy_client.contract.mismatch import ContractError, ContractWarning
-from understudy_client.protocol import DeadlineError, MessageError
+from understudy_client import (
+    ContractError,
+    ContractWarning,
+    DeadlineError,
+    MessageError,
+    RemotePolicy,
+    declare,
+)
 from understudy_client.testing.arm import NAMES, Observation
 from understudy_client.testing.small_server import METADATA
 from understudy_robot.cli.contract import ContractConfig, contract

@@ -19,9 +19,7 @@ pytest.importorskip("msgpack", reason="needs the extra serve")
 
 import understudy as us
 from understudy_base.testing.refusals import refused
-from understudy_client.client import RemotePolicy
-from understudy_client.contract.mismatch import ContractError, ContractWarning
-from understudy_client.protocol import decode_message
+from understudy_client import ContractError, ContractWarning, RemotePolicy, decode_message
 from understudy_client.testing.arm import CAMERAS, Observation
 from understudy_robot.serve.server import PolicyServer
 from understudy_robot.testing.serving import held_passes, outcomes, plain, reply, served

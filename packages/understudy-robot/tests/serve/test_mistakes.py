@@ -12,8 +12,7 @@ import pytest
 
 import understudy as us
 from understudy_base.testing.refusals import refused
-from understudy_client.contract.declared import declare
-from understudy_client.contract.mismatch import ContractError, ContractWarning
+from understudy_client import ContractError, ContractWarning, declare
 from understudy_client.testing.arm import (
     CENTER,
     DEVIATION,
@@ -27,7 +26,7 @@ from understudy_data.checksums import ChecksumError
 pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
-from understudy_client.client import RemotePolicy
+from understudy_client import RemotePolicy
 from understudy_robot.serve.server import PolicyServer
 from understudy_robot.testing.serving import served
 

@@ -13,7 +13,7 @@ pytest.importorskip("websockets", reason="needs the extra serve")
 pytest.importorskip("msgpack", reason="needs the extra serve")
 
 from understudy.testing.runs import trained_run
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_robot.cli.replay import ReplayConfig, replay
@@ -90,7 +90,7 @@ def test_episodes_outside_of_validation_are_refused(trained: Path) -> None:
 def test_a_chunk_that_is_not_finite_is_placed(trained: Path) -> None:
     import understudy as us
     from understudy.train.run import open_checkpoint
-    from understudy_client.protocol import RemoteError
+    from understudy_client import RemoteError
     from understudy_robot.cli.replay import replay_episode
 
     robot = us.load_policy(trained, contract="off")

@@ -27,10 +27,10 @@ from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from understudy.policies.draws import make_draws
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
-from understudy_client.client import RemotePolicy
-from understudy_client.protocol import DeadlineError, Noise, RemoteError, decode, encode
+from understudy_client import DeadlineError, Noise, RemoteError, RemotePolicy, encode
+from understudy_client.protocol import decode
 from understudy_client.testing.arm import Observation, arm_observations
 from understudy_kit import main
 from understudy_robot.cli.serve import serve

@@ -30,7 +30,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import check_rollout_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.optional_packages import is_installed
 from understudy_base.testing.refusals import refused
 from understudy_kit import plain, validate, wilson_interval

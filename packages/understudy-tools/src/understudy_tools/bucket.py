@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from understudy_base.atomic import hold_folder, write_text
-from understudy_base.credentials import strip_credentials
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, hold_folder, strip_credentials, write_text
 from understudy_data.storage.remote_options import RemoteOptions, call_with_retries
 from understudy_data.storage.remote_store import call_driver, open_fs, version_of
 

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import require
+from understudy_base import ConfigError, require
 from understudy_data.hub.cards import FILE, is_unchanged
 from understudy_data.hub.download import hub_errors
 from understudy_data.hub.ids import HubId

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, edit_times, write_dataset
 from understudy_kit.cli import main

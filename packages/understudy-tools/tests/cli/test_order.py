@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit import main

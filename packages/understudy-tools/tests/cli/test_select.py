@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy_base.dataset_address import split_view
+from understudy_base import split_view
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature

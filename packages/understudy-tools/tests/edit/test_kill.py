@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.atomic import BeingWritten, create_folder
-from understudy_base.errors import DatasetError
+from understudy_base import BeingWritten, DatasetError, create_folder
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.video.encode import VideoEncoder
 from understudy_tools.edit import write_set

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import warned
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_kit.cli import main

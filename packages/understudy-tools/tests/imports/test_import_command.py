@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("rosbags", reason="needs the extra `import`")
 
-from understudy_base.atomic import create_folder
+from understudy_base import create_folder
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_kit import main
 from understudy_tools.testing.bags import Bag, pixels

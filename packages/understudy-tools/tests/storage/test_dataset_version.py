@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog

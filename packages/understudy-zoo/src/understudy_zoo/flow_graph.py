@@ -8,7 +8,7 @@ from torch import Tensor
 from understudy.policies.common.encoders import byte_tokens
 from understudy.policies.common.observing import TOKENS
 from understudy.policies.flow.model import FlowPolicy
-from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
+from understudy_base import ACTION, HEAD, STATE, TASK
 from understudy_zoo.graph import GraphInput, PolicyGraph
 
 

@@ -18,11 +18,15 @@ from torch import Tensor
 
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.registry import policy_type
-from understudy_base.atomic import create_folder, sync
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.entry_points import load_entry_point
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import (
+    ACTION,
+    STATE,
+    ConfigError,
+    Record,
+    create_folder,
+    load_entry_point,
+    sync,
+)
 from understudy_data.checksums import write_checksums
 
 FOLDERS = "understudy.folders"

@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from understudy.policies.draws import generate_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.registry import policy_type
-from understudy_base.batch_keys import PROMPT_METADATA, TASK
-from understudy_base.entry_points import load_entry_point
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import require
-from understudy_base.records import Record
+from understudy_base import PROMPT_METADATA, TASK, ConfigError, Record, load_entry_point, require
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,7 @@ from understudy.policies.policy import Policy, load
 from understudy.train.augment_batch import batch_to_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.sources import open_source, split_source
-from understudy_base.batch_keys import HEAD, STATE, TASK
-from understudy_base.errors import ConfigError
-from understudy_base.progress import Progress
-from understudy_base.records import Record
+from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data.checksums import file_sha256
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.selection.select import open_episodes

@@ -27,8 +27,7 @@ from understudy.policies.registry import network_differences, policy_type, store
 from understudy.testing.policies import editable
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_zoo import folder_formats

@@ -15,7 +15,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.param_groups import parameter_groups
 from understudy.testing.runs import final_tensors, tiny_dataset
 from understudy.train.startup_summary import describe_defaults
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import load, main, validate, validate_new
 from understudy_kit.cli.main import read_settings
 

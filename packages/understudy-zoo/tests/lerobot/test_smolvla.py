@@ -20,7 +20,7 @@ from understudy.policies.draws import make_draws
 from understudy.testing.runs import series
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_zoo.lerobot.settings import LerobotSmolvlaSettings

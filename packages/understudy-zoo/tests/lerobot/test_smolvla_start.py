@@ -18,7 +18,7 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
 from understudy.policies.registry import policy_type
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_zoo.folder_formats import describe_folder, save_folder
 from understudy_zoo.testing.lerobot_policies import MOVING, run_config, smolvla_config

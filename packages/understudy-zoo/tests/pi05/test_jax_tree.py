@@ -19,7 +19,7 @@ from understudy.policies.pi05.first_weights import FirstWeights
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import open_weights
 from understudy.testing.pi05 import GOLDEN, SMALL, small
-from understudy_base.batch_keys import ACTION, STATE
+from understudy_base import ACTION, STATE
 from understudy_zoo.pi05.jax_tree import JaxTree, find_places
 from understudy_zoo.testing import jax_tree
 

@@ -15,8 +15,8 @@ import torch
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.inference import RobotPolicy
 from understudy.testing.policies import CAMERAS, config
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError, is_installed
+from understudy_base import ConfigError, MissingExtraError
+from understudy_base.optional_packages import is_installed
 from understudy_zoo.graph import (
     BATCH_SIZES,
     FILES,

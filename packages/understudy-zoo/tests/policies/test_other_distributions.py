@@ -15,8 +15,7 @@ from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_t
 from understudy.policies.weight_files import open_weights
 from understudy.testing.runs import SHORT, trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
-from understudy_base.entry_points import EntryPoint, EntryPointError
-from understudy_base.optional_packages import PIP_LINES, MissingExtraError
+from understudy_base import PIP_LINES, EntryPoint, EntryPointError, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
 from understudy_kit import main
@@ -34,11 +33,12 @@ def none(group: str) -> dict[str, EntryPoint]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the trainer is installed."""
-    # `entry_points` last: a module that is first imported after it would keep `none` in later
-    # tests.
+    # `entry_points` last: a module that is first imported after it, and the top of the
+    # distribution, would keep `none` in later tests.
     for module in (
         "understudy.policies.registry",
         "understudy_kit.cli.help_texts",
+        "understudy_base",
         "understudy_base.entry_points",
     ):
         monkeypatch.setattr(f"{module}.find_entry_points", none)

@@ -30,7 +30,7 @@ from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.profiling.plan import plan
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import rate_episodes
 from understudy_data.testing.outcomes import write_outcomes

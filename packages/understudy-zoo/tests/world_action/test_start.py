@@ -25,7 +25,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import plan, with_known_base
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import override
 from understudy_zoo.world_action.policy import WorldActionPolicy
 

@@ -10,7 +10,7 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 from importlib import import_module
 from typing import Any
 
-from understudy_base.public_names import lazy_names
+from understudy_base import lazy_names
 
 _load, _list_names = lazy_names(__name__, __file__)
 

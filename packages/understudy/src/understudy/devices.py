@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Folder of the driver with a folder for each card; a Linux without the driver has none, and WSL

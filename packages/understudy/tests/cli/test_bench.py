@@ -21,7 +21,7 @@ from understudy.cli.bench import (
     open_data,
     summarize,
 )
-from understudy_base.errors import ConfigError, page
+from understudy_base import ConfigError, page
 from understudy_base.testing.refusals import refused
 from understudy_data.load.images import clip_reader
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from understudy.testing.docs import ROOT
-from understudy_base.optional_packages import PIP_LINES
+from understudy_base import PIP_LINES
 from understudy_kit.cli import commands, main
 
 Install = Callable[..., None]

@@ -10,7 +10,7 @@ import pytest
 
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import HostLimit, launch, main
 
 

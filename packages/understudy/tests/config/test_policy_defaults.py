@@ -13,7 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.registry import policy_type
 from understudy.train.startup_summary import describe_defaults
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import dump_yaml, load, main, validate, validate_new
 from understudy_kit.cli.main import read_settings
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from understudy.config.train import TrainConfig
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.storage.dataset_root import Files
 from understudy_kit import complete, dump_yaml, list_sources, load, validate_new

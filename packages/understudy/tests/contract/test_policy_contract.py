@@ -16,11 +16,9 @@ from understudy.policies.inference import RobotPolicy
 from understudy.testing.policies import editable
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
-from understudy_client.contract.declared import declare
-from understudy_client.contract.facts import read_contract
-from understudy_client.contract.mismatch import ContractError, ContractWarning
+from understudy_client import Contract, ContractError, ContractWarning, declare
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def observations(data: Path, episode: int = 0) -> list[dict[str, object]]:
 
 
 def test_the_contract_is_that_of_the_recordings(trained: Path, data: Path) -> None:
-    contract = read_contract(trained)
+    contract = Contract.read_folder(trained)
     assert contract is not None
     ((head, facts),) = contract.robots.items()
     dataset = us.EpisodeDataset(data)

@@ -28,7 +28,7 @@ from understudy.distributed.compile import compile_blocks, missing_compiler
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.testing.policies import as_draws, batch, draws, policy
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import launch as launcher
 from understudy_kit.cli import main

@@ -17,7 +17,7 @@ from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed import torch_release
 from understudy.testing.ranks import in_ranks, outcomes_in_ranks
-from understudy_base.errors import ConfigError, SourceError
+from understudy_base import ConfigError, SourceError
 from understudy_base.testing.refusals import refused
 
 

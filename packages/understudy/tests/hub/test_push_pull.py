@@ -23,8 +23,7 @@ from understudy.config.train import TrainConfig
 from understudy.testing.policies import policy
 from understudy.testing.runs import same_run, trained_run
 from understudy.train.paths import with_local_files
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data import checksums
 from understudy_data.checksums import ChecksumError

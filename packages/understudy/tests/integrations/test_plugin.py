@@ -17,7 +17,7 @@ import torch
 
 import understudy as us
 from understudy.train.audit import audit_file
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.integrations.lerobot.plugin import _NEEDED, ORDER_FILE, install
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -20,7 +20,7 @@ from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.policies.losses import scalar
 from understudy.testing import policies
 from understudy.train.precision import compute_dtype, make_optimizer, named_tensors, store, table
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 PAGE = (Path(__file__).parents[4] / "docs" / "precision.md").read_text()

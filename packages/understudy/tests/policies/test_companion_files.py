@@ -18,7 +18,7 @@ from understudy.policies.registry import (
     network_differences,
 )
 from understudy.testing.policies import editable
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 FILES = {"words": ("words.model",), "codes": ("codes.json", "more.json")}

@@ -15,7 +15,7 @@ from understudy.testing.policies import policy
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint.export import ExportConfig, export
-from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy_client import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy_data.hub.cards import is_unchanged
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from understudy.report.viewed_run import open_run
 from understudy.testing.runs import trained_run
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_kit.cli.main import WRONG_INPUT
@@ -86,6 +86,6 @@ def test_a_broken_source_stops_only_what_no_other_shows(
 def test_run_without_a_package_that_shows_it_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("understudy_base.entry_points.find_entry_points", lambda group: {})
+    monkeypatch.setattr("understudy_base.find_entry_points", lambda group: {})
     assert main(["view", str(run), "--no-browser"]) == WRONG_INPUT
     assert "pip install" in capsys.readouterr().err

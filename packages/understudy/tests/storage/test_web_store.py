@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from understudy.testing.runs import same_run, tiny_config, tiny_dataset
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

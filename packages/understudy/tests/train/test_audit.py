@@ -26,7 +26,7 @@ from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_kit import main, override
 from understudy_kit.testing.browser import browser, faults

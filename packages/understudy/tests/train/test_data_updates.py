@@ -29,7 +29,7 @@ from understudy.train.account import Account
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, edit_column, rate_episodes, write_dataset

@@ -17,7 +17,7 @@ from understudy.testing.runs import SHORT, final_tensors, tiny_config
 from understudy.train import run
 from understudy.train.audit import audit_run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order_file import OrderFile
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset

@@ -33,7 +33,7 @@ from understudy.train.memory_check import (
     check_whole_weights,
 )
 from understudy.train.state import TrainState, init_train_state
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 WHOLE = policies.policy(seed=5)

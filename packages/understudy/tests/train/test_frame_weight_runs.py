@@ -31,7 +31,7 @@ from understudy.train.optimizer_step import optimizer_step
 from understudy.train.precision import make_optimizer
 from understudy.train.startup_summary import startup_summary
 from understudy.train.validation.metrics import TermSums, group_losses
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.order import Order

@@ -155,7 +155,7 @@ def test_signal_to_the_process_group_stops_a_compiling_run(data: Path, tmp_path:
 
 
 def test_train_refuses_a_run_in_progress(data: Path, tmp_path: Path) -> None:
-    from understudy_base.errors import RunInUseError
+    from understudy.train.checkpoint.run_dir import RunInUseError
 
     run.train(tiny_config(data, tmp_path / "r", steps=1, val={"every": 0}))
     held = RunDir(tmp_path / "r").lock()

@@ -22,7 +22,7 @@ from understudy.testing.ranks import in_ranks
 from understudy.testing.runs import final_tensors, same_run, series, tiny_config, trained_run
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import main, override
 
 RANK = 4

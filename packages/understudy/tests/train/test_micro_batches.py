@@ -40,7 +40,7 @@ from understudy.train.precision import make_optimizer
 from understudy.train.profiling.plan import plan
 from understudy.train.profiling.profile import RankProfile, combine, profile
 from understudy.train.state import build_on_meta
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order.rank_positions import rank_slice
 from understudy_kit import OnResume

@@ -30,7 +30,7 @@ from understudy.train.checkpoint.export import ExportConfig, export
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.run_record import current_order
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order import Order
 from understudy_kit import SourceConfig

@@ -19,7 +19,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.loop import TrainingStalled
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.stats.norm_heads import check_outliers
 from understudy_data.datasets.stats.summary import Statistics
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset

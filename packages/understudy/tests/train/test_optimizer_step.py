@@ -41,7 +41,7 @@ from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.optimizer_step import Float64GradAccumulator, StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import init_train_state
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.loader import Loader
 from understudy_data.order import Order

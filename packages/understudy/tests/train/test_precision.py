@@ -32,7 +32,7 @@ from understudy.train.precision import (
     store,
     table,
 )
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import complete
 

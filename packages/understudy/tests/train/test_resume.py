@@ -26,7 +26,7 @@ from understudy.train import run, session
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.resume_check import check_resume, stretch_schedule
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import Fixed, OnResume, SourceConfig, differences, override, plain
 from understudy_kit.cli.main import read_settings

@@ -26,7 +26,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy.train.data.run_data import open_data
 from understudy.train.validation.validation_loss import evaluate, read_validation_data
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import edit_json

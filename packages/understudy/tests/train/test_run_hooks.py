@@ -9,9 +9,7 @@ from understudy.testing.runs import SHORT, same_run, tiny_config, tiny_dataset, 
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run_hooks import open_hooks
-from understudy_base.entry_points import EntryPoint
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import PIP_LINES, MissingExtraError
+from understudy_base import PIP_LINES, ConfigError, EntryPoint, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_kit import override
 from understudy_kit.testing.packages import install

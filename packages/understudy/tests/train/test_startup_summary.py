@@ -19,7 +19,7 @@ from understudy.train import startup_summary
 from understudy.train.data.run_data import open_data
 from understudy.train.startup_summary import describe_trainable
 from understudy.train.state import TrainState, init_train_state
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.order import Order
 from understudy_data.order.spec import Entry
 from understudy_kit import override

@@ -17,7 +17,7 @@ from understudy.policies.inference import load_policy
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.track.metrics_file import read
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import SourceConfig, validate
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")

@@ -7,7 +7,7 @@ import pytest
 
 import understudy as us
 from understudy.testing.runs import final_tensors, tiny_config, tiny_dataset
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_kit import dump_yaml, plain
 
 

@@ -18,7 +18,7 @@ from understudy.testing.runs import final_tensors, series, tiny_config, tiny_dat
 from understudy.train import run
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import flatten
-from understudy_base.progress import Progress
+from understudy_base import Progress
 from understudy_kit import override
 
 WEIGHTS = {"flow": 2.0, "dynamics": 0.5, "images": 1.0}

@@ -34,7 +34,7 @@ from understudy.train.optimizer_step import StepResult, optimizer_step
 from understudy.train.precision import make_optimizer, named_tensors
 from understudy.train.state import TrainState
 from understudy.train.validation import validation_loss
-from understudy_base.records import Batch
+from understudy_base import Batch
 from understudy_kit import override
 
 STEPS = 20

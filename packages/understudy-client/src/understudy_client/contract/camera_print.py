@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 SIDE = 16
 _LEAST_DEVIATION = 6.0  # gray levels: noise, compression and small changes of light
@@ -213,7 +213,7 @@ def explain_look(
     )
 
 
-def power(
+def estimate_power(
     camera: str, prints: Mapping[str, CameraPrint], images: int, trials: int = 10
 ) -> dict[str, float]:
     """Estimate how often each fault of a camera is named after some observations, on images drawn

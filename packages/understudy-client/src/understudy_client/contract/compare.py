@@ -16,7 +16,6 @@ from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, 
 from understudy_client.contract.form import Kind
 from understudy_client.contract.mismatch import REMEDIES, Mismatch
 from understudy_client.contract.numbers import explain_figures
-from understudy_client.contract.observed import compare_size
 
 RATE_TOLERANCE = 0.05  # share of fps
 _STATE = "observation.state"
@@ -48,7 +47,7 @@ def compare_contracts(first: Contract, second: Contract, head: str = "") -> list
     faults += _differing("weights", "", first.weights, second.weights)
     if head and head not in first.robots:
         raise ValueError(f"head={head!r}: the policy has {', '.join(first.robots)}")
-    for trained, robot in pair_robots(first, second, head):
+    for trained, robot in first.pair_robots(second, head):
         if trained is None:
             fix = "name the robot's norm head with --head"
             faults.append(
@@ -57,21 +56,6 @@ def compare_contracts(first: Contract, second: Contract, head: str = "") -> list
         else:
             faults += compare_robots(trained, robot, second.kind)
     return faults
-
-
-def pair_robots(
-    policy: Contract, other: Contract, head: str
-) -> list[tuple[RobotFacts | None, RobotFacts]]:
-    """Return the policy's robot of each robot of another contract: by head, the only one, or by
-    type; None without.
-    """
-    alone = next(iter(policy.robots.values())) if len(policy.robots) == 1 else None
-    types = {facts.robot_type: facts for facts in policy.robots.values() if facts.robot_type}
-    robots = other.robots.items()
-    return [
-        (policy.robots.get(head or name, alone or types.get(robot.robot_type)), robot)
-        for name, robot in robots
-    ]
 
 
 def compare_robots(trained: RobotFacts, robot: RobotFacts, kind: Kind = "robot") -> list[Mismatch]:
@@ -294,7 +278,7 @@ def _partner(key: str, camera: CameraFacts, others: Mapping[str, CameraFacts]) -
 
 def _images(trained: CameraFacts, other: CameraFacts, kind: Kind) -> Iterator[Mismatch]:
     """Contradictions in the form of the images of one camera."""
-    if all(other.size) and (unlike := compare_size(trained, other.size)) is not None:
+    if all(other.size) and (unlike := trained.compare_size(other.size)) is not None:
         yield unlike
     if "WHC" in (trained.layout, other.layout):
         yield from _differing("transposed", trained.key, trained.layout, other.layout)

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from understudy_base.atomic import write_text
-from understudy_base.errors import ConfigError, DatasetError
-from understudy_base.records import Record
+from understudy_base import ConfigError, DatasetError, Record, write_text
 from understudy_client.contract.camera_print import CameraPrint
-from understudy_client.contract.form import NAMELESS, Kind, check_form
+from understudy_client.contract.form import NAMELESS, Kind, Robot, check_form
+from understudy_client.contract.image_size import ASPECT_TOLERANCE, size_error
 from understudy_client.contract.mismatch import Mismatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of `typing` since Python 3.11
 
-FILE = "contract.json"
 VERSION = 2
 UNKNOWN = "unknown"
 FIGURES = ("mean", "std", "min", "max", "q01", "q99")
@@ -314,6 +312,24 @@ class CameraFacts(Facts):
     resize: str = ""
     network_size: tuple[int, int] = (0, 0)
 
+    def compare_size(self, size: tuple[int, int]) -> Mismatch | None:
+        """Return the difference between the size of images (height, width) and that of training;
+        None where it fits.
+        """
+        height, width = size
+        recorded_height, recorded_width = self.size
+        error = size_error(height, width, self.size)
+        is_stretched = False
+        if not error and recorded_height:
+            ratio = height * recorded_width / (width * recorded_height)
+            is_stretched = abs(ratio - 1) > ASPECT_TOLERANCE
+        if not error and not is_stretched:
+            return None
+        kind = "transposed" if size == (recorded_width, recorded_height) else "shape"
+        came = f"{width}x{height}: {error}".removesuffix(": ")
+        fix = "send whole images as recorded; the policy resizes them"
+        return Mismatch(kind, self.key, f"images of {recorded_width}x{recorded_height}", came, fix)
+
 
 @dataclass(frozen=True)
 class RobotFacts(Facts):
@@ -363,6 +379,33 @@ class RobotFacts(Facts):
         """Prints of the cameras whose images were read, by standard key."""
         return {key: camera.look for key, camera in self.cameras.items() if camera.look is not None}
 
+    @classmethod
+    def read_stated(cls, stored: Record, where: str) -> "RobotFacts":
+        """Return the robot of the content of a dataset's meta/contract.json.
+
+        Raises:
+            DatasetError: the content is not a contract.
+        """
+        try:
+            return next(iter(Contract.from_json(stored).robots.values()))
+        except (ValueError, StopIteration) as error:
+            fix = "write it with `understudy contract DATASET --output FILE`"
+            raise DatasetError(f"it is not a contract: {error}", where=where, fix=fix) from error
+
+    @classmethod
+    def check_and_read(cls, stored: Any, place: str) -> "RobotFacts":
+        """Read plain values of a message.
+
+        Args:
+            stored: the values.
+            place: of the values, for the message of an error.
+
+        Raises:
+            ValueError: a value is missing or has another type.
+        """
+        check_form(stored, Robot, place)
+        return cls.from_json(stored)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         literal = {"tasks": list(self.tasks), "tasks_left_out": self.tasks_left_out}
@@ -411,6 +454,8 @@ class Contract:
         faults: contradictions inside the folder that was read.
     """
 
+    FILE = "contract.json"
+
     robots: Mapping[str, RobotFacts]
     provenance: Record = field(default_factory=dict)
     kind: Kind = "policy"
@@ -446,6 +491,48 @@ class Contract:
             faults,
         )
 
+    @classmethod
+    def read(cls, path: Path) -> "Contract":
+        """Read a file with a contract. Raises ConfigError for a damaged one."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, RecursionError) as error:
+            fix = (
+                "repair it, or write it again with `understudy export` or `understudy contract "
+                "PATH --output FILE`"
+            )
+            raise ConfigError(f"{path}: {error}; {fix}") from error
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> "Contract | None":
+        """Read the contract of a policy folder; None where there is none. Raises ConfigError for a
+        damaged file.
+        """
+        path = folder / cls.FILE
+        return cls.read(path) if path.is_file() else None
+
+    def write(self, path: Path, is_new: bool = False) -> None:
+        """Write contract.json; with `is_new` nothing is replaced."""
+        write_contract(path, self.to_json(), is_new=is_new)
+
+    def check(self) -> None:
+        """Raise ValueError for the first value that contract.json may not have."""
+        check_form(self.to_json())
+
+    def pair_robots(
+        self, other: "Contract", head: str
+    ) -> list[tuple[RobotFacts | None, RobotFacts]]:
+        """Return the robot of this policy for each robot of another contract: by head, the only
+        one, or by type; None without.
+        """
+        alone = next(iter(self.robots.values())) if len(self.robots) == 1 else None
+        types = {facts.robot_type: facts for facts in self.robots.values() if facts.robot_type}
+        pairs = []
+        for name, robot in other.robots.items():
+            trained = self.robots.get(head or name, alone or types.get(robot.robot_type))
+            pairs.append((trained, robot))
+        return pairs
+
     def unknowns(self) -> list[str]:
         """List the facts that the contract leaves open, as places in the file:
         `robots.arm.state.units`.
@@ -462,40 +549,11 @@ def _unknowns(value: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-def write_contract(path: Path, contract: Contract | Record, is_new: bool = False) -> None:
-    """Write contract.json, a line for each vector of numbers; with `is_new` nothing is replaced."""
-    plain = contract.to_json() if isinstance(contract, Contract) else contract
+def write_contract(path: Path, plain: Record, is_new: bool = False) -> None:
+    """Write the plain values of a contract, a line for each vector of numbers; with `is_new`
+    nothing is replaced.
+    """
     write_text(path, _lines(plain) + "\n", is_new=is_new)
-
-
-def read_stated(stored: Record, where: str) -> RobotFacts:
-    """Return the robot of the content of a dataset's meta/contract.json. Raises DatasetError for a
-    damaged one.
-    """
-    try:
-        return next(iter(Contract.from_json(stored).robots.values()))
-    except (ValueError, StopIteration) as error:
-        fix = "write it with `understudy contract DATASET --output FILE`"
-        raise DatasetError(f"it is not a contract: {error}", where=where, fix=fix) from error
-
-
-def read_contract(folder: Path) -> Contract | None:
-    """Read the contract of a policy folder; None where there is none. Raises ConfigError for a
-    damaged file.
-    """
-    return read_file(folder / FILE) if (folder / FILE).is_file() else None
-
-
-def read_file(path: Path) -> Contract:
-    """Read a file with a contract. Raises ConfigError for a damaged one."""
-    try:
-        return Contract.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        fix = (
-            "repair it, or write it again with `understudy export` or `understudy contract PATH "
-            "--output FILE`"
-        )
-        raise ConfigError(f"{path}: {error}; {fix}") from error
 
 
 def _lines(value: Any, indent: int = 0) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from understudy_base.errors import UnderstudyError
+from understudy_base import UnderstudyError
 
 REMEDIES: Mapping[str, str] = {
     "missing key": "rename keys",
@@ -87,6 +87,10 @@ class Mismatch:
     def remedy(self) -> str:
         """Kind of the remedy."""
         return REMEDIES[self.kind]
+
+    def to_json(self) -> dict[str, str]:
+        """Return plain values."""
+        return {name: str(text) for name, text in vars(self).items()}
 
     def __str__(self) -> str:
         """One line, in which long values are cut."""

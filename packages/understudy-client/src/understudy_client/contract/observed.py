@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import PROMPT_METADATA
+from understudy_base import PROMPT_METADATA
 from understudy_client.contract.camera_print import (
     CameraPrint,
     Explanation,
@@ -28,7 +28,8 @@ from understudy_client.contract.camera_print import (
     explanations,
     shrink,
 )
-from understudy_client.contract.facts import CameraFacts, Contract
+from understudy_client.contract.facts import Contract
+from understudy_client.contract.image_size import size_error
 from understudy_client.contract.mismatch import REMEDIES, Mismatch, printable
 from understudy_client.contract.numbers import NUMBER_KINDS, explain_numbers, outside
 
@@ -41,10 +42,6 @@ _ABSURD = 1000.0  # deviations outside the range of training; one such number is
 _MOST_EXTRA = 8  # keys that are not inputs, by name
 _LONGEST_TASK = 1000  # letters that are compared
 _LARGEST = 1e100  # larger numbers of a state are compared as this one: their squares would overflow
-_ASPECT = 0.03  # share by which the aspect ratio of images may differ from that of the recordings
-_MOST_PIXELS = 1 << 23  # 4K has 8.3 million
-_MOST_TIMES = 16  # of the recorded pixels, where that is more
-_MOST_ASPECT = 8.0  # times the recorded aspect ratio
 _STATE = "observation.state"
 _TASK = "task"
 _OTHERS = ("is_pad", "is_missing")  # ends of keys that are not inputs
@@ -215,7 +212,7 @@ class ObservationCheck:
                 )
                 continue
             height, width = image.shape[:2]
-            if unlike := compare_size(camera, (height, width)):
+            if unlike := camera.compare_size((height, width)):
                 mismatches.append(unlike)
                 if size_error(height, width, camera.size):
                     continue
@@ -286,43 +283,3 @@ class _Look:
 
 def _plain(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".!")
-
-
-def compare_size(camera: CameraFacts, size: tuple[int, int]) -> Mismatch | None:
-    """Return the difference between the size of images (height, width) and that of training; None
-    where it fits.
-    """
-    height, width = size
-    recorded_height, recorded_width = camera.size
-    error = size_error(height, width, camera.size)
-    if not error and not (
-        recorded_height and abs(height * recorded_width / (width * recorded_height) - 1) > _ASPECT
-    ):
-        return None
-    kind = "transposed" if size == (recorded_width, recorded_height) else "shape"
-    came = f"{width}x{height}: {error}".removesuffix(": ")
-    fix = "send whole images as recorded; the policy resizes them"
-    return Mismatch(kind, camera.key, f"images of {recorded_width}x{recorded_height}", came, fix)
-
-
-def size_error(height: int, width: int, recorded: tuple[int, int]) -> str:
-    """Return the rule that the size of an image breaks, "" for a size that may be resized.
-
-    Args:
-        height: height of the image.
-        width: width of the image.
-        recorded: height and width of the images of training; zeros where they differ.
-    """
-    if not height or not width:
-        return "it has no pixels"
-    recorded_height, recorded_width = recorded
-    if height * width > (most := max(_MOST_PIXELS, _MOST_TIMES * recorded_height * recorded_width)):
-        return f"it has {height * width:,} pixels, more than {most:,}"
-    if recorded_height and recorded_width:
-        ratio = width * recorded_height / (height * recorded_width)
-        if max(ratio, 1 / ratio) > _MOST_ASPECT:
-            return (
-                f"its aspect ratio is {max(ratio, 1 / ratio):,.0f} times that of "
-                f"{recorded_width}x{recorded_height}"
-            )
-    return ""

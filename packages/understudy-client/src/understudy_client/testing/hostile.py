@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 HOSTILE: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, float("nan"), float("inf"), 10**400, "", "x", "unknown", "\ud800",

@@ -7,8 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, SourceError, plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import MissingFiles, describe_ids, spread_evenly
 from understudy_data.datasets.read.rows import Rows

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
-from understudy_base.batch_keys import LOSS_WEIGHT
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import LOSS_WEIGHT, DatasetError, SourceError
 from understudy_data.datasets.check_files import doubt_of_reader
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 
 TOLERANCE_S = 1e-4
 """Default of the largest distance of a delta from a multiple of 1/fps, in seconds, as LeRobot's."""

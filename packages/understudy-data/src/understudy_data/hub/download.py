@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from understudy_base.atomic import sync, write_text
-from understudy_base.errors import ConfigError, hub_remedy, summarize
-from understudy_base.optional_packages import require
+from understudy_base import ConfigError, hub_remedy, require, summarize, sync, write_text
 from understudy_data.checksums import FILE, ChecksumError, check_checksums
 from understudy_data.hub.ids import HubId
 

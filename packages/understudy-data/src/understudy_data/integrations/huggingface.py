@@ -14,7 +14,7 @@ Accelerate loops need no class: `examples/streaming.py`.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 

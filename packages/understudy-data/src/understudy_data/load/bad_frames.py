@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from understudy_base.atomic import write_text
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError, write_text
 from understudy_data.order import Order
 
 _ALWAYS_ALLOWED = 16  # bad frames

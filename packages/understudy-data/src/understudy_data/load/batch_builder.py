@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.load.batch_request import Batch, BatchRequest
 from understudy_data.load.images.clip_reader import (
     ClipReader,

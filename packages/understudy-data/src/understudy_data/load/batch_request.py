@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor
 
-from understudy_base.bytesize import parse_bytes
+from understudy_base import parse_bytes
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.returns import ReturnTarget

@@ -17,9 +17,7 @@ from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 
-from understudy_base.atomic import sync
-from understudy_base.booleans import is_boolean
-from understudy_base.cores import MOST_LOADER_THREADS, fair_threads, processes_here
+from understudy_base import MOST_LOADER_THREADS, fair_threads, is_boolean, processes_here, sync
 from understudy_data.load.bad_frames import Substitutes, Substitution
 from understudy_data.load.batch_request import (
     Batch,

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.load.bad_frames import Substitutes
 from understudy_data.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
 from understudy_data.load.batch_request import Batch, BatchRequest

@@ -30,8 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy_base.batch_keys import LOSS_WEIGHT
-from understudy_base.errors import DatasetError
+from understudy_base import LOSS_WEIGHT, DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.features import INDEX_KEYS
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from understudy_base._version import __version__
+from understudy_base import __version__
 from understudy_data.order import rank_slice
 from understudy_data.order.spec import Spec
 from understudy_data.order_file import GROUP, Samples

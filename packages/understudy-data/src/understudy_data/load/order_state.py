@@ -5,7 +5,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.order import Frames, Order, Spec, compare
 
 _SHARE = 0.01  # shares of a source that count as equal: slots are whole

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.batch_request import BatchRequest
 from understudy_data.load.images.clip_reader import first_round

@@ -28,9 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from understudy_base.atomic import write_text
-from understudy_base.dataset_address import absolute_path, split_view
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, absolute_path, split_view, write_text
 from understudy_data.order import Order
 from understudy_data.order_file import lengths_digest
 from understudy_data.storage import locks

@@ -29,8 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy_base.batch_keys import ACTION, HEAD, TASK
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import ACTION, HEAD, TASK, DatasetError, SourceError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy_data.load.instructions import draw_instructions

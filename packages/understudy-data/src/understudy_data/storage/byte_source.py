@@ -14,7 +14,7 @@ from typing import BinaryIO, ClassVar, Protocol, cast
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 
 CHANGED = "it changed while it was read"
 RESTART = "start again when nothing writes to it any more"

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from understudy_base.atomic import DRAFT_SUFFIX
-from understudy_base.errors import DatasetError
+from understudy_base import DRAFT_SUFFIX, DatasetError
 from understudy_data.storage import locks
 
 _STALE = 3600.0  # seconds after which a draft or lock is a leftover of a killed process

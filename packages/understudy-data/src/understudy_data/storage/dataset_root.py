@@ -20,13 +20,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy_base import credentials
-from understudy_base.dataset_address import absolute_path
-from understudy_base.errors import (
+from understudy_base import (
     DatasetError,
     LfsPointerError,
     MissingFileError,
     SourceError,
+    absolute_path,
+    restore_credentials,
+    strip_credentials,
     summarize,
 )
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
@@ -77,12 +78,12 @@ class Files:
             folder = absolute_path(text)
             self.root = publication_folder(folder) or folder
         else:
-            self.root = credentials.strip_credentials(text).rstrip("/")
+            self.root = strip_credentials(text).rstrip("/")
         self.publication = publication_of(self.root) if self.is_local else ""
         self._made = time.time()
         self._version: DatasetVersion | None = None
         self._check: LocalCheck | None = None
-        self._address = self.root if self.is_local else credentials.restore_credentials(text)
+        self._address = self.root if self.is_local else restore_credentials(text)
         self.options = options
         self._pin = ""
         self._listings: dict[str, list[tuple[str, bool]]] | None = None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_data.storage.cancel import cancel_when, cancelled_when
 
 _ASK_ALL = 60.0  # seconds after which all marks are asked, and not only the next one

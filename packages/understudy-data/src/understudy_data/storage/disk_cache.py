@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.storage import locks
 from understudy_data.storage.cache_budget import (
     CacheBudget,

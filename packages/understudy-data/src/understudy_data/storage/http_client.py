@@ -26,9 +26,7 @@ from http.client import HTTPResponse
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from understudy_base.credentials import strip_credentials
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.optional_packages import pip_line
+from understudy_base import DatasetError, SourceError, pip_line, strip_credentials
 from understudy_data.storage.cancel import Cancelled, is_cancelled
 from understudy_data.storage.remote_options import RetryPolicy, TransientError, should_stop
 

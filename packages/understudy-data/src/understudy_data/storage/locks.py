@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 
 _held: set[int] = set()  # descriptors that hold a lock
 

@@ -38,8 +38,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from understudy_base._version import __version__
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, __version__
 from understudy_data.plain_values import flatten, restore
 from understudy_data.storage import locks
 from understudy_data.storage.cache_budget import evict_files

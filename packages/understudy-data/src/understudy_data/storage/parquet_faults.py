@@ -4,7 +4,7 @@ alone.
 
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError, summarize
+from understudy_base import DatasetError, summarize
 from understudy_data.storage.byte_source import ByteSource
 
 RESTORE = "restore the file or download the dataset again"

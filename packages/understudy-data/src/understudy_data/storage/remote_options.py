@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from understudy_base.errors import SourceError
+from understudy_base import SourceError
 from understudy_data.storage.cancel import Cancelled, is_cancelled
 
 T = TypeVar("T")

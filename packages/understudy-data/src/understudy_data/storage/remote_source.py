@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, MissingFileError, SourceError
 from understudy_data.storage import locks, remote_store
 from understudy_data.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy_data.storage.cancel import Cancelled, cancel_when

@@ -19,17 +19,18 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from understudy_base.credentials import CREDENTIALS_HINT, strip_credentials
-from understudy_base.errors import (
+from understudy_base import (
+    CREDENTIALS_HINT,
     DatasetError,
     MissingFileError,
+    Record,
     SourceError,
     hub_remedy,
     is_offline,
+    pip_line,
+    strip_credentials,
     summarize,
 )
-from understudy_base.optional_packages import pip_line
-from understudy_base.records import Record
 from understudy_data.storage.byte_source import CHANGED, RESTART
 from understudy_data.storage.dataset_version import Stat
 from understudy_data.storage.http_client import (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.atomic import replace_file
+from understudy_base import replace_file
 from understudy_data.plain_values import flatten, register, restore
 
 FORMAT = 4

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import av
 
-from understudy_base.errors import DatasetError
-from understudy_base.lru import LRUCache
+from understudy_base import DatasetError, LRUCache
 from understudy_data.video.index import VideoIndex
 
 # samples of a pixel, by chroma_format_idc: none, 4:2:0, 4:2:2, 4:4:4

@@ -23,7 +23,7 @@ from itertools import chain
 import av
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.storage.cancel import Cancelled, is_cancelled
 from understudy_data.video.codec_pool import (
     CodecKey,

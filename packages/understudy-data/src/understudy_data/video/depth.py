@@ -14,7 +14,7 @@ from typing import TypeAlias
 import av
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.video.color import Converter, ImageSize
 
 LARGEST = 4095

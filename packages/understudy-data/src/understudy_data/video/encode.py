@@ -26,8 +26,7 @@ from types import TracebackType
 import av
 import numpy as np
 
-from understudy_base.atomic import draft_path, replace_file
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, draft_path, replace_file
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy_data.video.index import Mp4Index, VideoIndex
 from understudy_data.video.packets import main_stream, open_packets

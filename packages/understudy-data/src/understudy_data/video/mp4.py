@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.video.index import Mp4Index
 from understudy_data.video.shown import IDENTITY, UNSPECIFIED, Shown, multiply
 

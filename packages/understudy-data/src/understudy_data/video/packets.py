@@ -26,7 +26,7 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideDataType
 from av.stream import Disposition
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy_data.video.index import PacketRun, PacketTable, VideoIndex
 from understudy_data.video.mp4 import UnknownLayout, read_mp4

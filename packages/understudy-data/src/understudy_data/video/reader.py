@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import av
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy_data.video.codec_pool import decoder_bytes, frame_bytes, pixel_bytes
 from understudy_data.video.decoder import FrameDecoder

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError, EmptyDatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, EmptyDatasetError, MissingFileError, SourceError
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.catalog import Catalog

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import MissingFileError
+from understudy_base import MissingFileError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature

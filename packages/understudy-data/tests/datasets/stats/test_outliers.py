@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.stats.norm_heads import check_outliers
 from understudy_data.datasets.stats.summary import Statistics
 

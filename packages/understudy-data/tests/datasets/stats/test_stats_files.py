@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError, MissingFileError
+from understudy_base import DatasetError, MissingFileError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.recorded_stats import parse_stats

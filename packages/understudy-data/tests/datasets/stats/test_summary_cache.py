@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.atomic import DRAFT_SUFFIX
+from understudy_base import DRAFT_SUFFIX
 from understudy_base.testing.refusals import warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

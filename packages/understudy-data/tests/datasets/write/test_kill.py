@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from understudy_base.errors import EmptyDatasetError
+from understudy_base import EmptyDatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.write import dataset_files

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from understudy_base.errors import MissingFileError
+from understudy_base import MissingFileError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

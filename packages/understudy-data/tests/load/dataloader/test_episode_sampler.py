@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
 from understudy_data.order import Order

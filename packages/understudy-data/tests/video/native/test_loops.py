@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.testing.videos import COUNT, KINDS, container_decode, moving_pictures, rgb
 from understudy_data.video.codec_pool import CodecKey, create_context
 from understudy_data.video.color import Converter

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy_base.errors import ConfigError, with_addresses
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError, with_addresses
 from understudy_kit.cli.commands import Command
 from understudy_kit.cli.help_texts import EXAMPLES, LAUNCH, MOST_USED, POSITIONAL, general
 from understudy_kit.config import help

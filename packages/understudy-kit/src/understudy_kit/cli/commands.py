@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
-from understudy_base.entry_points import EntryPoint, EntryPointError, find_entry_points
-from understudy_base.optional_packages import missing_distribution
+from understudy_base import EntryPoint, EntryPointError, find_entry_points, missing_distribution
 
 GROUP = "understudy.commands"
 """Group of the entry points."""

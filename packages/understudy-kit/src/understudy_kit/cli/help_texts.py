@@ -1,7 +1,6 @@
 """Texts of the help: examples of each command, flags of all, and the most used settings."""
 
-from understudy_base.entry_points import find_entry_points
-from understudy_base.errors import page
+from understudy_base import find_entry_points, page
 
 GENERAL = [
     ("-h, --help", "Show this help."),

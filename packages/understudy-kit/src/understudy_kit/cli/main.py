@@ -26,8 +26,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from understudy_base.entry_points import EntryPointError, find_entry_points
-from understudy_base.errors import ConfigError, UnderstudyError, summarize
+from understudy_base import (
+    ConfigError,
+    EntryPointError,
+    UnderstudyError,
+    find_entry_points,
+    summarize,
+)
 from understudy_kit.cli.commands import (
     COMMANDS,
     GROUPS,
@@ -69,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    from understudy_base.credentials import strip_credentials
+    from understudy_base import strip_credentials
 
     if argv is None:
         start_again_as_utf8()
@@ -110,7 +115,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
         print(overview())
         return 0 if arguments else WRONG_INPUT
     if arguments[0] == "--version":
-        from understudy_base._version import __version__
+        from understudy_base import __version__
 
         print(f"understudy {__version__}")
         if arguments[1:] in (["-v"], ["--verbose"]):
@@ -143,7 +148,7 @@ def _main_with_options(arguments: list[str], is_called: bool) -> int:
 
 def _print_versions(debug: bool) -> int:
     """Print the lines of each entry point of `--version -v`, of a broken one its error."""
-    from understudy_base.credentials import redact
+    from understudy_base import redact
 
     code = 0
     for name, point in find_entry_points(VERSIONS).items():
@@ -170,7 +175,7 @@ def _one_line(
     line: str | None = None,
 ) -> str:
     """Format a warning without its place in our code, which only --debug shows."""
-    from understudy_base.credentials import redact
+    from understudy_base import redact
 
     kind = "note" if category is UserWarning else category.__name__
     return redact(f"{kind}: {message}\n")
@@ -231,7 +236,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
     except BrokenPipeError:
         return FAILED  # the reader of our output is gone
     except (Exception, KeyboardInterrupt) as error:
-        from understudy_base.credentials import redact
+        from understudy_base import redact
 
         line, code = _describe(error, found)
         if line is None or debug:
@@ -243,7 +248,7 @@ def _run(found: Found, arguments: list[str], debug: bool) -> int:
 
 def _call(found: Found, arguments: list[str], debug: bool) -> int:
     """Parse the arguments of a command and call it, in this process or in several."""
-    from understudy_base.optional_packages import require
+    from understudy_base import require
 
     name = found.name
     asks_help = not {"-h", "--help"}.isdisjoint(arguments)
@@ -252,7 +257,7 @@ def _call(found: Found, arguments: list[str], debug: bool) -> int:
     command = found.facts
     if command.extra and not asks_help:
         require(command.extra)
-    from understudy_base.progress import show_log
+    from understudy_base import show_log
     from understudy_kit.config.schema import dump_yaml
     from understudy_kit.signals import interrupted_by_signals
 
@@ -278,7 +283,7 @@ def _call(found: Found, arguments: list[str], debug: bool) -> int:
             words.append("--debug")
         return launch(words, count, f"understudy {name}")
     if command.loads_images:
-        from understudy_base.malloc import keep_freed_memory
+        from understudy_base import keep_freed_memory
 
         keep_freed_memory()
     handled_signals = nullcontext() if command.own_signals else interrupted_by_signals()
@@ -288,9 +293,13 @@ def _call(found: Found, arguments: list[str], debug: bool) -> int:
 
 def _describe(error: BaseException, found: Found) -> tuple[str | None, int]:
     """Return the line for an error of a command, None for a fault of ours, and the exit code."""
-    from understudy_base.credentials import redact
-    from understudy_base.errors import DatasetError, is_wrong_input
-    from understudy_base.optional_packages import describe_missing, describe_old_numpy
+    from understudy_base import (
+        DatasetError,
+        describe_missing,
+        describe_old_numpy,
+        is_wrong_input,
+        redact,
+    )
 
     if isinstance(error, KeyboardInterrupt):
         from understudy_kit.signals import Interrupted
@@ -332,7 +341,7 @@ def _describe_out_of_memory(error: Exception, found: Found) -> str | None:
     """Return the message for an error of torch's allocators, with settings that need less; None for
     other errors.
     """
-    from understudy_base.errors import is_out_of_memory
+    from understudy_base import is_out_of_memory
 
     if not is_out_of_memory(error):
         return None

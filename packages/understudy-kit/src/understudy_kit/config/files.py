@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 """Suffixes of settings files."""

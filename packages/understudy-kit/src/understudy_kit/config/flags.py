@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
-from understudy_base.records import Record
+from understudy_base import ConfigError, MissingExtraError, Record
 from understudy_kit.config.declare import POSITIONAL, ByHand
 from understudy_kit.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy_kit.config.hooks import FromWords, expanded, is_union, other_names, union_of

@@ -17,7 +17,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from understudy_base.errors import with_addresses
+from understudy_base import with_addresses
 from understudy_kit.config.declare import POSITIONAL
 from understudy_kit.config.hooks import is_union
 

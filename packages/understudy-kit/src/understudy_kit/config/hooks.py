@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 
 @runtime_checkable

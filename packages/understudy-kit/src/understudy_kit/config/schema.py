@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from understudy_base.credentials import remember_credentials
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record, remember_credentials
 from understudy_kit.config.files import read_file
 from understudy_kit.config.help import (
     OTHER_TYPE,

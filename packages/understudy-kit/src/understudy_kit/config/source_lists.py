@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 from urllib.parse import unquote, urlsplit
 
-from understudy_base.credentials import strip_credentials
-from understudy_base.dataset_address import is_list, is_several, split_view
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record, is_list, is_several, split_view, strip_credentials
 from understudy_kit.config.dataset import DatasetConfig, SourceConfig
 from understudy_kit.config.files import check_size, parse_json
 from understudy_kit.config.help import members, takes_many

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from understudy_base.episode_ids import parse_ids, repeated
+from understudy_base import parse_ids, repeated
 from understudy_kit.config.declare import IDS
 from understudy_kit.config.help import members
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from understudy_base.cores import available_cores
+from understudy_base import available_cores
 from understudy_kit.config.declare import Processes
 
 LITTLE = 10_000

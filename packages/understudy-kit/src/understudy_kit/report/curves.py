@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.records import Records
+from understudy_base import Records
 
 # Readable on white and on near-black (colors of Okabe & Ito, slightly lighter or darker).
 COLORS = ("#2f7fd8", "#e0762b", "#2aa36f", "#c0569f", "#b08a00", "#56a8d8", "#d04a4a", "#8a7fd0")

@@ -272,7 +272,7 @@ def render_file(path: Path, **content: Any) -> str:
 
 def refuse_foreign(path: Path) -> None:
     """Raise ConfigError if `path` exists and is not a page of understudy."""
-    from understudy_base.errors import ConfigError
+    from understudy_base import ConfigError
 
     if path.exists() and not (path.is_file() and _MARK.encode() in path.read_bytes()[:2048]):
         raise ConfigError(
@@ -287,7 +287,7 @@ def write_page(path: Path, text: str, is_new: bool = False) -> None:
         ConfigError: Another file exists there. FileExistsError: a new page appeared there
             meanwhile.
     """
-    from understudy_base.atomic import write_text
+    from understudy_base import write_text
 
     refuse_foreign(path)
     write_text(path, text, is_new=is_new)

@@ -9,13 +9,11 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from understudy_base.atomic import refuse_existing
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, refuse_existing
 from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:
-    from understudy_client.contract.facts import Contract
-    from understudy_client.contract.mismatch import Mismatch
+    from understudy_client import Contract, Mismatch
 
 FOUND = 1
 """Exit code for a contradiction."""
@@ -56,15 +54,14 @@ class ContractConfig:
 
 def contract(config: ContractConfig) -> int:
     """Print a contract or contradictions; returns 1 where there are any."""
-    from understudy_client.contract.compare import compare_contracts, pair_robots
-    from understudy_client.contract.facts import write_contract
+    from understudy_client import compare_contracts
     from understudy_robot.contracts.in_motion import list_undecided
 
     if config.output:
         refuse_existing(config.output, "output", config.overwrite)
     contracts = [read_any(path, config) for path in config.paths]
     if config.output:
-        write_contract(Path(config.output), contracts[0], is_new=not config.overwrite)
+        contracts[0].write(Path(config.output), is_new=not config.overwrite)
     first = contracts[0]
     second = contracts[-1]
     if len(contracts) == 1:
@@ -89,7 +86,7 @@ def contract(config: ContractConfig) -> int:
         raise ConfigError(str(error)) from error
     if second.kind == "policy" and first.kind != "policy":
         first, second = second, first
-    pairs = pair_robots(first, second, config.head)
+    pairs = first.pair_robots(second, config.head)
     undecided = []
     for trained, robot in pairs:
         if trained is not None:
@@ -112,7 +109,7 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
         ConfigError: it is nothing that has one, or a file is damaged.
     """
     from understudy.policies.policy_folder import find
-    from understudy_client.contract.facts import read_file
+    from understudy_client import Contract
     from understudy_robot.folder_contract import read_policy_contract
 
     try:
@@ -124,7 +121,7 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
 
             return env_contract(open_env(path), replan=config.replan)
         if Path(path).is_file():
-            return read_file(Path(path))
+            return Contract.read(Path(path))
         if (Path(path) / "meta" / "info.json").is_file() or path.startswith("hf://datasets/"):
             from understudy.train.data.input_contract import dataset_contract
 
@@ -149,8 +146,7 @@ def _is_env(name: str) -> bool:
 
 def _of_server(url: str) -> "Contract":
     """Return the contract of a server's handshake."""
-    from understudy_client.client import RemotePolicy
-    from understudy_client.contract.facts import Contract
+    from understudy_client import Contract, RemotePolicy
 
     with RemotePolicy(url) as server:
         stored = server.metadata.get("contract")
@@ -163,7 +159,7 @@ def _of_server(url: str) -> "Contract":
 
 
 def _print(lines: Sequence[str]) -> None:
-    from understudy_client.contract.mismatch import printable
+    from understudy_client import printable
 
     print("\n".join(printable(line, 100_000) for line in lines))
 

@@ -20,7 +20,7 @@ from typing import IO, Annotated
 
 from understudy.config.data import DataConfig
 from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import Ge, Interval, dump_yaml, module_command, override
 
 MARK = ".understudy-demo"

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.policies.own_code.types import name_by_hand
-from understudy_base.atomic import write_text
-from understudy_base.errors import ConfigError
-from understudy_base.plural import plural
-from understudy_base.progress import Progress
+from understudy_base import ConfigError, Progress, plural, write_text
 from understudy_kit import ByHand, Ge, Interval, plain
 
 if TYPE_CHECKING:
@@ -105,7 +102,7 @@ def record(config: RecordConfig) -> int:
     Raises:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
-    from understudy_client.contract.facts import FILE, write_contract
+    from understudy_client import Contract
     from understudy_data.datasets.write.writer import EpisodeWriter, check_features
     from understudy_robot.envs.registry import open_env
     from understudy_robot.rollout.env_contract import env_contract
@@ -123,7 +120,7 @@ def record(config: RecordConfig) -> int:
     # a dataset lists its own tasks
     robots = {"": replace(whole.robots[""], robot_type=env.name, tasks=())}
     stated = replace(whole, robots=robots, kind="dataset")
-    statements = Path(config.output_dir) / "meta" / FILE
+    statements = Path(config.output_dir) / "meta" / Contract.FILE
     with EpisodeWriter(
         config.output_dir,
         fps=env.fps,
@@ -151,7 +148,7 @@ def record(config: RecordConfig) -> int:
                     _write_note(config)
                 writer.save_episode()
                 if not statements.exists():
-                    write_contract(statements, stated)
+                    stated.write(statements)
                 bar.update()
         print(
             f"{config.output_dir}: {plural(writer.episodes, 'episode')}, "

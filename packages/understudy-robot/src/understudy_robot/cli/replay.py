@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch
+from understudy_base import ACTION, PROMPT_METADATA, STATE, TASK, Batch, ConfigError
 from understudy_kit import Ge, Positional
 from understudy_robot.serve.config import ServeConfig
 
@@ -125,9 +123,7 @@ def replay_episode(
     import numpy as np
 
     from understudy.train.validation.open_loop import STEPS
-    from understudy_client.client import RemotePolicy
-    from understudy_client.contract.mismatch import ContractWarning
-    from understudy_client.protocol import Noise, RemoteError
+    from understudy_client import ContractWarning, Noise, RemoteError, RemotePolicy
     from understudy_data.datasets.dataset import EpisodeDataset
     from understudy_robot.serve.engine import open_trace
     from understudy_robot.serve.server import running_server
@@ -275,9 +271,9 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
 
 
 def _exported_step(folder: Path) -> "int | str":
-    from understudy_client.contract.facts import read_contract
+    from understudy_client import Contract
 
-    contract = read_contract(folder)
+    contract = Contract.read_folder(folder)
     return contract.provenance.get("step", "latest") if contract is not None else "latest"
 
 

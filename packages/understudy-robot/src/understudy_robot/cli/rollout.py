@@ -5,8 +5,7 @@ from pathlib import Path
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import RolloutConfig
-from understudy_base.errors import ConfigError
-from understudy_base.temporary import temporary_folder
+from understudy_base import ConfigError, temporary_folder
 
 
 def rollout(config: RolloutConfig) -> int:

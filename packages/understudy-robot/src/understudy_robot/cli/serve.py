@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import ended_by_signals
 from understudy_robot.serve.config import ServeConfig
 
@@ -68,7 +68,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
 
     from understudy.devices import torch_device
     from understudy.policies.inference import load_policy
-    from understudy_client.access import read_token
+    from understudy_client import read_token
     from understudy_robot.serve.server import PolicyServer, lerobot_service, warn_if_open
 
     if config.lerobot_port >= 0:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import Positional
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from understudy.policies.common.lerobot_processors import read_object
-from understudy_base.records import Record
-from understudy_client.contract.facts import FIGURES, CameraFacts, Contract, RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import Mismatch
+from understudy_base import Record
+from understudy_client import FIGURES, CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest
 
 METADATA = "experiment_cfg/metadata.json"

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from understudy_client.contract.camera_print import power
-from understudy_client.contract.facts import RobotFacts, VectorFacts
-from understudy_client.contract.numbers import FACTORS, UNIT_KINDS, explain_numbers
-from understudy_client.contract.observed import LEAST_SEEN
+from understudy_client import (
+    FACTORS,
+    LEAST_SEEN,
+    UNIT_KINDS,
+    RobotFacts,
+    VectorFacts,
+    estimate_power,
+    explain_numbers,
+)
 
 _TRIALS = 10
 
@@ -58,7 +63,7 @@ def list_undecided(trained: RobotFacts, robot: RobotFacts) -> list[Undecided]:
     prints = trained.looks
     for key, camera in trained.cameras.items():
         other = robot.cameras.get(key, robot.cameras.get(camera.key))
-        shares = power(key, prints, LEAST_SEEN, _TRIALS) if key in prints else {}
+        shares = estimate_power(key, prints, LEAST_SEEN, _TRIALS) if key in prints else {}
         colors = shares.pop("BGR", np.nan)
         observations = LEAST_SEEN if shares else 0
         for fact, share in (

@@ -17,11 +17,8 @@ from understudy.policies.common.lerobot_processors import (
 )
 from understudy.policies.pi05.normalization import KINDS, RANGES
 from understudy.policies.pi05.released_keys import is_adaptive
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
-from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import Mismatch
+from understudy_base import ACTION, STATE, ConfigError, Record
+from understudy_client import CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_data.checksums import file_sha256
 from understudy_robot.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 

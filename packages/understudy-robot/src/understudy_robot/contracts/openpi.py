@@ -11,9 +11,8 @@ import numpy as np
 from understudy.policies.common.lerobot_processors import find_padding, read_object
 from understudy.policies.pi05.normalization import OPENPI, openpi_files
 from understudy.policies.pi05.released_keys import is_adaptive
-from understudy_base.records import Record
-from understudy_client.contract.facts import FIGURES, Contract, RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import Mismatch
+from understudy_base import Record
+from understudy_client import FIGURES, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest
 
 _KEYS = {"state": "observation.state", "actions": "action"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from understudy_client.contract.mismatch import Mismatch
+from understudy_client import Mismatch
 from understudy_data.checksums import file_sha256
 
 Shapes = dict[str, tuple[int, ...]]

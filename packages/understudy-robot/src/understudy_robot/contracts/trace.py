@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.records import Record
-from understudy_client.contract.camera_print import shrink
-from understudy_client.contract.facts import Contract, RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.numbers import log_likelihood
-from understudy_client.contract.observed import ObservationCheck
+from understudy_base import Record
+from understudy_client import (
+    Contract,
+    Mismatch,
+    ObservationCheck,
+    RobotFacts,
+    VectorFacts,
+    log_likelihood,
+    shrink,
+)
 
 PHASES = ("approach", "closing", "closed", "opening", "after")
 _NEAR_S = 0.5  # seconds around a transition of the gripper that belong to it

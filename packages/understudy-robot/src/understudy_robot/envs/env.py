@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 IMAGE = "observation.image"
 """Prefix of the keys of images: `observation.image`, `observation.images.<camera>`."""

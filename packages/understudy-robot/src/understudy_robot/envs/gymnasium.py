@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Record
+from understudy_base import Record, optional_imports
 from understudy_robot.envs.env import (
     IMAGE,
     ActionError,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 from understudy_robot.envs.env import Outcome, image_feature, package_versions, vector_feature
 
 MAX_STEPS = {

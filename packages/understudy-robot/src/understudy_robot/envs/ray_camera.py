@@ -14,7 +14,7 @@ import copy
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 
 with optional_imports():
     import mujoco

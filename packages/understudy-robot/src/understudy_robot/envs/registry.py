@@ -7,8 +7,7 @@ from functools import partial
 from importlib import import_module
 
 from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy_base.entry_points import find_entry_points
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import MissingExtraError, find_entry_points
 from understudy_robot.envs.env import Env
 
 ENVS = {

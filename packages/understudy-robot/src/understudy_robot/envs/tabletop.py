@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 from understudy_robot.envs.env import (
     Outcome,
     image_feature,

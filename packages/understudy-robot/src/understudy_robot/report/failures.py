@@ -12,9 +12,8 @@ import numpy as np
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import FALL, Verdict, loss_of
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
-from understudy_client.contract.facts import VectorFacts
+from understudy_base import ConfigError, Record
+from understudy_client import VectorFacts
 from understudy_kit import wilson_interval
 from understudy_robot.contracts.trace import Diagnosis, Played
 from understudy_robot.rollout.result import Episode

@@ -10,7 +10,7 @@ from understudy.report.run.overlay import Run
 from understudy.report.run.parts import PagePart
 from understudy.report.run.tables import short
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.records import Record, Records
+from understudy_base import Record, Records
 from understudy_kit import Block, Blocks, Curve
 
 Rate = Mapping[str, Any]

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
-from understudy_base.batch_keys import PROMPT_METADATA
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import PROMPT_METADATA, ConfigError, Record
 from understudy_data.prompt_metadata import metadata_lines
 from understudy_robot.envs.env import IMAGE, Env
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from understudy_base.records import Record
-from understudy_client.contract.facts import CameraFacts, Contract, RobotFacts, VectorFacts
+from understudy_base import Record
+from understudy_client import CameraFacts, Contract, RobotFacts, VectorFacts
 from understudy_robot.envs.env import IMAGE, Env
 
 

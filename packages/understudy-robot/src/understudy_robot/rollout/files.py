@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from understudy_base.atomic import write_text
+from understudy_base import write_text
 from understudy_robot.rollout.result import RolloutResult
 
 

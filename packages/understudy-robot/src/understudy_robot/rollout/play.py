@@ -21,13 +21,8 @@ from understudy.policies.draws import make_draws
 from understudy.policies.inference import check_acts
 from understudy.policies.observation_history import ObservationHistory, seen_times
 from understudy.policies.policy import Policy, load
-from understudy_base.errors import ConfigError
-from understudy_base.progress import Progress
-from understudy_base.records import Record
-from understudy_client.contract.compare import compare_contracts
-from understudy_client.contract.facts import Contract, RobotFacts, read_contract
-from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.observed import compare_size
+from understudy_base import ConfigError, Progress, Record
+from understudy_client import Contract, Mismatch, RobotFacts, compare_contracts
 from understudy_robot.contracts.trace import TraceWriter
 from understudy_robot.envs import registry
 from understudy_robot.envs.env import IMAGE, ActionError, Env, layout_seed
@@ -314,7 +309,7 @@ def _resized(trained: RobotFacts, adapter: EnvAdapter, world: Env) -> Iterator[M
         )["shape"]
         if (
             camera.size not in ((height, width), (0, 0))
-            and compare_size(camera, (height, width)) is None
+            and camera.compare_size((height, width)) is None
         ):
             recorded = "images of {1}x{0}".format(*camera.size)
             yield Mismatch(
@@ -381,7 +376,7 @@ def rollout_saved_policy(
             "normalisation": policy.normalizer.arrays(),
             "sources": sources,
         }
-        contract = read_contract(folder)
+        contract = Contract.read_folder(folder)
         adapter, world = prepare_env(data, frozen, play, contract)
         writer = compare_env(
             contract, policy.norm_heads[adapter.head or 0], adapter, world, play, trace

@@ -2,6 +2,7 @@
 torch.
 
 requests      requests of robots, checked
+values        descriptions of values that are no arrays of numbers
 metrics       counters and histograms, as Prometheus reads them
 session       one robot's connection: checks, history and noise
 engine        requests of all robots: queue, passes, deadlines and metrics

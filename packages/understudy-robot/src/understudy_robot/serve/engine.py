@@ -22,10 +22,15 @@ import numpy as np
 from understudy.policies.acting import predict
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.policy_folder import find
-from understudy_base.atomic import refuse_existing
-from understudy_base.errors import ConfigError
-from understudy_client.contract.mismatch import ContractError, Mismatch, printable
-from understudy_client.protocol import DeadlineError, RemoteError, describe_error
+from understudy_base import ConfigError, refuse_existing
+from understudy_client import (
+    ContractError,
+    DeadlineError,
+    Mismatch,
+    RemoteError,
+    describe_error,
+    printable,
+)
 from understudy_robot.contracts.trace import TraceWriter
 from understudy_robot.folder_contract import read_policy_contract
 from understudy_robot.serve.metrics import ACTIONS, Metrics

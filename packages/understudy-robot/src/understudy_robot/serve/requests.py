@@ -6,10 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt, Interval
 from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
 
-from understudy_client.contract.facts import RobotFacts
-from understudy_client.contract.form import Robot, check_form
-from understudy_client.dialects import describe
-from understudy_client.protocol import CONTROL, MessageError, Noise
+from understudy_client import CONTROL, MessageError, Noise, RobotFacts
+from understudy_robot.serve.values import describe
 
 Op = Literal["act", "reset", "hello"]
 """A chunk for the observation; the start of an episode; the robot's statements about itself."""
@@ -101,8 +99,8 @@ def read_request(message: Any) -> tuple[Request, dict[str, Any]]:
     try:
         request = _REQUEST.validate_python(control)
         if (stated := request.declaration) is not None:
-            check_form(stated, Robot, f"{CONTROL}.declaration")
-            request = replace(request, declaration=RobotFacts.from_json(stated))
+            declaration = RobotFacts.check_and_read(stated, f"{CONTROL}.declaration")
+            request = replace(request, declaration=declaration)
         return request, observation
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]

@@ -19,19 +19,19 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
 from understudy.policies.inference import RobotPolicy
-from understudy_base.entry_points import find_entry_points
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
-from understudy_client.access import is_authorized, is_loopback, is_own_host, read_token
-from understudy_client.contract.mismatch import printable
-from understudy_client.dialects import OPENPI, Dialect
-from understudy_client.protocol import (
+from understudy_base import ConfigError, MissingExtraError, find_entry_points
+from understudy_client import (
     CONTROL,
     ERROR,
+    OPENPI,
+    Dialect,
     MessageError,
     decode_message,
-    describe_mismatch,
     encode,
+    is_authorized,
+    is_loopback,
+    printable,
+    read_token,
 )
 from understudy_robot.serve.arriving import Arriving
 from understudy_robot.serve.engine import GRACE_S, Engine, RobotGoneError
@@ -269,7 +269,7 @@ class PolicyServer:
             described = self._engine.describe(error, robot)
             refusal = {ERROR: described} if own_client else described["message"]
             return str(described["fault"]), refusal
-        mismatches = list(map(describe_mismatch, answer.mismatches))
+        mismatches = [mismatch.to_json() for mismatch in answer.mismatches]
         if answer.ready is None:
             return "ok", {"mismatches": mismatches}
         seconds = {
@@ -367,6 +367,20 @@ def lerobot_service() -> Callable[[Engine, str | None], Any]:
             f"lerobot_port: the package {package} is not installed: pip install {package}"
         )
     return points["lerobot"].load()
+
+
+def is_own_host(header: str | None, host: str) -> bool:
+    """Return whether a `Host` header is one of this server.
+
+    A page of the web can lead a browser of this machine to a server on loopback, under the page's
+    own name. Such names are refused there. Behind other addresses a server cannot know its names.
+    """
+    if not is_loopback(host):
+        return True
+    name = (header or "").strip()
+    if name.startswith("[") and "]" in name:
+        return is_loopback(name[: name.index("]") + 1])
+    return is_loopback(name.partition(":")[0])
 
 
 def warn_if_open(options: "ServeConfig", token: str | None) -> str | None:

@@ -12,14 +12,18 @@ from understudy.policies.acting import Prepared, Reaction, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.observation_history import seen_times, step_rate
-from understudy_base.batch_keys import PROMPT_METADATA, STATE, TASK
-from understudy_base.records import Record
-from understudy_client.contract.compare import compare_robots
-from understudy_client.contract.mismatch import ContractError, Mismatch
-from understudy_client.contract.observed import ObservationCheck
-from understudy_client.dialects import OPENPI, SENT, describe
-from understudy_client.protocol import VERSION, MessageError
+from understudy_base import PROMPT_METADATA, STATE, TASK, Record
+from understudy_client import (
+    OPENPI,
+    PROTOCOL_VERSION,
+    ContractError,
+    MessageError,
+    Mismatch,
+    ObservationCheck,
+    compare_robots,
+)
 from understudy_robot.serve.requests import Request, seconds
+from understudy_robot.serve.values import SENT, describe
 
 # past observations of a control step: a robot may observe more often than it was recorded
 _PAST_RATE = 8
@@ -289,7 +293,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
     state_dim = policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0
     own_reaction = reaction if facts is not None else "off"
     return {
-        "protocol": VERSION,
+        "protocol": PROTOCOL_VERSION,
         "policy": name,
         "type": config.type,
         "chunk": config.chunk,

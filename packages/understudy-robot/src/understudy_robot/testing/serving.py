@@ -11,7 +11,8 @@ from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
 from understudy.policies.policy import Policy
-from understudy_client.protocol import Fault, decode, encode
+from understudy_client import encode
+from understudy_client.protocol import Fault, decode
 from understudy_robot.serve.config import ServeConfig
 from understudy_robot.serve.server import PolicyServer, running_server
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_client.contract.facts import Contract
+from understudy_client import Contract
 from understudy_client.testing.arm import arm_contract, arm_observations
 from understudy_robot.contracts.trace import Diagnosis, TraceWriter, diagnose
 

@@ -24,7 +24,7 @@ from understudy.train.data.run_data import RunData, open_data
 from understudy.train.profiling.profile import PHASES, Profile, RankProfile, combine, step_settings
 from understudy.train.track import metrics_file
 from understudy.train.track.metrics_file import Verdict, read_verdict
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import Block
 from understudy_kit.report.curves import smoothed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.plural import plural
+from understudy_base import plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.motion import IDLE
 from understudy_tools.check.findings import SEVERITIES, Report

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.progress import Progress
+from understudy_base import DatasetError, Progress, SourceError
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.datasets.selection.motion import named_motion

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.check_files import rows_without_files
 from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
 from understudy_data.datasets.format.episode_table import spread_evenly

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.sensors import Sensor
 from understudy_data.datasets.read.sensors import sensor_files, sensor_groups

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from understudy_base.atomic import refuse_existing, write_text
-from understudy_base.dataset_address import is_several
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, is_several, refuse_existing, write_text
 from understudy_kit import Ge, Interval, Positional, WorkersConfig, list_sources
 
 if TYPE_CHECKING:

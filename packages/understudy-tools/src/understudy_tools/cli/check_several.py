@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
-from understudy_base.progress import Progress
+from understudy_base import DatasetError, Progress, plural
 from understudy_data.parts import Workers
 from understudy_tools.check.examine import Depth, check_dataset
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy_base.records import Record
+from understudy_base import Record
 from understudy_tools.cli.edit import EditConfig, make_plans, output_problems
 
 if TYPE_CHECKING:

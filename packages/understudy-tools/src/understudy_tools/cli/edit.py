@@ -12,16 +12,12 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy_base.atomic import is_taken
-from understudy_base.credentials import strip_credentials
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
-from understudy_base.progress import Progress
+from understudy_base import DatasetError, Progress, is_taken, plural, strip_credentials
 from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 from understudy_tools.cli.ranges import RangesConfig, keys_of, rule_of
 
 if TYPE_CHECKING:
-    from understudy_client.contract.facts import RobotFacts
+    from understudy_client import RobotFacts
     from understudy_data.datasets.format.catalog import Catalog
     from understudy_data.datasets.format.features import Feature
     from understudy_tools.bucket import Bucket
@@ -577,16 +573,16 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
     Returns:
         {} where sources state different facts, or one states none.
     """
-    from understudy_client.contract.facts import FILE, Contract, read_stated
+    from understudy_client import Contract, RobotFacts
     from understudy_data.datasets.format.meta_files import read_json
 
-    path = f"meta/{FILE}"
+    path = f"meta/{Contract.FILE}"
     contracts = []
     for source in plan.sources:
         if not source.files.exists(path):
             return {}
         robot = _hold(
-            read_stated(read_json(source.files, path), source.files.where(path)),
+            RobotFacts.read_stated(read_json(source.files, path), source.files.where(path)),
             plan,
             source.stored_names,
         )
@@ -598,7 +594,7 @@ def _hold(robot: "RobotFacts", plan: "Plan", stored_names: Mapping[str, str]) ->
     """Return the statements about a robot that hold for the output: its keys, names, sizes and
     rate; no figures.
     """
-    from understudy_client.contract.facts import VectorFacts
+    from understudy_client import VectorFacts
 
     outputs = {stored_names.get(key, key): feature for key, feature in plan.features.items()}
     vectors: dict[str, VectorFacts | None] = {}

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from understudy_base.atomic import DRAFT_SUFFIX
-from understudy_base.errors import ConfigError
-from understudy_base.plural import plural
+from understudy_base import DRAFT_SUFFIX, ConfigError, plural
 from understudy_data import checksums
 from understudy_data.hub.ids import HubId, model_id, near_path, parse_address
 from understudy_kit import Ge, Positional
@@ -186,7 +184,7 @@ def _check_dataset(folder: Path) -> str:
         ConfigError: files are missing, cannot be read or contradict the metadata: a recorder was
             killed, for example, or rows and videos may be those of different episodes.
     """
-    from understudy_base.errors import DatasetError
+    from understudy_base import DatasetError
     from understudy_data.datasets.check_files import broken_episodes, unfinished_recording
     from understudy_data.datasets.format.catalog import Catalog
 

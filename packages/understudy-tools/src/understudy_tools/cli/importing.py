@@ -5,8 +5,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from understudy_base.plural import plural
-from understudy_base.progress import Progress
+from understudy_base import Progress, plural
 from understudy_tools.imports.recording import RecordingError
 from understudy_tools.imports.settings import ImportConfig, ImportMapping, read_mapping
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import MOST_LOADER_THREADS
-from understudy_base.errors import page
+from understudy_base import MOST_LOADER_THREADS, page, parse_bytes
 from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy_base.atomic import refuse_existing, write_text
-from understudy_base.errors import DatasetError
-from understudy_base.progress import Progress
+from understudy_base import DatasetError, Progress, refuse_existing, write_text
 from understudy_data.parts import Workers
 from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 
@@ -102,7 +100,7 @@ class RangesConfig(WorkersConfig):
 
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
-    from understudy_base.records import finite
+    from understudy_base import finite
     from understudy_data.datasets.selection.select import open_episodes
 
     refuse_existing(config.output, "output", None)

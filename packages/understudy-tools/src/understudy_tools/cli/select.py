@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, plural
 from understudy_kit import Fraction, Positional, SelectionConfig, flag_of
 
 if TYPE_CHECKING:

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy_base.errors import ConfigError, DatasetError
-from understudy_base.optional_packages import PIP_LINES, MissingExtraError, require
-from understudy_base.plural import plural
-from understudy_base.progress import Progress
+from understudy_base import (
+    PIP_LINES,
+    ConfigError,
+    DatasetError,
+    MissingExtraError,
+    Progress,
+    plural,
+    require,
+)
 from understudy_kit import Ge, Ids, Interval, Positional, interrupted_by_signals
 
 if TYPE_CHECKING:
@@ -88,7 +93,7 @@ dataset, function as `Viewer.predict`).
 
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
-    from understudy_base.entry_points import EntryPointError, find_entry_points
+    from understudy_base import EntryPointError, find_entry_points
     from understudy_data.datasets.format.catalog import INFO
     from understudy_tools.report.view.viewer import Source, Viewer, check_folder
 

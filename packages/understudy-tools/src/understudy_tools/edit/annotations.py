@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.layouts import END_IS_CUT, OF_FORMAT
 from understudy_data.datasets.read.rows import Rows

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS, NUMBERS, Feature
 from understudy_data.datasets.format.standard_keys import rename_keys, suggest_key

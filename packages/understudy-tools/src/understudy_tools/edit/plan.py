@@ -16,9 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy_base.episode_ids import MOST, parse_ids
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.records import Record
+from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import Feature
@@ -306,7 +304,7 @@ def read_bad_episodes(path: str) -> list[int]:
     try:
         content = json.loads(Path(path).read_bytes())
         episodes = content["bad_episodes"]
-        if any(type(episode) is not int or not 0 <= episode < MOST for episode in episodes):
+        if any(type(episode) is not int or not 0 <= episode < MOST_IDS for episode in episodes):
             raise ValueError("an episode id is not a whole number")
         return sorted(set(episodes))
     except OSError as error:

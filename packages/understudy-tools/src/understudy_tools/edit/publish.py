@@ -27,9 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy_base.atomic import sync
-from understudy_base.dataset_address import split_view
-from understudy_base.errors import DatasetError, EmptyDatasetError
+from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
 from understudy_data.datasets.check_files import unfinished_recording
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.features import DEFAULTS, Feature
 from understudy_data.datasets.read.image_column import ImageColumns, decode_image, image_bytes
 from understudy_data.datasets.read.rows import Rows

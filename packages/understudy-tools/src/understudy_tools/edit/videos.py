@@ -24,7 +24,7 @@ from typing import Any
 import av
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.stats.running import ImageStatistics
 from understudy_data.datasets.write.dataset_files import VIDEO_PATH, file_path

@@ -25,10 +25,16 @@ import av
 import numpy as np
 import pyarrow as pa
 
-from understudy_base._version import __version__
-from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, create_folder, is_taken, write_text
-from understudy_base.credentials import strip_credentials
-from understudy_base.errors import DatasetError
+from understudy_base import (
+    DRAFT_SUFFIX,
+    BeingWritten,
+    DatasetError,
+    __version__,
+    create_folder,
+    is_taken,
+    strip_credentials,
+    write_text,
+)
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import DEFAULTS, Feature

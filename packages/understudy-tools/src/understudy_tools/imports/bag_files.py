@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 from understudy_kit import read_file
 from understudy_tools.imports.bag_file import BagFile, Days, Message, Stretch, Topic, clip
 from understudy_tools.imports.bounds import decompress, require_size, zstd_decoder

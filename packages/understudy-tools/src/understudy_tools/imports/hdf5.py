@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 from understudy_tools.imports.arrays import Opened, Rows
 from understudy_tools.imports.limits import MAX_CHUNK
 from understudy_tools.imports.recording import Recording, RecordingError, reading

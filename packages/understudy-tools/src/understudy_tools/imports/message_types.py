@@ -7,8 +7,7 @@ A definition that cannot be parsed is a fault of the topics that need it, and of
 import re
 from typing import Any
 
-from understudy_base.errors import summarize
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports, summarize
 from understudy_tools.imports.bag_file import Topic
 from understudy_tools.imports.bounds import require_size
 from understudy_tools.imports.limits import MAX_METADATA, MAX_VALUES

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, UnderstudyError, summarize
+from understudy_base import DatasetError, UnderstudyError, summarize
 
 NANO = 1_000_000_000
 """Nanoseconds of a second."""

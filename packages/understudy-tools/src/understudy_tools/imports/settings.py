@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from understudy_base.atomic import is_taken
+from understudy_base import is_taken
 from understudy_kit import Ge, Gt, Interval, Positional, complete, read_file, validate
 
 TASK = "task"

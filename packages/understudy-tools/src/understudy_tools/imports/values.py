@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from understudy_base.errors import summarize
+from understudy_base import summarize
 from understudy_data.video.orientation import upright
 from understudy_tools.imports.limits import MAX_PIXELS
 from understudy_tools.imports.recording import RecordingError

@@ -20,9 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy_base._version import __version__
-from understudy_base.atomic import create_folder
-from understudy_base.credentials import strip_credentials
+from understudy_base import __version__, create_folder, strip_credentials
 from understudy_data.datasets.format.sensors import SENSORS
 from understudy_data.datasets.write.dataset_files import replace_json
 from understudy_data.datasets.write.writer import EpisodeWriter

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.optional_packages import optional_imports
+from understudy_base import optional_imports
 from understudy_tools.imports.arrays import Opened, Rows
 from understudy_tools.imports.bounds import decompress, require_size
 from understudy_tools.imports.inside import require_inside

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
+from understudy_base import ACTION, STATE, DatasetError, plural
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import spread_evenly

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy_base.errors import DatasetError, LfsPointerError, MissingFileError
+from understudy_base import DatasetError, LfsPointerError, MissingFileError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog

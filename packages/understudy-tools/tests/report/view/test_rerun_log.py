@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature

@@ -17,11 +17,8 @@ from understudy.train.checkpoint.export import (
     print_written,
     read_run,
 )
-from understudy_base.atomic import create_folder
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import require
-from understudy_base.records import Record
-from understudy_client.contract.facts import FILE, CameraFacts, write_contract
+from understudy_base import ConfigError, Record, create_folder, require
+from understudy_client import CameraFacts, Contract, write_contract
 from understudy_data.checksums import write_checksums
 from understudy_zoo import folder_formats
 from understudy_zoo import graph as files
@@ -102,7 +99,7 @@ def export_graph(config: ExportConfig) -> None:
             encoding="utf-8",
         )
         if contract := facts.get(policy_folder.CONTRACT):
-            write_contract(fresh / FILE, contract)
+            write_contract(fresh / Contract.FILE, contract)
         write_checksums(fresh)
     differences = ", ".join(
         f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items()

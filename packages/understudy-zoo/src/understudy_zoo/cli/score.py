@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from understudy_base.atomic import DRAFT_SUFFIX, BeingWritten, hold_folder
-from understudy_base.cores import available_cores
-from understudy_base.entry_points import load_entry_point
-from understudy_base.errors import DatasetError
-from understudy_base.progress import Progress
-from understudy_base.records import Record
+from understudy_base import (
+    DRAFT_SUFFIX,
+    BeingWritten,
+    DatasetError,
+    Progress,
+    Record,
+    available_cores,
+    hold_folder,
+    load_entry_point,
+)
 from understudy_data.parts import Workers
 from understudy_kit import Ge, Interval, Positional, WorkersConfig
 
@@ -218,7 +222,7 @@ def describe(
     import av
     import torch
 
-    from understudy_base._version import __version__
+    from understudy_base import __version__
 
     causes = {
         "policy": dict(function.checksums),

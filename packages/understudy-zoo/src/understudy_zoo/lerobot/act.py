@@ -15,10 +15,7 @@ from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, padded_elements, valid_elements
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, STATE, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotActConfig
 

@@ -14,8 +14,7 @@ from torch.overrides import TorchFunctionMode
 from understudy.policies.batch import check_image, value_of
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.policy import Policy
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch, Record
+from understudy_base import Batch, ConfigError, Record
 from understudy_zoo.lerobot.settings import ColorSettings, LerobotConfig
 
 _EPS = 1e-8  # LeRobot adds it to deviations

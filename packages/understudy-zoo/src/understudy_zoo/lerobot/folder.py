@@ -29,9 +29,7 @@ from understudy.policies.common.lerobot_processors import (
 )
 from understudy.policies.pi05.normalization import read_lerobot
 from understudy.policies.registry import policy_type, stored_type
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_zoo.folder_formats import ForeignFolder, Robot
 from understudy_zoo.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
 

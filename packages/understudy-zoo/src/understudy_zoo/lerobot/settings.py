@@ -22,10 +22,7 @@ from understudy.policies.registry import (
     imported,
     stored_type,
 )
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

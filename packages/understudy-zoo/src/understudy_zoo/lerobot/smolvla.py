@@ -21,10 +21,7 @@ from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles, fill_state
-from understudy_base.batch_keys import ACTION
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
 

@@ -54,9 +54,7 @@ from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
 from understudy.policies.pi05.released_folder import SIZES, variant
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import TOKENIZER
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_zoo.folder_formats import ForeignFolder, Robot
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from understudy.policies.weight_files import JAX, TensorReader, digest_files, find_tree
-from understudy_base.optional_packages import require
+from understudy_base import require
 
 Shape = Sequence[int]
 

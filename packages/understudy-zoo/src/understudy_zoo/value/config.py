@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from understudy.policies.common.settings import EncoderSettings
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
 from understudy.policies.registry import PolicyConfig, PolicyType
-from understudy_base.records import Record
+from understudy_base import Record
 
 SUCCESS = "success"
 TIME = "time"

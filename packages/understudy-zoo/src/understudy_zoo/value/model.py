@@ -22,8 +22,7 @@ from understudy.policies.losses import Loss
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import packing_of
 from understudy.policies.policy import Policy
-from understudy_base.batch_keys import RETURN, RETURN_IS_PAD
-from understudy_base.records import Batch, Record
+from understudy_base import RETURN, RETURN_IS_PAD, Batch, Record
 from understudy_zoo.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
 
 VALUE = "value"

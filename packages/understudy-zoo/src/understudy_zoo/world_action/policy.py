@@ -39,8 +39,7 @@ from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_er
 from understudy.policies.pi05.network import Observation, Suffix
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.targets import Extent, widened
-from understudy_base.batch_keys import ACTION, MODE
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, MODE, Batch, Record
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.network import CHANGE, Future, to_images, to_patches
 

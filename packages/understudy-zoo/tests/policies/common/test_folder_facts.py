@@ -17,7 +17,7 @@ from understudy.policies.pi05.normalization import find_normalization
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.testing.pi05_policy import CAMERAS, NORMALISATION, policy
 from understudy.testing.sentences import write_model
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import main
 from understudy_zoo.folder_formats import describe_folder, save_folder
 

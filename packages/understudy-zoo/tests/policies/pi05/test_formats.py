@@ -29,8 +29,7 @@ from understudy.testing.released import released_shapes
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_zoo.folder_formats import ForeignFolder, describe_folder, save_folder

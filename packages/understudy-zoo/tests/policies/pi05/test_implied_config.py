@@ -16,7 +16,7 @@ from understudy.testing.pi05_policy import NORMALISATION, policy
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
 from understudy_kit import main

@@ -32,7 +32,7 @@ from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_zoo.folder_formats import describe_folder, save_folder

@@ -11,7 +11,7 @@ import understudy as us
 from understudy.policies.common.encoders import byte_tokens
 from understudy.testing.runs import trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_kit.cli.main import WRONG_INPUT

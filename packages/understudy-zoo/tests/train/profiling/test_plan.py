@@ -62,8 +62,7 @@ from understudy.train.profiling.plan import (
     with_known_base,
 )
 from understudy.train.state import init_train_state
-from understudy_base import progress
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, progress
 from understudy_base.testing.refusals import refused
 from understudy_kit import main, override
 from understudy_zoo.testing import jax_tree

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy_base.atomic import create_folder, refuse_existing
+from understudy_base import create_folder, refuse_existing
 from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:

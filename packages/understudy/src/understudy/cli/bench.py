@@ -16,10 +16,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import MOST_LOADER_THREADS, available_cores, processes_here
-from understudy_base.errors import ConfigError, DatasetError, page
-from understudy_base.progress import Progress
+from understudy_base import (
+    MOST_LOADER_THREADS,
+    ConfigError,
+    DatasetError,
+    Progress,
+    available_cores,
+    page,
+    parse_bytes,
+    processes_here,
+)
 from understudy_data.process_rank import find_rank
 from understudy_kit import HostLimit, Interval, Positional, Positive
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from understudy.config.train import TrainConfig
 from understudy.train.profiling.data_sheets import TERAFLOPS, peak_flops
-from understudy_base.bytesize import parse_bytes
+from understudy_base import parse_bytes
 from understudy_kit import Interval
 
 if TYPE_CHECKING:

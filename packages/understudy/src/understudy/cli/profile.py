@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from understudy.config.train import TrainConfig
-from understudy_base.atomic import refuse_existing, write_text
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, refuse_existing, write_text
 from understudy_kit import Interval
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from understudy.config.hints import TRAINER_NAMES
 from understudy.config.train import TrainConfig
 from understudy.train.checkpoint.export import ExportConfig
 from understudy.train.checkpoint.export import export as export_folder
-from understudy_base.atomic import refuse_existing
-from understudy_base.errors import ConfigError, summarize
+from understudy_base import ConfigError, refuse_existing, summarize
 from understudy_kit import Command, Ge, OtherNames, Positional, describe
 
 
@@ -65,7 +64,7 @@ def _try_report(run: str) -> None:
     """Write the report of a run and print its path; warn where that fails, since the training
     itself has ended.
     """
-    from understudy_base.credentials import redact
+    from understudy_base import redact
 
     try:
         from understudy.report.run.page import write_report
@@ -124,7 +123,7 @@ def validate(config: ValidateConfig) -> None:
     from understudy.report.run.tables import format_validation
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.run import evaluate_checkpoint
-    from understudy_base.records import finite
+    from understudy_base import finite
 
     root = Path(config.run)
     metrics = evaluate_checkpoint(

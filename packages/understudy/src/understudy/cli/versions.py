@@ -34,7 +34,7 @@ def versions() -> str:
 
 
 def _native() -> str:
-    from understudy_base.errors import DatasetError
+    from understudy_base import DatasetError
     from understudy_data.video.native.loops import loops_status
 
     try:

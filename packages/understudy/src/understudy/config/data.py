@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from understudy.config.intervals import Share
-from understudy_base.bytesize import parse_bytes
-from understudy_base.credentials import strip_credentials
-from understudy_base.dataset_address import absolute_path, is_several, split_view
+from understudy_base import absolute_path, is_several, parse_bytes, split_view, strip_credentials
 from understudy_kit import DatasetConfig, Fixed, Fraction, Interval, OnResume, SourceConfig
 
 NONE = "none"

@@ -15,8 +15,7 @@ from understudy.config.intervals import Count, Factor, Period, Processes, Sample
 from understudy.config.lora import LoraConfig
 from understudy.config.rollout import RolloutEvery
 from understudy.policies.registry import PolicySettings, policy_type
-from understudy_base.bytesize import parse_bytes
-from understudy_base.records import Record
+from understudy_base import Record, parse_bytes
 from understudy_kit import (
     DatasetConfig,
     Fixed,

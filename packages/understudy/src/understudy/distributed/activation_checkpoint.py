@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 CheckpointMode = Literal["none", "selective", "full"]
 

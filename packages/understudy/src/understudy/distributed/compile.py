@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 VARIANTS = 64
 """Compiled variants of a block: one for each mask or none, fixed or varying lengths, training or

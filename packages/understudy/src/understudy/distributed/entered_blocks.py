@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from understudy.distributed.mesh import Mesh
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 _END = -1
 """Number in place of a block at the end of a pass."""

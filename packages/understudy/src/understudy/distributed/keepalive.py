@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import distributed as dist
 
-from understudy_base.errors import UnderstudyError
+from understudy_base import UnderstudyError
 
 INTERVAL = 1.0
 """Seconds between two heartbeats."""

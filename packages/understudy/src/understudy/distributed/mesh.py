@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from understudy.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
-from understudy_base.errors import ConfigError, RankError, is_wrong_input
+from understudy_base import ConfigError, UnderstudyError, is_wrong_input
 from understudy_kit import ended_in_calls
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ ACCELERATE = {
 """Options of `accelerate launch`, as variables ACCELERATE_* of its processes -> the setting of a
 run in their place.
 """
+
+
+class RankError(UnderstudyError, OSError):
+    """Another process of this run failed or ended; the message is that process's own error."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.distributed.mesh import Mesh
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 Leaves = dict[Tensor, str]
 SHOWN = 8

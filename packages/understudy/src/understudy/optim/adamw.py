@@ -32,7 +32,7 @@ from understudy.optim.state import (
     named_parameters,
     refuse_foreign,
 )
-from understudy_base.records import Record
+from understudy_base import Record
 
 
 class Float32AdamW(Optimizer):

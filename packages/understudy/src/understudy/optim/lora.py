@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.optim.param_groups import NO_RENAMES, check_patterns, matches, spellings
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.lora import LoraConfig

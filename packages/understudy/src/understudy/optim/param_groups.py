@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.train import OptimConfig

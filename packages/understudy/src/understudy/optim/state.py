@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 Groups = Sequence[Record]
 

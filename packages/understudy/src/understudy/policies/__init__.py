@@ -24,7 +24,7 @@ weight_files         tensors in safetensors files, read row by row, and networks
                      large tensors
 """
 
-from understudy_base.public_names import lazy_names
+from understudy_base import lazy_names
 
 __getattr__, _list_names = lazy_names(__name__, __file__)
 

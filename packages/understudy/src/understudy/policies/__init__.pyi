@@ -12,6 +12,6 @@ from understudy.policies.registry import PolicyConfig as PolicyConfig
 from understudy.policies.registry import PolicySettings as PolicySettings
 from understudy.policies.registry import PolicyType as PolicyType
 from understudy.policies.registry import policy_type as policy_type
-from understudy_base.batch_keys import ACTION as ACTION
-from understudy_base.batch_keys import STATE as STATE
-from understudy_base.batch_keys import TASK as TASK
+from understudy_base import ACTION as ACTION
+from understudy_base import STATE as STATE
+from understudy_base import TASK as TASK

@@ -16,10 +16,15 @@ from torch import Tensor
 from understudy.policies.draws import Draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
-from understudy_base.batch_keys import ACTION, STATE, TASK
-from understudy_base.records import Batch
-from understudy_client.contract.facts import FILE, RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import ContractError, ContractWarning, Mismatch
+from understudy_base import ACTION, STATE, TASK, Batch
+from understudy_client import (
+    Contract,
+    ContractError,
+    ContractWarning,
+    Mismatch,
+    RobotFacts,
+    VectorFacts,
+)
 
 ActionBounds = Literal["clamp", "error", "off"]
 """Actions outside of their bounds are moved to the nearest bound, are an error, or reach the robot
@@ -35,13 +40,14 @@ def action_facts(facts: RobotFacts | None) -> VectorFacts:
     """
     if facts is None:
         raise ValueError(
-            f"action_bounds: the policy has no {FILE} with the recorded actions; leave it off"
+            f"action_bounds: the policy has no {Contract.FILE} with the recorded actions; leave it "
+            "off"
         )
     has_bounds = np.isfinite(facts.action.figures["min"]) & np.isfinite(facts.action.figures["max"])
     if not has_bounds.all():
         names = ", ".join(facts.action.names[i] for i in np.flatnonzero(~has_bounds))
         raise ValueError(
-            f"action_bounds: {FILE} has no minimum and maximum of {names}; leave it off"
+            f"action_bounds: {Contract.FILE} has no minimum and maximum of {names}; leave it off"
         )
     return facts.action
 

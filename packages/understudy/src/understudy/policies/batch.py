@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE, TASK
-from understudy_base.records import Batch
+from understudy_base import ACTION, PROMPT_METADATA, STATE, TASK, Batch
 from understudy_data.prompt_metadata import add_metadata
+
+CUT_SUFFIX = "_is_cut"
+"""End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep
+everything. A run logs their share.
+"""
 
 
 def value_of(batch: Batch, key: str) -> Any:

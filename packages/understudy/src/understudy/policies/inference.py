@@ -30,12 +30,15 @@ from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
-from understudy_base.batch_keys import ACTION, HEAD, STATE, TASK
-from understudy_base.records import Batch, Record
-from understudy_client.contract.compare import compare_robots
-from understudy_client.contract.facts import Contract, RobotFacts, read_contract
-from understudy_client.contract.mismatch import Mismatch
-from understudy_client.contract.observed import ObservationCheck, size_error
+from understudy_base import ACTION, HEAD, STATE, TASK, Batch, Record
+from understudy_client import (
+    Contract,
+    Mismatch,
+    ObservationCheck,
+    RobotFacts,
+    compare_robots,
+    size_error,
+)
 from understudy_data.prompt_metadata import observed_metadata
 
 
@@ -88,7 +91,7 @@ def load_policy(
         saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
-    facts = read_contract(folder) if (contract, action_bounds) != ("off", "off") else None
+    facts = Contract.read_folder(folder) if (contract, action_bounds) != ("off", "off") else None
     check_acts(saved.config, folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
     return RobotPolicy(

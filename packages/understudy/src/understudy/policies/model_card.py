@@ -4,10 +4,8 @@
 
 import json
 
-from understudy_base._version import __version__
-from understudy_base.records import Record
-from understudy_client.contract.facts import RobotFacts, VectorFacts
-from understudy_client.contract.mismatch import printable
+from understudy_base import Record, __version__
+from understudy_client import RobotFacts, VectorFacts, printable
 from understudy_data.hub.cards import sign
 
 _MOST_NAMES = 40

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 TOLERANCE_S = 1e-4
 """Seconds by which a time may miss a step or the start of an episode, as in

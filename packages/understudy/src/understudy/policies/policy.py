@@ -32,9 +32,7 @@ from understudy.policies.weight_files import (
     fill_state,
     stored_shapes,
 )
-from understudy_base.batch_keys import ACTION, STATE, TASK
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, STATE, TASK, Batch, ConfigError, Record
 
 
 class Policy(nn.Module):

@@ -34,12 +34,18 @@ from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
 from understudy.policies.registry import folder_readers, policy_type, stored_type
 from understudy.policies.weight_files import TensorReader, WeightFiles, open_tree
-from understudy_base.atomic import create_folder, recover_folder, replace_folder, sync
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
-from understudy_base.records import Record
-from understudy_client.contract.facts import FILE, figures_digest, write_contract
+from understudy_base import (
+    ACTION,
+    STATE,
+    ConfigError,
+    MissingExtraError,
+    Record,
+    create_folder,
+    recover_folder,
+    replace_folder,
+    sync,
+)
+from understudy_client import Contract, figures_digest, write_contract
 from understudy_data import checksums
 from understudy_data.hub.cards import FILE as CARD
 from understudy_data.hub.cards import is_unchanged
@@ -111,7 +117,8 @@ def save(
         sha256 = functools.cache(checksums.file_sha256)  # the weights are read once
         if contract is not None:
             write_contract(
-                fresh / FILE, with_digests(contract, normalization, sha256(fresh / WEIGHTS))
+                fresh / Contract.FILE,
+                with_digests(contract, normalization, sha256(fresh / WEIGHTS)),
             )
         count = sum(weight.numel() for weight in weights.values())
         (fresh / CARD).write_text(
@@ -170,7 +177,14 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         return
     files = policy_type(kind).settings.FILES
     for entry in entries:
-        is_ours = entry.name in (CONFIG, NORMALIZATION, WEIGHTS, FILE, CARD, checksums.FILE)
+        is_ours = entry.name in (
+            CONFIG,
+            NORMALIZATION,
+            WEIGHTS,
+            Contract.FILE,
+            CARD,
+            checksums.FILE,
+        )
         is_file = is_ours and entry.is_file() and not entry.is_symlink()
         if not (is_file or is_copy(entry) or is_policy_file(files, entry)):
             raise FileExistsError(

@@ -37,11 +37,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from understudy.policies.own_code.types import import_type, is_code, name_by_hand, pin
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.entry_points import find_entry_points
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import missing_distribution
-from understudy_base.records import Record
+from understudy_base import (
+    ACTION,
+    STATE,
+    ConfigError,
+    Record,
+    find_entry_points,
+    missing_distribution,
+)
 from understudy_data.checksums import ChecksumError, check_checksums
 
 GROUP = "understudy.policies"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from understudy_base.entry_points import load_entry_point
+from understudy_base import load_entry_point
 from understudy_data.checksums import file_sha256
 
 FILE = "model.safetensors"

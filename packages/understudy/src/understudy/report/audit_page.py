@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from understudy_base.plural import plural
+from understudy_base import plural
 from understudy_kit import Block, render_page
 
 _LISTED = 20  # rows of a table in the text

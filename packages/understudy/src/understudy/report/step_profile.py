@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy_base.records import Record, Records
+from understudy_base import Record, Records
 from understudy_kit import Block, Blocks, render_page
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from understudy_base.records import Record
+    from understudy_base import Record
     from understudy_data.datasets.format.catalog import Catalog
 
     Viewed = tuple[str, list[tuple[str, Catalog, np.ndarray]], Callable[[int, int, int], Record]]

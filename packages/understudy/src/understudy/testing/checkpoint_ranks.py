@@ -25,8 +25,7 @@ from understudy.config.train import DataConfig, TrainConfig
 from understudy.testing import policies
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint
-from understudy.train.checkpoint.checkpoint import Saver
-from understudy_base.errors import CheckpointError
+from understudy.train.checkpoint.checkpoint import CheckpointError, Saver
 
 STORAGES = ("ddp", "fsdp2", "split")
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig

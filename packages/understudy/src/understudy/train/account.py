@@ -21,7 +21,7 @@ from understudy.train.data.frames_file import TRAINING, WEIGHT
 from understudy.train.data.updates import current_spec, read_all_frames, recorded_sources
 from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.datasets.selection.select import EPISODE_STRIDE
 from understudy_data.load.bad_frames import Substitution, read_journal
 from understudy_data.load.order_rows import Span, rows_of

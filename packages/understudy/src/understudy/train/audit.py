@@ -17,9 +17,7 @@ from understudy.train.checkpoint.checkpoint import list_steps
 from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
 from understudy.train.data.versions_read import list_versions
 from understudy.train.memory_check import available_memory
-from understudy_base.episode_ids import parse_ids
-from understudy_base.errors import ConfigError
-from understudy_base.progress import Progress
+from understudy_base import ConfigError, Progress, parse_ids
 from understudy_data.order_file import GROUP, STRIDE, OrderFile, Samples
 
 _COUNTER = 16  # bytes per frame, about

@@ -15,8 +15,7 @@ from understudy.policies.batch import to_device
 from understudy.policies.common.images import drop_texts, shift_images
 from understudy.policies.common.settings import MODES
 from understudy.policies.draws import Draws, RandomSpec, make_draws
-from understudy_base.batch_keys import HOST_KEYS, PROMPT_METADATA, TASK
-from understudy_base.records import Batch
+from understudy_base import PROMPT_METADATA, SOURCE, TASK, Batch
 from understudy_data.load.instructions import draw_instructions
 from understudy_data.order import sample_uniform
 from understudy_data.prompt_metadata import drop_fields, label
@@ -24,6 +23,9 @@ from understudy_data.prompt_metadata import drop_fields, label
 if TYPE_CHECKING:
     from understudy.config.data import DataConfig
     from understudy.config.train import AugmentConfig
+
+HOST_KEYS = ("position", SOURCE)
+"""Keys that a training reads on the host, and that stay there."""
 
 
 def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 
 from understudy.distributed.mesh import Mesh
 from understudy.optim.lora import merge_adapters
+from understudy.policies.batch import CUT_SUFFIX
 from understudy.train import precision
 from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
@@ -29,11 +30,7 @@ from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
 from understudy.train.validation.validation_loss import validate_and_log
-from understudy_base._version import __version__
-from understudy_base.batch_keys import CUT_SUFFIX
-from understudy_base.errors import UnderstudyError
-from understudy_base.progress import Progress
-from understudy_base.records import Batch, Record
+from understudy_base import Batch, Progress, Record, UnderstudyError, __version__
 from understudy_data.load.batch_mixing import batch_figures
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData

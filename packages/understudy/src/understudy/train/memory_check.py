@@ -10,7 +10,7 @@ import torch
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.policy import Policy
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 
 def check_whole_weights(policy: Policy, mesh: Mesh, free: int | None = None) -> None:

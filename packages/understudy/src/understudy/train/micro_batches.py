@@ -18,9 +18,7 @@ from torch import Tensor
 from understudy.distributed.mesh import Mesh, num_micro_batches
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
-from understudy_base.batch_keys import ACTION, STATE, TASK
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch
+from understudy_base import ACTION, STATE, TASK, Batch, ConfigError
 from understudy_data.order.rank_positions import rank_slice
 
 if TYPE_CHECKING:

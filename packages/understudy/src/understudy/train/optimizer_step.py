@@ -32,9 +32,7 @@ from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
-from understudy_base.batch_keys import LOSS_WEIGHT
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch
+from understudy_base import LOSS_WEIGHT, Batch, ConfigError
 from understudy_data.order.random import make_key
 
 

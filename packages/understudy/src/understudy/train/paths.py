@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
-from understudy_base.dataset_address import absolute_path, split_view
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import require
+from understudy_base import ConfigError, absolute_path, require, split_view
 from understudy_data.hub.download import hub_errors
 from understudy_data.hub.ids import model_id
 from understudy_kit import SourceConfig

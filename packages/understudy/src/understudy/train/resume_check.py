@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 
 from understudy.config.train import TrainConfig
 from understudy.optim.lr_schedule import lr_factor
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record
 from understudy_kit import Fixed, OnResume, differences
 
 JUMP = 10.0

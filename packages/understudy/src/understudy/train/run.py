@@ -19,7 +19,7 @@ import torch
 
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.compile import is_compile_error
-from understudy.distributed.mesh import Mesh, join_mesh
+from understudy.distributed.mesh import Mesh, RankError, join_mesh
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
@@ -59,17 +59,17 @@ from understudy.train.validation.validation_loss import (
     read_validation_data,
     validate,
 )
-from understudy_base.atomic import write_text
-from understudy_base.credentials import CREDENTIALS_HINT, has_credentials
-from understudy_base.dataset_address import split_view
-from understudy_base.errors import (
+from understudy_base import (
+    CREDENTIALS_HINT,
     ConfigError,
     DatasetError,
-    RankError,
+    Record,
+    has_credentials,
     is_out_of_memory,
     is_wrong_input,
+    split_view,
+    write_text,
 )
-from understudy_base.records import Record
 from understudy_data.load.validation_data import ValidationData
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_kit import Stop, Stopped, dump_yaml, plain, without_credentials

@@ -13,10 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.trackers import MetricsLog
-from understudy_base.entry_points import find_entry_points
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import missing_distribution
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record, find_entry_points, missing_distribution
 from understudy_kit import Stop
 
 GROUP = "understudy.run_hooks"

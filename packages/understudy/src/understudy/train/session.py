@@ -35,7 +35,7 @@ from understudy.train.startup_summary import describe_trainable, startup_summary
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog
-from understudy_base.records import Record
+from understudy_base import Record
 from understudy_data.load.bad_frames import truncate_journals
 from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
 from understudy_data.load.validation_data import ValidationData

@@ -59,9 +59,7 @@ from understudy.train.memory_check import (
 )
 from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
 from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
-from understudy_base.batch_keys import MODE, SOURCE
-from understudy_base.errors import ConfigError, page
-from understudy_base.records import Batch, Record
+from understudy_base import MODE, SOURCE, Batch, ConfigError, Record, page
 from understudy_data.order.random import make_key
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from understudy.policies.registry import policy_type
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization, compute_normalization
-from understudy_base.atomic import create_folder
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, create_folder
 from understudy_data.datasets.stats import norm_heads
 from understudy_data.testing.datasets import TASKS
 from understudy_kit import main, override

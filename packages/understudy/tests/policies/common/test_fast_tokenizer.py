@@ -20,7 +20,7 @@ from understudy.policies.common.fast_tokenizer import (
     cosines,
     quantise,
 )
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pi05")

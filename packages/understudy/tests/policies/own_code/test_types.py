@@ -24,7 +24,7 @@ from understudy.policies.own_code.types import CODE, given_code
 from understudy.policies.registry import PolicyType, policy_type
 from understudy.testing.runs import series, tiny_dataset
 from understudy.train.checkpoint.checksums import SEAL, add_seal
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import load, main, validate_new
 from understudy_kit.cli.main import read_settings
 

@@ -27,7 +27,7 @@ from understudy.train.augment_batch import shift_cameras
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
 from understudy.train.profiling.plan import one_sample, trace_step
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader

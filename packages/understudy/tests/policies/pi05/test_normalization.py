@@ -24,8 +24,7 @@ from understudy.policies.pi05.normalization import (
     map_range,
 )
 from understudy.policies.pi05.text import state_bins
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.stats.summary import Mode, Statistics, offset_and_spread
 

@@ -24,7 +24,7 @@ from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.testing.pi05_policy import batch, policy
 from understudy.testing.sentences import write_model
-from understudy_base.batch_keys import STATE
+from understudy_base import STATE
 
 COUNT = 6
 KINDS = {

@@ -15,7 +15,7 @@ from understudy.policies.pi05.text import (
     find_tokenizer,
     state_bins,
 )
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 

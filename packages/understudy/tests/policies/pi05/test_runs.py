@@ -23,7 +23,7 @@ from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model
 from understudy.train import run
 from understudy.train.profiling.plan import plan
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from understudy.policies.batch import CUT_SUFFIX
 from understudy.policies.common.fast_tokenizer import FastTokenizer, quantise
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.pi05.text import TextSettings, state_bins
 from understudy.policies.pi05.tokenize_batch import Texts
-from understudy_base.batch_keys import CUT_SUFFIX
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 pytest.importorskip("tokenizers", reason="needs the extra pi05")

@@ -19,7 +19,7 @@ from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.testing.pi05 import SMALL
 from understudy.testing.released import released_shapes
 from understudy.testing.sentences import write_model
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 CAMERA = "observation.images.front"

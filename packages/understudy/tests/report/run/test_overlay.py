@@ -16,10 +16,10 @@ from understudy.report.run.overlay import compare
 from understudy.report.run.page import read_run, write_report
 from understudy.testing.pages import charts_of
 from understudy.train.checkpoint import checksums
-from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.checkpoint.run_dir import RunDir, RunInUseError
 from understudy.train.track import metrics_file
 from understudy.train.validation.episode_sums import EpisodeSums
-from understudy_base.errors import ConfigError, RunInUseError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 from understudy_kit.cli.main import read_settings

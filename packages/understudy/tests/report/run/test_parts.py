@@ -8,8 +8,7 @@ import pytest
 from understudy.cli import runs
 from understudy.report.run.page import write_report
 from understudy.testing.runs import SHORT, tiny_config, tiny_dataset, trained_run
-from understudy_base.entry_points import EntryPoint
-from understudy_base.optional_packages import PIP_LINES
+from understudy_base import PIP_LINES, EntryPoint
 from understudy_kit.testing.packages import install
 
 PART = """

@@ -17,7 +17,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_kit import Block, Blocks, main
 
 

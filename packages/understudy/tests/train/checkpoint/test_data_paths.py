@@ -10,7 +10,7 @@ import pytest
 from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import absent
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit import SourceConfig, override

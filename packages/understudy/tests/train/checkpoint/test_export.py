@@ -24,8 +24,7 @@ from understudy.train import run
 from understudy.train.checkpoint import checkpoint, export
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.atomic import create_folder
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, create_folder
 from understudy_base.testing.refusals import refused
 from understudy_kit import main, override
 

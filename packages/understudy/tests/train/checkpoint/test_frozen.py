@@ -17,9 +17,8 @@ from understudy.testing.killed import Changes, Victim
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint, tensor_files
-from understudy.train.checkpoint.checkpoint import Saver
+from understudy.train.checkpoint.checkpoint import CheckpointError, Saver
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.errors import CheckpointError
 from understudy_kit import override
 
 FROZEN = {"weights/base"}

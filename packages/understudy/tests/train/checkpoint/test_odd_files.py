@@ -17,7 +17,7 @@ from understudy.train import run
 from understudy.train.checkpoint.checksums import add_seal
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_kit import load, main, validate
 
 

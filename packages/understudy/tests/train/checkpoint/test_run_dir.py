@@ -15,9 +15,15 @@ from hypothesis import strategies as st
 
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.train.checkpoint import checkpoint, run_dir
-from understudy.train.checkpoint.run_dir import FORMAT, RECORDED, RunDir, resumed_settings
+from understudy.train.checkpoint.run_dir import (
+    FORMAT,
+    RECORDED,
+    RunDir,
+    RunInUseError,
+    resumed_settings,
+)
 from understudy.train.track import metrics_file
-from understudy_base.errors import ConfigError, RunInUseError
+from understudy_base import ConfigError
 from understudy_base.testing.calls import recorded_calls
 from understudy_base.testing.refusals import refused
 from understudy_kit import read_file

@@ -23,9 +23,9 @@ from understudy.testing import checkpoint_ranks
 from understudy.testing.ranks import in_ranks
 from understudy.testing.runs import SHORT, same_run, trained_run
 from understudy.train.checkpoint import checkpoint
+from understudy.train.checkpoint.checkpoint import CheckpointError
 from understudy.train.checkpoint.checksums import FILES, SEAL, add_seal
 from understudy.train.checkpoint.tensor_files import read_index
-from understudy_base.errors import CheckpointError
 from understudy_base.testing.refusals import refused
 from understudy_kit import main
 

@@ -13,7 +13,7 @@ from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import fingerprint
 from understudy.train.data.run_data import file_digests, open_data
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.storage import mapped_tables
 from understudy_data.storage.dataset_root import Files

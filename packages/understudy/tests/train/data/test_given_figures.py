@@ -22,7 +22,7 @@ from understudy.train.data.run_normalization import (
     confront_policy,
     confront_update,
 )
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_data.datasets.stats import norm_heads
 from understudy_kit import SourceConfig, main, override
 

@@ -17,8 +17,7 @@ from huggingface_hub import constants
 from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
+from understudy_base import ConfigError, MissingExtraError
 from understudy_data.hub.ids import HubId, model_id
 from understudy_data.testing.writable_hub import Repo, WritableHub, serve_hub
 

@@ -18,7 +18,7 @@ from understudy.policies.flow.config import FlowSettings
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.testing.mixtures import TOP, mixed
 from understudy.train.data.run_data import RunData, open_data
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader
 from understudy_data.load.validation_data import ValidationData

@@ -21,7 +21,7 @@ from understudy.testing.runs import final_tensors, series, tiny_config
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.run import evaluate_checkpoint, resume, train
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset

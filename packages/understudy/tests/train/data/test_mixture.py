@@ -20,7 +20,7 @@ from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
 from understudy.train.data.run_normalization import compute_normalization
 from understudy.train.data.same_content import describe_copies, describe_rates
-from understudy_base.errors import ConfigError, DatasetError
+from understudy_base import ConfigError, DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.loader import Loader

@@ -22,8 +22,7 @@ from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyTyp
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.data.run_data import open_data
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_kit import override

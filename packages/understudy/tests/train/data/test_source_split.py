@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy.config.train import TrainConfig
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.testing.datasets import Spec, write_dataset

@@ -15,7 +15,7 @@ from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.testing import tracked
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, flatten
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
 PROGRAM = Path(tracked.__file__)

@@ -15,7 +15,7 @@ from understudy.testing.runs import SHORT, trained_run
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
 from understudy_data.order import sample_normal

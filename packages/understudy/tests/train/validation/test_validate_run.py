@@ -24,7 +24,7 @@ from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track import metrics_file
 from understudy.train.validation.metrics import PLAIN, best_metrics
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.testing.datasets import TASKS, edit_json
 from understudy_kit import SourceConfig, dump_yaml, override

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.dataset_address import split_view
-from understudy_base.errors import DatasetError, MissingFileError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, MissingFileError, plural, split_view
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.episode_table import (
     EpisodeTable,

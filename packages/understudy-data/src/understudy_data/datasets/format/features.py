@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import DatasetError, Record
 from understudy_data.video.depth import RGB, DepthCodes, Pixels
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from understudy_base.errors import DatasetError, EmptyDatasetError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, EmptyDatasetError, plural
 from understudy_data.datasets.format.episode_table import (
     EpisodeTable,
     FileTable,

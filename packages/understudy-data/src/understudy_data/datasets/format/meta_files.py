@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.storage.dataset_root import Files
 
 logger = logging.getLogger("understudy.data.format.meta_files")

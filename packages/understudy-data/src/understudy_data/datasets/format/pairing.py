@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.storage.dataset_root import Files
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.booleans import holds_boolean
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import DatasetError, Record, holds_boolean
 from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.storage.dataset_root import Files
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature, parse_features
 from understudy_data.datasets.format.meta_files import check_template, read_json
 from understudy_data.storage.dataset_root import Files

@@ -14,7 +14,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import (
     INDEX_KEYS,

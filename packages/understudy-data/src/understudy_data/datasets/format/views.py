@@ -22,9 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.atomic import hold_folder, write_bytes, write_text
-from understudy_base.dataset_address import NAME
-from understudy_base.errors import DatasetError
+from understudy_base import VIEW_NAME, DatasetError, hold_folder, write_bytes, write_text
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.storage.dataset_root import Files, as_dataset_error
@@ -163,7 +161,7 @@ def list_views(files: Files) -> list[str]:
     return [
         entry[:-5]
         for entry, _ in files.entries(FOLDER) or ()
-        if re.fullmatch(rf"{NAME}\.json", entry)
+        if re.fullmatch(rf"{VIEW_NAME}\.json", entry)
     ]
 
 
@@ -238,7 +236,7 @@ def save_view(
     Raises:
         DatasetError: the dataset is on another machine, or `name` is no name of a view.
     """
-    if not files.is_local or not re.fullmatch(NAME, name):
+    if not files.is_local or not re.fullmatch(VIEW_NAME, name):
         fix = (
             "give a name of letters, digits, - and _, which begins with a letter, and a folder "
             "on this machine"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.features import Feature
 
 _REPAIR = "repair the file, or leave the key out with keys=[...]"

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from understudy_base.errors import DatasetError
-from understudy_base.lru import LRUCache
+from understudy_base import DatasetError, LRUCache
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.read.columns import to_numpy

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import RETURN, RETURN_IS_PAD
-from understudy_base.errors import DatasetError
+from understudy_base import RETURN, RETURN_IS_PAD, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.layouts import END_IS_CUT
 from understudy_data.datasets.read.rows import Rows

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.pairing import claimed_episode

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS
 from understudy_data.storage import mapped_tables

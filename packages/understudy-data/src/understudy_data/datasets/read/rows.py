@@ -25,9 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
-from understudy_base.lru import LRUCache
-from understudy_base.plural import plural
+from understudy_base import DatasetError, LRUCache, MissingFileError, SourceError, plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy_data.datasets.format.pairing import (

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.meta_files import fill_template
 from understudy_data.datasets.format.sensors import Sensor

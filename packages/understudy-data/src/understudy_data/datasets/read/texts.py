@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import PROMPT_METADATA, RESPONSE
-from understudy_base.errors import DatasetError
+from understudy_base import PROMPT_METADATA, RESPONSE, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.read.rows import Rows

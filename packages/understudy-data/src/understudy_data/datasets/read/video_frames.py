@@ -13,8 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
-from understudy_base.lru import LRUCache
+from understudy_base import DatasetError, LRUCache, MissingFileError, SourceError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import Videos
 from understudy_data.datasets.read.rows import ProcessLocal

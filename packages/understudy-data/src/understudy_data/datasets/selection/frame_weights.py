@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.read.rows import Rows

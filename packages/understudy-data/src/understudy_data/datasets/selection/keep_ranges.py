@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.plain_values import storable
 

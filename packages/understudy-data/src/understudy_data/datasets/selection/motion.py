@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.read.rows import Rows

@@ -17,9 +17,7 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
-from understudy_base.booleans import holds_boolean
-from understudy_base.episode_ids import parse_ids
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError, holds_boolean, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges

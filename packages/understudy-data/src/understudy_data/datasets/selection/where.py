@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, page
-from understudy_base.records import Record
+from understudy_base import DatasetError, Record, page
 from understudy_data.datasets.format.catalog import Catalog
 
 _WORDS = {"true": True, "false": False, "none": None, "null": None}

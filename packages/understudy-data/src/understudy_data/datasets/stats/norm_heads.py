@@ -25,9 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
-from understudy_base.progress import Progress
+from understudy_base import ACTION, STATE, DatasetError, Progress
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.summary import (

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy_base import credentials
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError, MissingFileError
-from understudy_base.records import Record
+from understudy_base import (
+    ACTION,
+    STATE,
+    DatasetError,
+    MissingFileError,
+    Record,
+    restore_credentials,
+)
 from understudy_data.datasets.format.features import join_stats
 from understudy_data.datasets.format.layouts import read_episode_columns
 from understudy_data.datasets.format.meta_files import read_json
@@ -153,7 +157,7 @@ def _read_table(source: str, data: "EpisodeArrays") -> tuple[str, Stats, bool, R
         recorded = read_json(files, GLOBAL) if files.exists(GLOBAL) else {}
         return f"{data.catalog.root}/meta", stats, False, recorded
     begin_of_query = "?" if "://" in source else "\0"
-    address, _, query = credentials.restore_credentials(source).partition(begin_of_query)
+    address, _, query = restore_credentials(source).partition(begin_of_query)
     folder, _, name = address.rpartition("/")
     if query:
         folder += f"?{query}"

@@ -41,9 +41,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from understudy_base.atomic import replace_file
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
+from understudy_base import ACTION, STATE, DatasetError, replace_file
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.running import RowSample, compute_moments

@@ -23,9 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy_base.atomic import DRAFT_SUFFIX, replace_file, sync, write_text
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import DRAFT_SUFFIX, DatasetError, Record, replace_file, sync, write_text
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.format.layouts import V3, episode_files
 from understudy_data.datasets.stats.running import (

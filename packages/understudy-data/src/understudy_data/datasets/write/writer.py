@@ -38,10 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from understudy_base.atomic import draft_path
-from understudy_base.booleans import is_boolean
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import DatasetError, Record, draft_path, is_boolean
 from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature
 from understudy_data.datasets.format.layouts import episode_files
 from understudy_data.datasets.stats.running import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from understudy_base.errors import ConfigError, page
+from understudy_base import ConfigError, page
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
 from understudy_data.load.order_rows import Span, order_facts, rows_of

@@ -33,7 +33,7 @@ from typing import TypeAlias
 import av
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.order import Order
 from understudy_data.video.depth import AnyConverter

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.load.images.clip_reader import Cursors, Timings, write

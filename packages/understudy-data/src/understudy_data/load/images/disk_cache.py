@@ -42,8 +42,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy_base._version import __version__
-from understudy_base.errors import DatasetError, SourceError
+from understudy_base import DatasetError, SourceError, __version__
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.storage import locks
 from understudy_data.storage.byte_source import CHANGED, RESTART

@@ -24,7 +24,7 @@ import av
 import av.codec.context
 import av.video.reformatter
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 
 VARIABLE = "UNDERSTUDY_NATIVE"
 _VALUES = ("0", "1", "require")

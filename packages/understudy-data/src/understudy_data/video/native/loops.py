@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import av
 
-from understudy_base.errors import DatasetError
+from understudy_base import DatasetError
 from understudy_data.video.index import PacketRun
 from understudy_data.video.native.ffmpeg import (
     PYAV_MAJOR,

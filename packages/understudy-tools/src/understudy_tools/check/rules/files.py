@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, SourceError, plural
 from understudy_data.datasets.check_files import describe_unlisted, unlisted_files
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.read.row_lengths import lengths_of_rows

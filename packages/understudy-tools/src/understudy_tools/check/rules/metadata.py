@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.plural import plural
+from understudy_base import ACTION, STATE, DatasetError, SourceError, plural
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.format.views import list_views, view_path

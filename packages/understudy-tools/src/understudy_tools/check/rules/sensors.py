@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from understudy_base.plural import plural
+from understudy_base import plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.sensors import SENSORS
 from understudy_tools.check.findings import (

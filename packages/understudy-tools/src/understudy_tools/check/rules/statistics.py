@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, SourceError, plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import GLOBAL, PER_EPISODE
 from understudy_data.datasets.stats.far_values import FAR, Fit, confront

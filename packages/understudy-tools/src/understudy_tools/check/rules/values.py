@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from understudy_base.plural import plural
+from understudy_base import plural
 from understudy_tools.check.column_facts import TURNS, Column, is_sign_flip, quaternions, wrapping
 from understudy_tools.check.findings import (
     LOOK,

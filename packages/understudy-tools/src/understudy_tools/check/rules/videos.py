@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.plural import plural
+from understudy_base import DatasetError, SourceError, plural
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.layouts import episode_files
 from understudy_data.datasets.read.video_frames import CODEC_NAMES, VideoFrames

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import DatasetError, Record
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature
 from understudy_data.datasets.read.rows import Rows

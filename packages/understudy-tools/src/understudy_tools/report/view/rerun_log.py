@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy_base.atomic import replace_file
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record, optional_imports, replace_file
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.report.view.episodes import Columns, text_lanes
 from understudy_tools.report.view.sheets import Sheets

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from understudy_base.errors import DatasetError, UnderstudyError
+from understudy_base import DatasetError, UnderstudyError
 from understudy_tools.report.view.viewer import Resource, UnknownResource, Viewer
 
 logger = logging.getLogger("understudy.report.view.server")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from understudy_base.lru import LRUCache
+from understudy_base import LRUCache
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_kit import as_rgb

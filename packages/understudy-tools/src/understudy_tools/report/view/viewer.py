@@ -16,10 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.atomic import create_folder
-from understudy_base.batch_keys import ACTION
-from understudy_base.errors import ConfigError, DatasetError
-from understudy_base.records import Record
+from understudy_base import ACTION, ConfigError, DatasetError, Record, create_folder
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.selection.keep_ranges import KeepRanges
 from understudy_data.datasets.selection.select import Selection

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import MOST_LOADER_THREADS
-from understudy_base.errors import ConfigError
+from understudy_base import MOST_LOADER_THREADS, ConfigError, parse_bytes
 from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class ExportConfig:
 def export(config: ExportConfig) -> None:
     """Write the file and print its size."""
     from understudy.train.account import Account
-    from understudy_base.progress import Progress
+    from understudy_base import Progress
     from understudy_data.datasets.dataset import EpisodeDataset
     from understudy_data.load.choose_order import choose_order
     from understudy_data.load.order_rows import Span, order_facts, rows_of

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from understudy.config.train import TrainConfig
 from understudy.policies.registry import PolicySettings, policy_type
-from understudy_base.atomic import create_folder
-from understudy_base.batch_keys import ACTION, HEAD, RESPONSE, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports, require
-from understudy_base.plural import plural
+from understudy_base import (
+    ACTION,
+    HEAD,
+    RESPONSE,
+    STATE,
+    ConfigError,
+    create_folder,
+    optional_imports,
+    plural,
+    require,
+)
 from understudy_kit import Interval, WorkersConfig
 
 if TYPE_CHECKING:

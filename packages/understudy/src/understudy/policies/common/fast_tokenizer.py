@@ -27,8 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from understudy.policies.common.lerobot_processors import read_object
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
+from understudy_base import ConfigError, optional_imports
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "processor_config.json"

@@ -11,8 +11,7 @@ The package `sentencepiece` (extra `pi05`) is imported when a model is fitted.
 import io
 from collections.abc import Iterable
 
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
+from understudy_base import ConfigError, optional_imports
 
 LEAST_IDS = 4 + 1 + 256
 """Ids that every model has: control tokens, the line end and the bytes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.policies.common.lerobot_processors import read_object
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 FACTS = "understudy.json"
 """Name of the file."""

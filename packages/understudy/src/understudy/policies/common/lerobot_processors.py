@@ -17,9 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from understudy_base.batch_keys import STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import STATE, ConfigError, Record
 
 LEROBOT = "policy_preprocessor.json"
 LEROBOT_OUT = "policy_postprocessor.json"

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, value_of
-from understudy_base.batch_keys import ACTION, HEAD, STATE
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, HEAD, STATE, Batch, Record
 
 
 class Affine(nn.Module):

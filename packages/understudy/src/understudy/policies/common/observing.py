@@ -11,8 +11,7 @@ from understudy.policies.common.encoders import ImageEncoder, TextEncoder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.streams import StreamPolicy
-from understudy_base.batch_keys import STATE
-from understudy_base.records import Batch, Record
+from understudy_base import STATE, Batch, Record
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""

@@ -14,8 +14,7 @@ from understudy.policies.common.flow_matching import noisy_actions
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
-from understudy_base.batch_keys import ACTION, MODE, STATE
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, MODE, STATE, Batch, Record
 
 KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
 """Key of a batch that each loss term of vectors predicts."""

@@ -47,8 +47,7 @@ from understudy.policies.common.streams import (
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
-from understudy_base.batch_keys import ACTION
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, Batch, Record
 
 Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""

@@ -22,7 +22,7 @@ from understudy.policies.own_code import trusted
 from understudy.policies.own_code.copies import write_copy
 from understudy.policies.own_code.importer import import_sources
 from understudy.policies.own_code.sources import CODE, Sources, read_sources
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError
 
 GIVEN = "UNDERSTUDY_POLICY_CODE"
 """Environment variable with the file that a user gives."""

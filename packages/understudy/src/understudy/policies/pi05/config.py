@@ -17,7 +17,7 @@ from understudy.policies.common.settings import TowerSizes, age_problems, times_
 from understudy.policies.pi05.released_keys import released_key
 from understudy.policies.pi05.text import RESERVED, TextSettings
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
-from understudy_base.records import Record
+from understudy_base import Record
 
 T = TypeVar("T")
 

@@ -30,9 +30,7 @@ from understudy.policies.common.lerobot_processors import (
     read_statistics,
     to_numbers,
 )
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record
 
 logger = logging.getLogger(__name__)
 

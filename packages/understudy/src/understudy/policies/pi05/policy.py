@@ -63,8 +63,7 @@ from understudy.policies.pi05.targets import (
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
 from understudy.policies.weight_files import StoredRows, TensorReader, fill_parameters
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, STATE, Batch, Record
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""

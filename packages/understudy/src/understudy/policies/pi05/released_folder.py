@@ -42,9 +42,7 @@ from understudy.policies.pi05.released_keys import (
 )
 from understudy.policies.registry import stored_type
 from understudy.policies.weight_files import open_weights
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record
 
 logger = logging.getLogger(__name__)
 

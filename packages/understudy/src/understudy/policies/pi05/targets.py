@@ -28,8 +28,7 @@ from understudy.policies.draws import Draws
 from understudy.policies.losses import Loss, masked_squared_error
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.network import Frames, Observation, Pi0Network, Tail
-from understudy_base.batch_keys import ACTION
-from understudy_base.records import Batch
+from understudy_base import ACTION, Batch
 
 TEXT = "text"
 FAST = "fast"

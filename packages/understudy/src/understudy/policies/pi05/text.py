@@ -31,8 +31,7 @@ import numpy as np
 
 from understudy.policies.common import fast_tokenizer
 from understudy.policies.pi05.normalization import NormalizationSettings
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import optional_imports
+from understudy_base import ConfigError, optional_imports
 
 TOKENIZER = "tokenizer.model"
 """Name of PaliGemma's sentencepiece model in a folder."""

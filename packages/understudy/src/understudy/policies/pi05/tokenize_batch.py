@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.batch import check_shape, prompts_of, value_of
+from understudy.policies.batch import CUT_SUFFIX, check_shape, prompts_of, value_of
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.pi05.text import (
@@ -17,9 +17,7 @@ from understudy.policies.pi05.text import (
     find_tokenizer,
     state_bins,
 )
-from understudy_base.batch_keys import ACTION, CUT_SUFFIX, RESPONSE, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch
+from understudy_base import ACTION, RESPONSE, STATE, Batch, ConfigError
 
 CUT = {
     "prompts": f"prompt{CUT_SUFFIX}",

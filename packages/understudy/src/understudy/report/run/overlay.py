@@ -19,7 +19,7 @@ from understudy.report.intervals import paired_difference, success_difference
 from understudy.report.run.tables import aligned
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import read_validated
-from understudy_base.records import Record, Records
+from understudy_base import Record, Records
 from understudy_kit import Block, Curve, flat, plain
 
 HEAD = ("runs", "group", "first", "other", "difference", "95 % interval")

@@ -31,7 +31,7 @@ from understudy.report.step_profile import render_sources, render_step
 from understudy.train.checkpoint.export import describe_policy
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
-from understudy_base.records import Batch, Record, Records
+from understudy_base import Batch, Record, Records
 from understudy_kit import Block, Blocks, Curve, refuse_foreign, render_page
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def write_report(
     Raises:
         ConfigError: There is no run, or another file at `path`.
     """
-    from understudy_base.atomic import write_text
+    from understudy_base import write_text
 
     first = read_run(root)
     run = RunDir(root)
@@ -205,10 +205,9 @@ def _latest_state(run: RunDir) -> dict[str, Any]:
     useful.
     """
     from understudy.train.checkpoint import checkpoint
-    from understudy_base.errors import CheckpointError
 
     latest = checkpoint.find_latest(run.checkpoints)
-    with suppress(CheckpointError):
+    with suppress(checkpoint.CheckpointError):
         return checkpoint.read_state(latest) if latest is not None else {}
     return {}
 
@@ -309,7 +308,7 @@ def _open_data(config: Any, record: Record) -> "RunData":
 def _first_batch(config: Any, record: Record, opened: "Callable[[], RunData]") -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.train.data.run_data import first_batch
-    from understudy_base.errors import DatasetError
+    from understudy_base import DatasetError
 
     try:
         batch, cameras = first_batch(config, order=record.get("order"), data=opened())
@@ -373,7 +372,7 @@ def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
 def _changed_settings(config: "TrainConfig") -> Block:
     """Render the settings that differ from the defaults of a run with this type of policy."""
     from understudy.config.train import TrainConfig
-    from understudy_base.optional_packages import MissingExtraError
+    from understudy_base import MissingExtraError
     from understudy_kit import differences, validate_new
 
     usual = TrainConfig(steps=config.steps, policy=type(config.policy)())

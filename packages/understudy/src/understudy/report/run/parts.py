@@ -7,9 +7,13 @@ from typing import NamedTuple
 
 from understudy.report.run.overlay import Run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy_base.entry_points import EntryPoint, EntryPointError, find_entry_points
-from understudy_base.errors import summarize
-from understudy_base.optional_packages import missing_distribution
+from understudy_base import (
+    EntryPoint,
+    EntryPointError,
+    find_entry_points,
+    missing_distribution,
+    summarize,
+)
 from understudy_kit import Block
 
 GROUP = "understudy.pages"

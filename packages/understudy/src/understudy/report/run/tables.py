@@ -5,7 +5,7 @@ from itertools import chain
 
 from understudy.policies.common.settings import is_trained
 from understudy.train.validation.metrics import notes_on_groups
-from understudy_base.records import Record
+from understudy_base import Record
 
 KINDS = {"heads": "norm head", "sources": "source", "tasks": "task"}
 

@@ -14,7 +14,7 @@ import numpy as np
 from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
 from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
-from understudy_base.records import Record, Records
+from understudy_base import Record, Records
 from understudy_kit import Block, Blocks, Curve
 
 LINES = 40

@@ -15,9 +15,15 @@ import numpy as np
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
-from understudy_base.batch_keys import ACTION
-from understudy_base.errors import DatasetError, UnderstudyError, is_out_of_memory, summarize
-from understudy_base.records import Record, Records
+from understudy_base import (
+    ACTION,
+    DatasetError,
+    Record,
+    Records,
+    UnderstudyError,
+    is_out_of_memory,
+    summarize,
+)
 from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_data.datasets.read.rows import Rows
 from understudy_kit import Block, Blocks, Curve, as_rgb

@@ -36,9 +36,7 @@ from torch import distributed as dist
 from understudy.config.train import CheckpointConfig
 from understudy.train.checkpoint import checkpoint, checksums, tensor_files
 from understudy.train.checkpoint.tensor_files import FROZEN, INDEX, PREFIX
-from understudy_base.atomic import sync, write_text
-from understudy_base.errors import CheckpointError
-from understudy_base.records import Record
+from understudy_base import Record, UnderstudyError, sync, write_text
 
 FORMAT = 2
 """Version of the format; another one is refused. Format 1 had no settings in its state."""
@@ -67,6 +65,10 @@ BEST_NAME = re.compile(NAME.pattern.replace("step", "best"), re.ASCII)
 TRAINED = "trained"
 """Key of the state of such a folder: names of the weights that are trained, whose moments it lacks.
 """
+
+
+class CheckpointError(UnderstudyError, OSError):
+    """A checkpoint cannot be written or read; earlier ones are untouched."""
 
 
 def save(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy_base.records import Record
+from understudy_base import Record
 
 SEAL = "seal"
 FILES = "files"

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy.config.intervals import Count
-from understudy_base.entry_points import load_entry_point
-from understudy_base.errors import ConfigError
+from understudy_base import ConfigError, load_entry_point
 from understudy_kit import Ge, Positional
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def export(config: ExportConfig) -> None:
         )
         return
     from understudy.policies import policy_folder
-    from understudy_base.atomic import refuse_existing
+    from understudy_base import refuse_existing
 
     source, record, facts = read_run(config)
     target = Path(config.output_dir or Path(config.run) / "export")
@@ -260,11 +259,12 @@ def describe_policy(root: Path) -> str | None:
 
     from understudy.train.checkpoint.checkpoint import describe_choice
     from understudy.train.checkpoint.run_dir import RunDir
-    from understudy_client.contract.facts import FILE
+    from understudy_client import Contract
 
     run = RunDir(root)
     try:
-        step = json.loads((run.policy / FILE).read_text(encoding="utf-8"))["provenance"]["step"]
+        contract = json.loads((run.policy / Contract.FILE).read_text(encoding="utf-8"))
+        step = contract["provenance"]["step"]
         metric = run.settings().checkpoint.keep_best
         return describe_choice(run.checkpoints / f"step-{int(step):08d}", metric)
     except (OSError, ValueError, KeyError, TypeError):

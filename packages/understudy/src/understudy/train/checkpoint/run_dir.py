@@ -39,8 +39,7 @@ from understudy.policies.own_code.sources import CODE, MODULES
 from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
-from understudy_base.atomic import DRAFT_SUFFIX, write_bytes, write_text
-from understudy_base.errors import ConfigError, RunInUseError
+from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import model_id, near_path, parse_address
 from understudy_kit import dump_yaml, read_file, validate
@@ -54,6 +53,12 @@ format 3 did not hold its episodes; format 4 had settings that are gone, `peak_c
 
 LOCK = ".lock"
 """Name of the file that a training process keeps locked."""
+
+
+class RunInUseError(UnderstudyError, OSError):
+    """Another process trains this run, or a host that disappeared still holds its lock. A later
+    attempt may succeed.
+    """
 
 
 class Scale(TypedDict):

@@ -24,7 +24,7 @@ from torch import distributed as dist
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from understudy.train.checkpoint import checksums
-from understudy_base.records import Record
+from understudy_base import Record
 
 FROZEN = "frozen"
 """Folder of the tensors that never change."""

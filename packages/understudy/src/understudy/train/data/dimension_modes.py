@@ -10,9 +10,7 @@ import numpy as np
 
 from understudy.config.data import REST, DataConfig
 from understudy.train.data.run_data import RunData
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_data.datasets.stats.summary import DimensionMode, Mode
 
 _MOST_LISTED = 40

@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base.atomic import write_text
-from understudy_base.errors import DatasetError, MissingFileError, SourceError
+from understudy_base import DatasetError, MissingFileError, SourceError, write_text
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.episode_table import FileTable, describe_ids
 from understudy_data.datasets.format.sensors import SENSORS

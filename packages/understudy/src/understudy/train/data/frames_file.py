@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 
 from understudy.train.data.fingerprint import THREADS
 from understudy.train.data.run_data import RunData, episodes_within
-from understudy_base.batch_keys import RETURN_IS_PAD
-from understudy_base.errors import ConfigError
+from understudy_base import RETURN_IS_PAD, ConfigError
 from understudy_data.checksums import file_sha256
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.rows import Rows

@@ -24,10 +24,7 @@ from typing import Any
 import numpy as np
 
 from understudy.train.data.run_data import RunData
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.credentials import redact
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, DatasetError, Record, redact
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.far_values import FAR, NARROW, confront, rounding

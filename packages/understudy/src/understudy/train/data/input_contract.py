@@ -23,20 +23,15 @@ from understudy.policies.policy_folder import digests
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
-from understudy_base._version import __version__
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.credentials import redact
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.progress import Progress
-from understudy_client.contract.camera_print import CameraPrint, shrink
-from understudy_client.contract.facts import (
+from understudy_base import ACTION, STATE, DatasetError, Progress, SourceError, __version__, redact
+from understudy_client import (
     FIGURES,
-    FILE,
     CameraFacts,
+    CameraPrint,
     Contract,
     RobotFacts,
     VectorFacts,
-    read_stated,
+    shrink,
 )
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
@@ -310,8 +305,10 @@ def _stated(catalog: Catalog) -> RobotFacts | None:
     DatasetError.
     """
     files = catalog.files
-    path = f"meta/{FILE}"
-    return read_stated(read_json(files, path), files.where(path)) if files.exists(path) else None
+    path = f"meta/{Contract.FILE}"
+    if not files.exists(path):
+        return None
+    return RobotFacts.read_stated(read_json(files, path), files.where(path))
 
 
 def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:

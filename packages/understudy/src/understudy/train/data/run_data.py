@@ -40,12 +40,19 @@ from understudy.train.data.sources import (
     with_view,
 )
 from understudy.train.precision import compute_dtype
-from understudy_base.batch_keys import ACTION, PROMPT_METADATA, STATE
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import MOST_LOADER_THREADS, fair_threads
-from understudy_base.dataset_address import split_view
-from understudy_base.errors import ConfigError, DatasetError, SourceError
-from understudy_base.records import Record
+from understudy_base import (
+    ACTION,
+    MOST_LOADER_THREADS,
+    PROMPT_METADATA,
+    STATE,
+    ConfigError,
+    DatasetError,
+    Record,
+    SourceError,
+    fair_threads,
+    parse_bytes,
+    split_view,
+)
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
 from understudy_data.datasets.format.standard_keys import suggest_key

@@ -29,9 +29,7 @@ from understudy.train.data.given_figures import (
 )
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
-from understudy_base.batch_keys import ACTION
-from understudy_base.errors import DatasetError, SourceError
-from understudy_base.records import Record
+from understudy_base import ACTION, DatasetError, Record, SourceError
 from understudy_data.datasets.check_files import broken_episodes
 from understudy_data.datasets.stats.norm_heads import compute_normalization as normalize_heads
 from understudy_data.datasets.stats.stats_files import read_stats_file

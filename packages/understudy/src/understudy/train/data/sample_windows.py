@@ -8,8 +8,7 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.policies.observation_history import seen_times
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import ConfigError
+from understudy_base import ACTION, STATE, ConfigError
 
 FARTHEST = 2**16
 """Largest offset of a window in frames, as the longest chunk."""

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.train.data.sources import BadEpisodesError, Source
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
+from understudy_base import ACTION, STATE, DatasetError
 from understudy_kit import SourceConfig, plain
 
 MOST_LISTED = 200

@@ -13,9 +13,7 @@ import numpy as np
 from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sample_windows import sample_windows
-from understudy_base.batch_keys import ACTION, STATE
-from understudy_base.errors import DatasetError
-from understudy_base.records import Record
+from understudy_base import ACTION, STATE, DatasetError, Record
 from understudy_data.datasets.check_files import broken_episodes, doubt_of_reader
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog

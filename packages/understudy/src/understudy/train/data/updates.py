@@ -34,9 +34,7 @@ from understudy.train.data.run_data import (
     name_of,
 )
 from understudy.train.data.sources import appended_episodes, spell_out
-from understudy_base.atomic import write_bytes
-from understudy_base.plural import plural
-from understudy_base.records import Record
+from understudy_base import Record, plural, write_bytes
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions

@@ -10,8 +10,7 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.train.data.run_data import RunData
-from understudy_base.dataset_address import split_view
-from understudy_base.records import Record
+from understudy_base import Record, split_view
 from understudy_data.storage.dataset_version import publication_is_gone
 
 Versions = Sequence[Mapping[str, str]]

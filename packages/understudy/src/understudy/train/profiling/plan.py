@@ -50,11 +50,7 @@ from understudy.train.micro_batches import check_budget, largest_part
 from understudy.train.paths import with_local_files
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.state import TrainState, assemble, build_on_meta
-from understudy_base.batch_keys import ACTION, TASK
-from understudy_base.errors import ConfigError
-from understudy_base.optional_packages import MissingExtraError
-from understudy_base.progress import Progress
-from understudy_base.records import Batch, Record
+from understudy_base import ACTION, TASK, Batch, ConfigError, MissingExtraError, Progress, Record
 from understudy_kit import override
 
 logger = logging.getLogger(__name__)

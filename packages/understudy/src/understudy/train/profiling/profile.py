@@ -45,9 +45,7 @@ from understudy.train.profiling.plan import (
 )
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import MetricsLog
-from understudy_base._version import __version__
-from understudy_base.records import Record
-from understudy_base.temporary import temporary_folder
+from understudy_base import Record, __version__, temporary_folder
 from understudy_data.load.loader import Loader
 from understudy_kit import override, plain
 

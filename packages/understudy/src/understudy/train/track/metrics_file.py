@@ -38,9 +38,7 @@ from typing import Any
 import numpy as np
 
 from understudy.train.track import metrics_file
-from understudy_base.atomic import path_in_errors, write_text
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record, Records, finite
+from understudy_base import ConfigError, Record, Records, finite, path_in_errors, write_text
 
 NAME = "metrics.jsonl"
 """Name of the file in a run directory."""

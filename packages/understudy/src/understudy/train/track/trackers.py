@@ -32,9 +32,7 @@ from typing import Any
 
 from understudy.config.train import TrainConfig
 from understudy.train.track import metrics_file
-from understudy_base.atomic import write_text
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record, write_text
 from understudy_kit import plain
 
 PROJECT = "understudy"

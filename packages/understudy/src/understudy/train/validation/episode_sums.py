@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy_base.atomic import write_bytes
-from understudy_base.records import Record
+from understudy_base import Record, write_bytes
 
 if TYPE_CHECKING:
     from understudy.train.checkpoint.run_dir import RunDir

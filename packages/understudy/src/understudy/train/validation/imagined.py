@@ -24,9 +24,7 @@ from understudy.distributed.mesh import Mesh
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
 from understudy.train.augment_batch import batch_to_device, draw_on_device
-from understudy_base.atomic import write_bytes
-from understudy_base.batch_keys import STATE, TASK
-from understudy_base.records import Batch
+from understudy_base import STATE, TASK, Batch, write_bytes
 from understudy_data.load.validation_data import UNREADABLE, ValidationData
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ import numpy as np
 
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import FLOW, TRAINS
-from understudy_base.errors import ConfigError
-from understudy_base.records import Record
+from understudy_base import ConfigError, Record
 from understudy_data.load.instructions import split_task
 from understudy_data.load.validation_data import ValidationData
 

@@ -22,9 +22,7 @@ from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
 from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
-from understudy_base.batch_keys import ACTION, MODE
-from understudy_base.errors import ConfigError
-from understudy_base.records import Batch
+from understudy_base import ACTION, MODE, Batch, ConfigError
 from understudy_data.load.validation_data import UNREADABLE, ValidationData
 
 STEPS = 10

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from understudy.config.train import TrainConfig
 from understudy.distributed.compile import attention_kernels
-from understudy.distributed.mesh import Mesh, reshard_weights
+from understudy.distributed.mesh import Mesh, RankError, reshard_weights
 from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
@@ -49,12 +49,16 @@ from understudy.train.validation.metrics import (
     one_group,
 )
 from understudy.train.validation.open_loop import OpenLoop
-from understudy_base.batch_keys import MODE, TASK
-from understudy_base.bytesize import parse_bytes
-from understudy_base.cores import fair_threads
-from understudy_base.errors import DatasetError, RankError, is_wrong_input
-from understudy_base.progress import Progress, tqdm
-from understudy_base.records import Record
+from understudy_base import (
+    MODE,
+    TASK,
+    DatasetError,
+    Progress,
+    Record,
+    fair_threads,
+    is_wrong_input,
+    parse_bytes,
+)
 from understudy_data.load.validation_data import (
     UNREADABLE,
     ValidationData,
@@ -441,9 +445,7 @@ def _find_readable(unreadable: Mapping[int, str], count: int, first: bool) -> np
             fix = "repair the dataset, or leave these episodes out"
             raise ValidationFailed(f"{share}, {allowed} are allowed; the first: {error}", fix=fix)
         if first:
-            tqdm.write(
-                f"{share} and are left out of the validation; the first: {error}", file=sys.stderr
-            )
+            Progress.print(f"{share} and are left out of the validation; the first: {error}")
     return readable
 
 
