@@ -74,6 +74,12 @@ def test_the_client_imports_four_packages_and_uses_no_proxy_on_loopback() -> Non
     assert found == {"msgpack", "msgspec", "numpy", "websockets", *OWN}
 
 
+def test_import_of_the_client_alone_imports_none_of_them() -> None:
+    code = "import sys, understudy_client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"msgpack", "msgspec", "numpy", "websockets"}
+
+
 def test_the_greeting_is_the_metadata() -> None:
     with small_server() as server:
         for address in (server.address, f"127.0.0.1:{server.port}"):
