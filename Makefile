@@ -34,7 +34,7 @@ test-data: setup
 	scripts/test-wheel data 1500
 
 test-tools: setup
-	scripts/test-wheel tools 1300
+	scripts/test-wheel tools 1250
 
 # The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
 soak: setup

@@ -70,11 +70,24 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make the other parameters of a test with `short("ONE", ...)` long ones."""
+    """Make the other parameters of a test with `short("ONE", ...)` long ones.
+
+    Raises:
+        pytest.UsageError: a test has none of the parameters that its marker names.
+    """
+    short: dict[str, bool] = {}
     for item in items:
         marker = item.get_closest_marker("short")
-        if marker is not None and item.name.partition("[")[2].removesuffix("]") not in marker.args:
+        if marker is None:
+            continue
+        test, _, parameters = item.nodeid.partition("[")
+        is_short = parameters.removesuffix("]") in marker.args
+        short[test] = short.get(test, False) or is_short
+        if not is_short:
             item.add_marker("long")
+    unknown = [test for test, is_there in short.items() if not is_there]
+    if unknown and items[0].config.option.markexpr == "not long":
+        raise pytest.UsageError(f"no parameters of the marker `short`: {', '.join(unknown)}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

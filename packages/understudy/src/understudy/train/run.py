@@ -79,10 +79,6 @@ STOPPED = 75
 _RARE = 200_000
 """New objects until the next search for garbage, until a run's data and loader are open."""
 
-Work = Callable[[Mesh, Stop, Callable[[], None]], int]
-"""The work of a run on this process. It calls the last argument when its data and
-loader are open."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -104,13 +100,14 @@ def train(config: TrainConfig) -> int:
     check_rollout_settings(config)
     run = RunDir(Path(config.output_dir))
 
-    def work(mesh: Mesh, stop: Stop, keep_data: Callable[[], None]) -> int:
+    def work(mesh: Mesh, stop: Stop, collection: RareCollection) -> int:
         mesh.first(run.refuse_existing)
         mesh.first(lambda: check_trackers(config.log.trackers))
         data = _open_new_data(config, mesh)
         with mesh.together():
             fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
             validation = open_validation(fitted, data)
+        collection.keep_data()
         mesh.first(
             lambda: run.begin(fitted, new_run_record(fitted, data, mesh), frames_content(data))
         )
@@ -122,7 +119,7 @@ def train(config: TrainConfig) -> int:
                 )
         try:
             session = RunSession(run, fitted, fitted, data, mesh)
-            return _run(session, validation, stop, keep_data)
+            return _run(session, validation, stop, collection)
         except Exception as error:
             is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
             is_wrong = is_wrong or not (
@@ -150,12 +147,13 @@ def resume(config: TrainConfig) -> int:
     run = RunDir(Path(config.output_dir))
     run.settings()  # raises where there is no run to lock
 
-    def work(mesh: Mesh, stop: Stop, keep_data: Callable[[], None]) -> int:
+    def work(mesh: Mesh, stop: Stop, collection: RareCollection) -> int:
         stretched, then, data = _check_changes(run, asked, mesh)
         # an update is of this resume alone
         config = replace(stretched, data=replace(stretched.data, update=False))
         with mesh.together():
             validation = open_validation(config, data)
+            collection.keep_data()
             # also the sequence of a mapping
             edited = dump_yaml(run.settings()) != dump_yaml(config)
             before = run.config.read_text(encoding="utf-8")
@@ -163,7 +161,7 @@ def resume(config: TrainConfig) -> int:
             mesh.first(lambda: run.write_settings(config))
         try:
             session = RunSession(run, config, then, data, mesh)
-            return _run(session, validation, stop, keep_data)
+            return _run(session, validation, stop, collection)
         except ConfigError:
             if edited and mesh.rank == 0:
                 write_text(run.config, before)  # otherwise every later resume would be refused, too
@@ -231,7 +229,39 @@ def open_checkpoint(
         yield state, validation
 
 
-def _start(run: RunDir, config: TrainConfig, work: Work) -> int:
+class RareCollection:
+    """Searches for garbage less often in its block, while the data of a run are opened.
+
+    Thousands of opened sources are millions of objects, which stay until the end: to search them
+    again and again took a fifth of the start of 3,000. Garbage of earlier runs of this program is
+    removed first.
+    """
+
+    def __init__(self) -> None:
+        self._usual = gc.get_threshold()
+
+    def __enter__(self) -> "RareCollection":
+        gc.collect()
+        if self._usual[0]:  # 0: the program has turned the collector off
+            gc.set_threshold(max(_RARE, self._usual[0]), *self._usual[1:])
+        return self
+
+    def keep_data(self) -> None:
+        """Leave the objects of this moment, the opened data, out of the search until the end."""
+        gc.freeze()
+
+    def as_usual(self) -> None:
+        """Search as often as before from now on."""
+        gc.set_threshold(*self._usual)
+
+    def __exit__(self, *_: object) -> None:
+        self.as_usual()
+        gc.unfreeze()
+
+
+def _start(
+    run: RunDir, config: TrainConfig, work: Callable[[Mesh, Stop, RareCollection], int]
+) -> int:
     """Join the other processes, lock the run's folder and handle stop signals, then do `work`."""
     try:
         with Stop.on_signals(at_once=True) as stop:
@@ -239,13 +269,13 @@ def _start(run: RunDir, config: TrainConfig, work: Work) -> int:
                 with (
                     join_mesh(config, STOPPED) as mesh,
                     _lock(run, config, mesh),
-                    _rare_collection() as keep_data,
+                    RareCollection() as collection,
                 ):
                     stop.at_once = mesh.world_size == 1  # several processes have to agree
                     if mesh.rank == 0:
                         run.stop.unlink(missing_ok=True)  # an old file would stop the run at once
                         stop.file = run.stop
-                    return work(mesh, stop, keep_data)
+                    return work(mesh, stop, collection)
             except Exception as error:
                 # a rank that left at the signal
                 has_lost = isinstance(error, RankError) and not stop.begun
@@ -261,28 +291,6 @@ def _start(run: RunDir, config: TrainConfig, work: Work) -> int:
             "stopped by %s before the next step: understudy %s starts again", signal, command
         )
         return STOPPED
-
-
-@contextmanager
-def _rare_collection() -> Iterator[Callable[[], None]]:
-    """Search for garbage less often until the function of this block is called, which leaves all
-    objects of that moment out of the search.
-
-    Thousands of opened sources are millions of objects, which stay until the end: to search them
-    again and again took a fifth of the start of 3,000.
-    """
-    usual = gc.get_threshold()
-
-    def keep_objects() -> None:
-        gc.freeze()
-        gc.set_threshold(*usual)
-
-    gc.set_threshold(_RARE, *usual[1:])
-    try:
-        yield keep_objects
-    finally:
-        gc.set_threshold(*usual)
-        gc.unfreeze()
 
 
 @contextmanager
@@ -489,13 +497,14 @@ def _run(
     session: RunSession,
     validation: ValidationData | None,
     stop: Stop,
-    keep_data: Callable[[], None],
+    collection: RareCollection,
 ) -> int:
     """Train from the latest checkpoint, or from step 0, to the end."""
     with session:
         session.open_state()
         session.restore()
-        if session.train(validation, stop, keep_data) and session.finish(stop):
+        complete = session.train(validation, stop, collection.as_usual)
+        if complete and session.finish(stop):
             return DONE
-        session.report_stop()
+    session.report_stop()
     return STOPPED

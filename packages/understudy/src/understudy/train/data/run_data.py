@@ -336,21 +336,22 @@ def open_data(
         assert source is not None
         shares_dataset = uses[places[number]] > 1
         entry = entries[number]
-        return split_source(
-            names[number],
-            source,
-            config,
-            cameras,
-            sizes,
-            entry,
-            check_files,
-            shares_dataset,
-            responds,
-        )
+        try:
+            return split_source(
+                names[number],
+                source,
+                config,
+                cameras,
+                sizes,
+                entry,
+                check_files,
+                shares_dataset,
+                responds,
+            )
+        finally:
+            source.catalog.files.drop_listings()
 
     splits = [part for part in for_each_source(names, split, wrong) if part is not None]
-    for source in sources:
-        source.catalog.files.drop_listings()
     _check_states(names, opened, wrong)
     check_heads([names[owner] for owner in of], opened, wrong)
     if wrong:
