@@ -134,7 +134,7 @@ class Curve(dict[str, Any]):
     def relabel(self, name: str, color: int) -> "Curve":
         """Return the curve with another name, and the color of this index in `COLORS`."""
         curve = copy(self)
-        curve.update(name=name, color=COLORS[color])
+        curve.update(name=name, color=COLORS[color % len(COLORS)])
         return curve
 
 

@@ -136,7 +136,7 @@ class Block(dict[str, Any]):
         """Make a cell with a line in the color of a curve, an index in `COLORS`, before its
         text.
         """
-        return Block(text=content, color=COLORS[color])
+        return Block(text=content, color=COLORS[color % len(COLORS)])
 
     # -- images ------------------------------------------------------------------------------------
 
