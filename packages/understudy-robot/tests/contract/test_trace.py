@@ -18,7 +18,7 @@ from understudy_client.testing.hostile import damaged, refusal, samples
 from understudy_robot.cli.why import WhyConfig, why
 from understudy_robot.contracts.trace import TraceWriter, diagnose
 from understudy_robot.report.why import findings, why_page
-from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced
+from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced, write_broken
 
 
 def test_a_sound_trace_has_no_finding(tmp_path: Path) -> None:
@@ -126,16 +126,7 @@ def in_radians(folder: Path) -> Path:
 @pytest.mark.parametrize("content", [b"", b"{}\n{}\n", b"HEADS\nROW\n"])
 def test_a_file_that_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    traced(path, recorded())
-    head, row, *_ = path.read_bytes().splitlines()
-    twice = json.loads(head)
-    twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
-    content = (
-        content.replace(b"HEADS", json.dumps(twice).encode())
-        .replace(b"HEAD", head)
-        .replace(b"ROW", row)
-    )
-    path.write_bytes(content)
+    write_broken(path, content)
     with pytest.raises(ConfigError) as error:
         why(WhyConfig(paths=(str(path),)))
     assert str(path) in str(error.value)

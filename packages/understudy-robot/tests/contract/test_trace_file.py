@@ -11,7 +11,7 @@ from understudy_client import Mismatch
 from understudy_client.testing.arm import NAMES, arm_contract, arm_observations
 from understudy_client.testing.hostile import damaged, refusal, samples
 from understudy_robot.contracts.trace import PHASES, TraceWriter, Transitions, diagnose
-from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced
+from understudy_robot.testing.traces import CHUNK, STEPS, graspable, recorded, traced, write_broken
 
 
 def test_a_sound_trace(tmp_path: Path) -> None:
@@ -132,16 +132,7 @@ def test_the_line_that_a_kill_tore_does_not_count(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_trace_is_a_value_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    traced(path, recorded())
-    head, row, *_ = path.read_bytes().splitlines()
-    twice = json.loads(head)
-    twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
-    content = (
-        content.replace(b"HEADS", json.dumps(twice).encode())
-        .replace(b"HEAD", head)
-        .replace(b"ROW", row)
-    )
-    path.write_bytes(content)
+    write_broken(path, content)
     with pytest.raises(ValueError) as error:
         diagnose(path)
     assert str(path) in str(error.value)

@@ -1,5 +1,6 @@
 """Traces of the arm: two episodes in which it grasps and puts down."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,15 @@ def traced(
             writer.add("robot 0", step, shown, predicted[step : step + CHUNK], 0.01, rows)
     writer.close()
     return diagnose(path)
+
+
+def write_broken(path: Path, content: bytes) -> None:
+    """Write a file that is no trace: in `content`, HEAD and ROW are lines of a trace, and HEADS
+    is a head of two robots.
+    """
+    traced(path, recorded())
+    head, row, *_ = path.read_bytes().splitlines()
+    twice = json.loads(head)
+    twice["robots"] = {**twice["robots"], "another": next(iter(twice["robots"].values()))}
+    heads = json.dumps(twice).encode()
+    path.write_bytes(content.replace(b"HEADS", heads).replace(b"HEAD", head).replace(b"ROW", row))

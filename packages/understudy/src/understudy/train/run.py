@@ -77,7 +77,7 @@ from understudy_kit import Stop, Stopped, dump_yaml, plain, without_credentials
 DONE = 0
 STOPPED = 75
 _RARE = 200_000
-"""New objects until the next search for garbage, until a run's data and loader are open."""
+"""New objects between two searches for garbage, while the data and the loader are opened."""
 
 logger = logging.getLogger(__name__)
 

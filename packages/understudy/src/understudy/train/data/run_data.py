@@ -127,7 +127,7 @@ class RunSource:
             "first": first,
             "last": last,
             "tasks": len(part.catalog.tasks),
-            "view": name_of(part.view),
+            "view": view_record(part.view),
         }
         if self.is_update:
             entry["of"] = self.of
@@ -263,7 +263,7 @@ class RunData:
             raise ConfigError(f"policy: {error}") from error
 
 
-def name_of(view: View | None) -> str:
+def view_record(view: View | None) -> str:
     """Return the record of a view, which names its version; "" for none."""
     return "" if view is None else view.record
 

@@ -31,7 +31,7 @@ from understudy.train.data.run_data import (
     dataset_fingerprint,
     episodes_within,
     file_digests,
-    name_of,
+    view_record,
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base import Record, plural, write_bytes
@@ -73,7 +73,7 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
                 "of": source.number,
                 "first": first,
                 "last": int(catalog.episodes.ids[-1]),
-                "view": name_of(view),
+                "view": view_record(view),
             }
             entries.append(entry)
     return entries
