@@ -15,10 +15,10 @@ FACES = {
     "data": {"base"},
     "kit": {"base"},
     "lerobot_service": {"base", "client"},
-    "robot": {"base", "client", "kit"},
+    "robot": {"base", "client", "data", "kit"},
     "tools": {"base", "client", "kit"},
     "understudy": {"base", "client", "kit"},
-    "zoo": {"base", "client", "kit"},
+    "zoo": {"base", "client", "data", "kit"},
 }
 """Distribution -> those whose names it takes from the top alone: `from understudy_kit import X`."""
 MOST_NAMES = 40

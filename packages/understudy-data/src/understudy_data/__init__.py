@@ -17,4 +17,11 @@ prompt_metadata  metadata of an episode as text of the prompt
 storage          bytes of files by position, wherever the files are
 testing          helpers of tests
 video            images of a video file by position
+
+The names that other distributions take are those of `__init__.pyi`; each is imported when it is
+first used.
 """
+
+from understudy_base import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

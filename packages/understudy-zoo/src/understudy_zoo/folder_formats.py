@@ -27,7 +27,7 @@ from understudy_base import (
     load_entry_point,
     sync,
 )
-from understudy_data.checksums import write_checksums
+from understudy_data import write_checksums
 
 FOLDERS = "understudy.folders"
 """Group of entry points: functions (config, normalization, metadata of the robot, number of its

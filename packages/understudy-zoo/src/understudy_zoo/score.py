@@ -21,12 +21,17 @@ from understudy.train.augment_batch import batch_to_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.sources import open_source, split_source
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
-from understudy_data.checksums import file_sha256
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.selection.select import open_episodes
-from understudy_data.load.instructions import draw_instructions
-from understudy_data.load.validation_data import prefetch_chunks, sample_identity
-from understudy_data.parts import Lost, Part, Workers
+from understudy_data import (
+    EpisodeDataset,
+    Lost,
+    Part,
+    Workers,
+    draw_instructions,
+    file_sha256,
+    open_episodes,
+    prefetch_chunks,
+    sample_identity,
+)
 from understudy_kit import SourceConfig
 
 BATCH = 128

@@ -17,15 +17,15 @@ from understudy_base import __version__ as __version__
 from understudy_base import keep_freed_memory as keep_freed_memory
 from understudy_client import AsyncChunks as AsyncChunks
 from understudy_client import RemotePolicy as RemotePolicy
-from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog as Catalog
-from understudy_data.datasets.write.writer import EpisodeWriter as EpisodeWriter
-from understudy_data.load.choose_order import choose_order as choose_order
-from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
-from understudy_data.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
-from understudy_data.load.loader import Loader as Loader
-from understudy_data.order import Order as Order
-from understudy_data.order import sample_rng as sample_rng
-from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
+from understudy_data import Catalog as Catalog
+from understudy_data import EpisodeDataset as EpisodeDataset
+from understudy_data import EpisodeSampler as EpisodeSampler
+from understudy_data import EpisodeStream as EpisodeStream
+from understudy_data import EpisodeWriter as EpisodeWriter
+from understudy_data import Loader as Loader
+from understudy_data import Order as Order
+from understudy_data import RemoteOptions as RemoteOptions
+from understudy_data import choose_order as choose_order
+from understudy_data import sample_rng as sample_rng
 
 def train(config: TrainConfig | Mapping[str, Any] | str | Path) -> Path: ...

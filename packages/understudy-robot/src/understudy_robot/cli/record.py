@@ -80,7 +80,7 @@ class RecordConfig:
 
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
-        from understudy_data.video.encode import check_size
+        from understudy_data import check_size
 
         errors = (
             []
@@ -103,7 +103,7 @@ def record(config: RecordConfig) -> int:
         ConfigError: Unusable settings, or others than those of a recording that is there.
     """
     from understudy_client import Contract
-    from understudy_data.datasets.write.writer import EpisodeWriter, check_features
+    from understudy_data import EpisodeWriter, check_features
     from understudy_robot.envs.registry import open_env
     from understudy_robot.rollout.env_contract import env_contract
 
@@ -257,7 +257,7 @@ def _attempt(
     """Run the expert once; returns the frames, or None if it did not complete the task."""
     import numpy as np
 
-    from understudy_data.order import sample_normal
+    from understudy_data import sample_normal
 
     width = env.features["action"]["shape"][0]
     noise = env.noise if config.noise is None else config.noise

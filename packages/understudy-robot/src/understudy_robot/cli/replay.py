@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from understudy.policies.inference import RobotPolicy
     from understudy.train.state import TrainState
-    from understudy_data.load.validation_data import ValidationData
+    from understudy_data import ValidationData
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def replay_episode(
 
     from understudy.train.validation.open_loop import STEPS
     from understudy_client import ContractWarning, Noise, RemoteError, RemotePolicy
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data import EpisodeDataset
     from understudy_robot.serve.engine import open_trace
     from understudy_robot.serve.server import running_server
 
@@ -213,7 +213,7 @@ def _open_loop(
     from understudy.policies.common.settings import POLICY
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
-    from understudy_data.load.validation_data import UNREADABLE
+    from understudy_data import UNREADABLE
 
     mode = state.config.val_mode()
     if mode != POLICY:
@@ -242,7 +242,7 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state,
     prompt metadata.
     """
-    from understudy_data.prompt_metadata import label
+    from understudy_data import label
 
     config = robot.config
     keys = list(config.cameras)

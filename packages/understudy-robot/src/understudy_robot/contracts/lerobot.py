@@ -19,7 +19,7 @@ from understudy.policies.pi05.normalization import KINDS, RANGES
 from understudy.policies.pi05.released_keys import is_adaptive
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_client import CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
-from understudy_data.checksums import file_sha256
+from understudy_data import file_sha256
 from understudy_robot.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]

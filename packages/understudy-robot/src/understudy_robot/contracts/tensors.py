@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from understudy_client import Mismatch
-from understudy_data.checksums import file_sha256
+from understudy_data import file_sha256
 
 Shapes = dict[str, tuple[int, ...]]
 _RESTORE = "download or export the policy again"

@@ -17,7 +17,7 @@ from torch import Tensor
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy_base import PROMPT_METADATA, ConfigError, Record
-from understudy_data.prompt_metadata import metadata_lines
+from understudy_data import metadata_lines
 from understudy_robot.envs.env import IMAGE, Env
 
 STATE = "observation.state"

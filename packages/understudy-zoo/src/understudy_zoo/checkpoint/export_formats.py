@@ -19,7 +19,7 @@ from understudy.train.checkpoint.export import (
 )
 from understudy_base import ConfigError, Record, create_folder, require
 from understudy_client import CameraFacts, Contract, write_contract
-from understudy_data.checksums import write_checksums
+from understudy_data import write_checksums
 from understudy_zoo import folder_formats
 from understudy_zoo import graph as files
 

@@ -20,14 +20,13 @@ from understudy_base import (
     hold_folder,
     load_entry_point,
 )
-from understudy_data.parts import Workers
+from understudy_data import Workers
 from understudy_kit import Ge, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.format.features import Feature
+    from understudy_data import Catalog, Feature
     from understudy_zoo.score import ValueFunction
 
 VALUE = "value"
@@ -138,7 +137,7 @@ class ScoreConfig(WorkersConfig):
 
 def score(config: ScoreConfig) -> None:
     """Compute the values, write the output and print a summary."""
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
     from understudy_zoo.score import ComputeValues, compute_values, open_value_function
 
     run = Path(config.paths[0])
@@ -257,7 +256,7 @@ def score_episodes(
     """
     import numpy as np
 
-    from understudy_data.datasets.read.rows import Rows
+    from understudy_data import Rows
     from understudy_zoo.score import n_step_advantages
 
     catalog = function.dataset.catalog
@@ -316,7 +315,7 @@ def score_episodes(
 
 
 def _features() -> dict[str, "Feature"]:
-    from understudy_data.datasets.write.writer import check_features
+    from understudy_data import check_features
 
     return check_features(
         {key: {"dtype": dtype, "shape": (1,), "names": [key]} for key, dtype in DTYPES.items()}
