@@ -26,11 +26,11 @@ from understudy_data.datasets.read.rows import PART_BYTES, Rows
 from understudy_data.datasets.read.sensors import Sensors
 from understudy_data.datasets.read.texts import EpisodePrompts, Responses
 from understudy_data.datasets.read.video_frames import VideoFrames
+from understudy_data.datasets.selection.fields import SelectionOptions
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
 from understudy_data.datasets.selection.select import (
     SegmentTable,
     Selection,
-    SelectionOptions,
     as_integers,
 )
 from understudy_data.datasets.time_windows import TOLERANCE_S, frame_offsets, reach, window

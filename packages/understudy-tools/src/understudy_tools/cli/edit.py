@@ -293,14 +293,7 @@ def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
     drop = list(config.exclude_episodes)
     if config.exclude_bad:
         drop += read_bad_episodes(config.exclude_bad)
-    selection = Selection(
-        episodes=config.episodes or None,
-        exclude_episodes=drop,
-        where=config.where or None,
-        keep_ranges=config.keep_ranges or None,
-        drop_n_first_frames=config.drop_n_first_frames,
-        drop_n_last_frames=config.drop_n_last_frames,
-    )
+    selection = replace(Selection.of(config), exclude_episodes=drop)
     pieces: list[Piece] = []
     for number, source in enumerate(sources):
         pieces += select_pieces(source, number, selection)

@@ -15,7 +15,7 @@ is refused.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,67 +25,21 @@ import numpy as np
 from understudy_base import VIEW_NAME, DatasetError, hold_folder, write_bytes, write_text
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.meta_files import read_json
+from understudy_data.datasets.selection.fields import (
+    COPY,
+    KINDS,
+    SPLIT,
+    Kind,
+    is_natural,
+    is_unset,
+)
 from understudy_data.storage.dataset_root import Files, as_dataset_error
 from understudy_data.storage.remote_options import RemoteOptions
 
 FOLDER = "meta/views"
-SETTINGS = (
-    *(
-        "where",
-        "episodes",
-        "exclude_episodes",
-        "val_episodes",
-        "val_fraction",
-        "drop_n_first_frames",
-    ),
-    *("drop_n_last_frames", "keep_ranges", "keep_rule", "frame_weights", "frame_weights_in"),
-)
-"""Names of the settings that a view may have: those of `data` in a run that select."""
-_SPLIT = {"val_episodes", "val_fraction"}
-_COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
+SETTINGS: Mapping[str, Kind] = {**KINDS, **SPLIT}
+"""Settings that a view may have, those of `data` in a run that select -> their values in a file."""
 _SAVE = "restore it, or save the view again: understudy select PATH NAME"
-
-
-def _is_natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_natural, value))
-
-
-def _is_fraction(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_copy(value: object) -> bool:
-    return isinstance(value, str) and bool(_COPY.fullmatch(value)) and value.endswith(".json")
-
-
-def _are_weights(value: object) -> bool:
-    return isinstance(value, str) and bool(_COPY.fullmatch(value) or not value.endswith(".parquet"))
-
-
-_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(
-        ("episodes", "exclude_episodes", "val_episodes"), (_are_ids, "it is a list of episode ids")
-    ),
-    **dict.fromkeys(
-        ("drop_n_first_frames", "drop_n_last_frames"),
-        (_is_natural, "it is a number of frames from 0"),
-    ),
-    "where": (_is_text, "it is a condition in text"),
-    "val_fraction": (_is_fraction, "it is a share from 0 to below 1"),
-    "keep_ranges": (_is_copy, f"it is a file of {FOLDER}/files"),
-    "keep_rule": (("window", "start").__contains__, "it is window or start"),
-    "frame_weights": (_are_weights, f"it is a file of {FOLDER}/files, or the key of a feature"),
-    "frame_weights_in": (("order", "loss", "both").__contains__, "it is order, loss or both"),
-}
-"""Setting -> check of its value in a file, and the rule in words."""
 
 
 @dataclass(frozen=True)
@@ -119,21 +73,18 @@ class View:
                 episode is in both.
         """
         merged = dict(beside)
-        split = _SPLIT & beside.keys() if _SPLIT & self.select.keys() else set()
+        split = set()
+        if SPLIT.keys() & self.select.keys():
+            split = SPLIT.keys() & beside.keys()
         for name in split | (self.select.keys() & beside.keys()):
             value = self.select.get(name, "another split")
             other = beside[name]
-            if other in (None, value, "", (), "window", "both"):  # the defaults
+            if is_unset(name, other) or other == value:
                 merged[name] = self.select.get(name, other)
-            elif name == "exclude_episodes":
-                merged[name] = tuple(sorted({*value, *other}))
-            elif name == "where":
-                merged[name] = f"({value}) and ({other})"
-            elif name.startswith("drop_n_"):
-                merged[name] = max(value, other)
-            elif name == "episodes" and (common := {*value} & {*other}):
-                merged[name] = tuple(sorted(common))
-            else:
+                continue
+            join = SETTINGS[name].join
+            merged[name] = None if join is None else join(value, other)
+            if merged[name] is None:
                 problem = (
                     f"{name} is {str(other)[:80]} beside the view {self}, which has "
                     f"{str(value)[:80]}"
@@ -186,7 +137,7 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
         content = dict(versions[number - 1])
         digest = content.pop("digest")
         made_on = content["made_on"]
-        if digest != _digest(content) or not content["select"].keys() <= set(SETTINGS):
+        if digest != _digest(content) or not content["select"].keys() <= SETTINGS.keys():
             raise DatasetError(
                 f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE
             )
@@ -197,7 +148,7 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
             )
             raise DatasetError(problem, where=where, fix=_SAVE)
         _check_settings(content["select"], where)
-        if not _is_natural(content["selected"]["episodes"]):
+        if not is_natural(content["selected"]["episodes"]):
             raise DatasetError(
                 f"version {number} gives no number of selected episodes", where=where, fix=_SAVE
             )
@@ -207,7 +158,7 @@ def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
         select |= {
             key: _fetch(files, str(value))
             for key, value in select.items()
-            if _COPY.fullmatch(str(value))
+            if COPY.fullmatch(str(value))
         }
         return View(name, number, digest, select, made_on, content["selected"])
 
@@ -221,9 +172,9 @@ def _check_settings(select: Mapping[str, Any], where: str) -> None:
             `meta/views/files` is not read.
     """
     for name, value in select.items():
-        is_good, rule = _RULES[name]
-        if not is_good(value):
-            problem = f"the view has {name} {str(value)[:80]!r}, and {rule}"
+        kind = SETTINGS[name]
+        if not kind.accepts(value):
+            problem = f"the view has {name} {str(value)[:80]!r}, and {kind.rule}"
             raise DatasetError(problem, where=where, fix=_SAVE)
 
 

@@ -9,18 +9,17 @@ later hash in `np.unique`, which takes several times as long where ids are in se
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, TypedDict
 
 import numpy as np
 
 from understudy_base import DatasetError, holds_boolean, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.datasets.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
+from understudy_data.datasets.selection.fields import DEFAULTS, KINDS, SelectionFields, values_of
+from understudy_data.datasets.selection.keep_ranges import KeepReport, apply_ranges
 from understudy_data.datasets.selection.spread import spread_over_tasks
 from understudy_data.datasets.selection.where import matching_rows
 from understudy_data.plain_values import storable
@@ -52,6 +51,7 @@ def common(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 _AT_ONCE = 1 << 16  # ids that are hashed together
+_LATER = {"frame_weights", "frame_weights_in"}  # `weigh_frames` selects by them
 
 EPISODE_STRIDE = np.int64(1) << 32
 """Packs (episode, frame) into one integer: both are below 2**31."""
@@ -170,58 +170,18 @@ def as_integers(numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-WeightsIn = Literal["order", "loss", "both"]
-
-
-class SelectionOptions(TypedDict, total=False):
-    """The fields of `Selection` as keyword arguments."""
-
-    episodes: Iterable[int] | None
-    exclude_episodes: Iterable[int] | None
-    where: str | None
-    keep_ranges: KeepRanges | None
-    keep_rule: Literal["window", "start"]
-    drop_n_first_frames: int
-    drop_n_last_frames: int
-    frame_weights: str | os.PathLike[str] | None
-    frame_weights_in: WeightsIn
-
-
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The episodes and frames of a dataset that are samples; by default all.
-
-    Attributes:
-        episodes: ids of the episodes to use.
-        exclude_episodes: ids of the episodes to leave out.
-        where: condition on the metadata of episodes, as in "success and quality >= 3"
-            (docs/datasets.md). Only those for which it holds are used, and of these only the ones
-            in `episodes`.
-        keep_ranges: frame ranges to use, a JSON file or its content, key of an episode -> list of
-            [start, end). Episodes without a key are left out (`datasets/selection/keep_ranges.py`).
-        keep_rule: "window" keeps a frame when its whole window lies inside a range. "start" keeps
-            it when the frame itself does: the window's future is padded from the range's end on,
-            its past may leave the range.
-        drop_n_first_frames: frames at the start of each episode that are not samples (windows still
-            see them).
-        drop_n_last_frames: frames at the end of each episode that are not samples.
-        frame_weights: weight of each frame: a parquet file with the columns episode, frame and
-            weight, or the key of a feature with one number per frame. Frames of weight 0 are not
-            samples (docs/frame_weights.md).
-        frame_weights_in: "order", "loss" or "both": a frame comes more often in an epoch
-            (`epoch_segments`), its sample has the factor of its loss as `loss_weight` (float32
-            scalar), or both, as their product.
+class Selection(SelectionFields):
+    """The episodes and frames of a dataset that are samples; by default all. Its fields are those
+    of `SelectionFields`.
     """
 
-    episodes: Iterable[int] | None = None
-    exclude_episodes: Iterable[int] | None = None
-    where: str | None = None
-    keep_ranges: KeepRanges | None = None
-    keep_rule: Literal["window", "start"] = "window"
-    drop_n_first_frames: int = 0
-    drop_n_last_frames: int = 0
-    frame_weights: str | os.PathLike[str] | None = None
-    frame_weights_in: WeightsIn = "both"
+    @classmethod
+    def of(cls, settings: object) -> Selection:
+        """Return the selection by settings that have its fields as attributes; an empty text or
+        tuple is the default.
+        """
+        return cls(**values_of(settings))
 
     def spell_out(self, catalog: Catalog) -> tuple[Selection, Catalog]:
         """Return this selection together with that of the catalog's view, and the catalog without
@@ -269,12 +229,14 @@ class Selection:
         selection = replace(self, episodes=chosen, exclude_episodes=excluded)
         table = catalog.episodes
         make = partial(selection._apply, catalog, reach)
-        if self.where is not None or self.keep_ranges is not None:  # these have further inputs
-            return make()
-        drops = int(self.drop_n_first_frames), int(self.drop_n_last_frames)
-        return share(
-            make, table.ids, table.lengths, chosen, excluded, *drops, cache=catalog.files.cache
-        )
+        inputs = []
+        for name, kind in KINDS.items():
+            value = getattr(selection, name)
+            if kind.needs_lengths_alone:
+                inputs.append(value.item() if isinstance(value, np.generic) else value)
+            elif name not in _LATER and value != DEFAULTS[name]:
+                return make()
+        return share(make, table.ids, table.lengths, *inputs, cache=catalog.files.cache)
 
     def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
         rows, notes = self._select_rows(catalog)

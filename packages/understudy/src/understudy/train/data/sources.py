@@ -356,13 +356,7 @@ def split_source(
         ]
     if target := config.policy.return_target:
         options["returns"] = ReturnTarget(**target)
-    selection = replace(
-        selection,
-        exclude_episodes=None,
-        where=None,
-        frame_weights=settings.frame_weights or None,
-        frame_weights_in=settings.frame_weights_in,
-    )
+    selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
     training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
     validation = None
     if len(validated):
@@ -401,15 +395,7 @@ def _select(settings: SourceConfig) -> Selection:
     """Return the selection of a source, before its episodes are split; frame weights come after
     that.
     """
-    return Selection(
-        episodes=settings.episodes or None,
-        exclude_episodes=settings.exclude_episodes,
-        where=settings.where or None,
-        keep_ranges=settings.keep_ranges or None,
-        keep_rule=settings.keep_rule,
-        drop_n_first_frames=settings.drop_n_first_frames,
-        drop_n_last_frames=settings.drop_n_last_frames,
-    )
+    return replace(Selection.of(settings), frame_weights=None)
 
 
 def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
