@@ -36,12 +36,12 @@ test-data: setup
 test-tools: setup
 	scripts/test-wheel tools 1250
 
-# The long forms, about an hour: copy their output into docs/reliability.md. The tests have short forms.
+# The long forms, about an hour: copy their output into lab/journal/reliability.md. The tests have short forms.
 soak: setup
 	$(PY) lab/benchmarks/soak_loader.py --minutes 30 --kills 1000
 	$(PY) lab/benchmarks/soak_trainer.py --kills 100
 
-# Test other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes); writes docs/compatibility.md.
+# Test other releases of Python, torch, PyAV, NumPy and LeRobot (10 GB, some twenty minutes); writes lab/journal/compatibility.md.
 compat: setup
 	$(PY) scripts/compat.py
 

@@ -10,9 +10,9 @@ the bit.
 
 Each environment has the wheels of packages/ with most extras, and runs the tests on the sources of
 this checkout. `batch_digests.py` reads the same files in each of them and in the environment of
-`make test`. Results go into the table of docs/compatibility.md; rows of environments left out of
-this run stay. CUDA builds of torch are included (3 to 4 GB each); they run on a CPU. All files are
-in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version:
+`make test`. Results go into the table of lab/journal/compatibility.md; rows of environments left
+out of this run stay. CUDA builds of torch are included (3 to 4 GB each); they run on a CPU. All
+files are in .compat/. Needs uv, which scripts/setup installs, and an interpreter of each version:
 PYTHON312=..., `python3.12` on the PATH, or one from pyenv or uv.
 """
 
@@ -34,7 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".compat"
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "lab" / "journal" / "compatibility.md"
 BEGIN = "<!-- begin of the text by `make compat` -->"
 END = "<!-- end of the text by `make compat` -->"
 EXTRAS = {
@@ -348,7 +348,7 @@ def recording() -> Path | None:
 
 
 def write_page(reference: dict[str, Any]) -> None:
-    """Write the part of docs/compatibility.md between the two marks, from all available results."""
+    """Write the part of PAGE between the two marks, from all available results."""
     rows = {each.name: PLACE / f"{each.name}.json" for each in ENVIRONMENTS}
     found = {name: json.loads(path.read_text()) for name, path in rows.items() if path.exists()}
     tabled = [name for name in TABLED if any(name in row["versions"] for row in found.values())]

@@ -1,5 +1,5 @@
 """`nox -s exams`: run tests and tools of other projects on understudy, and write the table of
-docs/exams.md.
+lab/journal/exams.md.
 
     python scripts/exams.py [NAME ...] [--pytest "ARGUMENTS"]
 
@@ -33,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".exams"
-PAGE = ROOT / "docs" / "exams.md"
+PAGE = ROOT / "lab" / "journal" / "exams.md"
 SNAPSHOTS = Lock()
 """Several exams have the same repository."""
 BEGIN = "<!-- begin of the text by `nox -s exams` -->"
@@ -453,7 +453,7 @@ def counts(junit: Path) -> dict[str, Any]:
 
 
 def write_page() -> None:
-    """Write the part of docs/exams.md between the two marks, from all available results."""
+    """Write the part of lab/journal/exams.md between the two marks, from all available results."""
     paths = {exam.name: PLACE / f"{exam.name}.json" for exam in EXAMS}
     rows = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     lines = [

@@ -189,7 +189,7 @@ def with_rates(row: Row, device: str) -> Row:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The results as markdown, rows for docs/performance.md."""
+    """The results as markdown, rows for lab/journal/performance.md."""
     lines = [
         "Conditions: "
         + ", ".join(f"{name} {value}" for name, value in found["conditions"].items())

@@ -3,7 +3,7 @@ unchanged.
 
     python lab/benchmarks/soak_loader.py [--minutes 30] [--kills 1000] [--data PATH] [--cache DIR]
 
-Prints a row of the Markdown tables of docs/reliability.md for each; exit code 1 if one fails.
+Prints a row of the tables of lab/journal/reliability.md for each; exit code 1 if one fails.
 Without --data it uses the images of `loader.py` (AV1, a key frame every 2, 224 pixels), made on the
 first run: all 256 episodes at full rate, eight of them for the kills, because an uninterrupted run
 must repeat all batches of the victims.

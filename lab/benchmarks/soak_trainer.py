@@ -10,7 +10,7 @@ series, tensors and policy bit for bit. Where the number of processes changes, e
 used once and losses are equal to rounding. After every kill, each folder with a checkpoint's name
 must hold that step of the uninterrupted run.
 
-Prints lines for docs/reliability.md; exit code 1 if a check fails. `--torn` is the negative
+Prints lines for lab/journal/reliability.md; exit code 1 if a check fails. `--torn` is the negative
 control: it writes checkpoints under their final name, and the checks must fail.
 """
 

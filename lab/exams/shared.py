@@ -108,5 +108,5 @@ class RowStatistics:
 
 
 def publish(lines: list[str]) -> None:
-    """Add lines to the section of this exam in docs/exams.md."""
+    """Add lines to the section of this exam in lab/journal/exams.md."""
     Path(os.environ["EXAM_FACTS"]).write_text(json.dumps({"lines": lines}, indent=1) + "\n")

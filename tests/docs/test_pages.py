@@ -40,6 +40,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "recipes").glob("*/*.md")),
+    *sorted((ROOT / "lab/journal").glob("*.md")),
 ]
 PROGRAMS = ("understudy", "torchrun", "accelerate", "sbatch")
 """Programs whose commands are read. Those of the tutorials run, in tests/docs/test_tutorials.py."""

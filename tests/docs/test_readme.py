@@ -86,7 +86,7 @@ def test_numbers_of_the_tables_are_on_their_pages() -> None:
     digits.
     """
     rows = re.findall(
-        r"^\| (.+) \| (.+) \| `.+ \| \[\w+\]\((docs/\w+\.md)[^)]*\) \|$",
+        r"^\| (.+) \| (.+) \| `.+ \| \[\w+\]\(((?:docs|lab/journal)/\w+\.md)[^)]*\) \|$",
         README.read_text(),
         flags=re.MULTILINE,
     )

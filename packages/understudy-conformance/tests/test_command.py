@@ -174,7 +174,7 @@ def test_plugin_adds_a_test_per_requirement(tmp_path: Path) -> None:
 
 
 def test_documentation_has_the_requirements() -> None:
-    assert format_requirements().strip() in (ROOT / "docs/conformance.md").read_text()
+    assert format_requirements().strip() in (ROOT / "lab/journal/conformance.md").read_text()
 
 
 def test_requirements_are_numbered_from_one() -> None:
