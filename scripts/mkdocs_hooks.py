@@ -17,6 +17,7 @@ OUTSIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "droid.md": "recipes/droid/README.md",
     "kubernetes.md": "recipes/kubernetes/README.md",
+    "libero.md": "recipes/libero/README.md",
     "ray.md": "recipes/ray/README.md",
     "skypilot.md": "recipes/skypilot/README.md",
 }

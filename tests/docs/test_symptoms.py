@@ -48,9 +48,9 @@ def steps() -> list[tuple[str, list[str]]]:
 
 
 def as_pattern(line: str) -> str:
-    """A printed line with any other numbers, and any spaces between its words."""
-    parts = re.split(NUMBER, " ".join(line.split()))
-    return NUMBER.join(map(re.escape, parts))
+    """A printed line with any other numbers, any spaces, and any words in place of `…`."""
+    parts = [re.split(NUMBER, " ".join(part.split())) for part in line.split("…")]
+    return ".*".join(NUMBER.join(map(re.escape, words)) for words in parts)
 
 
 @pytest.fixture
