@@ -4,7 +4,7 @@ have.
 nox -s lerobot    LeRobot and transformers from the package index, and the tests that need them
 nox -s onnx       ONNX and its runtime
 nox -s ray        Ray, the recipe that trains in its workers, and tools with `--ray`
-nox -s exams      tests, doctors and readers of other projects on understudy; writes lab/journal/exams.md
+nox -s exams      tests, doctors and readers of other projects; writes lab/journal/exams.md
 """
 
 from pathlib import Path
