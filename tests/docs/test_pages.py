@@ -6,6 +6,7 @@ Commands are read in test_commands.py.
 import ast
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections import Counter
@@ -260,8 +261,8 @@ def test_policies_page_loads_a_policy_that_acts(
     assert execute("policies")["actions"].shape == (3, 4)
 
 
-def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```json\n(.*?)```", DOCS["policies"], flags=re.DOTALL)
+def test_pi05_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
+    (block,) = blocks("pi05", "json")
     (tmp_path / "config.json").write_text(block)
     stored = json.loads(block)
     widths = {"action": stored["action_dim"], "observation.state": stored["state_dim"]}
@@ -284,6 +285,17 @@ def test_api_page_has_every_public_name_with_a_docstring() -> None:
     assert all(getattr(us.policies, name) for name in listed)
 
 
+def test_parts_of_the_program_are_those_of_the_program() -> None:
+    """Commands, rules of `check`, and settings of other trainers."""
+    writers = runpy.run_path(str(ROOT / "scripts/doc_tables.py"))["WRITERS"]
+    changed = [
+        name
+        for name, write in writers.items()
+        if write(DOCS[Path(name).stem]) != DOCS[Path(name).stem]
+    ]
+    assert changed == [], "run python scripts/doc_tables.py"
+
+
 def test_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     pages = [
@@ -292,7 +304,7 @@ def test_site_has_every_page() -> None:
         for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
     ]
     outside = {f"{recipe.parent.name}.md" for recipe in (ROOT / "recipes").glob("*/README.md")}
-    outside |= {"index.md", "changelog.md", "contributing.md"}
+    outside |= {"index.md", "settings.md", "changelog.md", "contributing.md"}
     assert outside <= set(pages)
     assert sorted(page for page in pages if page not in outside) == sorted(
         f"{name}.md" for name in DOCS
