@@ -16,9 +16,9 @@ from understudy_tools.check.findings import RULES
 ROOT = Path(__file__).parents[1]
 TRAINERS = ROOT / "packages/understudy/src/understudy/config/other_trainers.toml"
 RULES_HEAD = "\n| rule | a sound dataset |\n|---|---|\n"
-COLUMN = 64
+COLUMN = 61
 """Column at which the meaning of a short command begins."""
-WIDTH = 112
+WIDTH = 118
 """Longest line of a block of commands."""
 
 
