@@ -10,6 +10,7 @@ import runpy
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -296,13 +297,18 @@ def test_parts_of_the_program_are_those_of_the_program() -> None:
     assert changed == [], "run python scripts/doc_tables.py"
 
 
+def pages_of(nav: Any) -> Iterator[str]:
+    """Pages of a part of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        yield from pages_of(entry)
+
+
 def test_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    pages = [
-        page
-        for entry in nav
-        for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
-    ]
+    pages = list(pages_of(nav))
     outside = {f"{recipe.parent.name}.md" for recipe in (ROOT / "recipes").glob("*/README.md")}
     outside |= {"index.md", "settings.md", "changelog.md", "contributing.md"}
     assert outside <= set(pages)
