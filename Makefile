@@ -64,7 +64,7 @@ pytest-long:
 
 # Packages of the extra `docs` go into .venv, too.
 docs: .venv/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build # with --quiet it would ignore warnings, which end it
 
 # The files of a release in dist/, checked: sources, wheels for Linux on x86-64 and aarch64, one for any system, and the
 # kit for loaders.

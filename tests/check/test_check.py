@@ -160,11 +160,6 @@ def test_each_rule_is_registered() -> None:
     assert list_ids(range(0, 40, 2), 3) == "0, 2, 4, ... (20 in all)"
 
 
-def test_docs_list_each_rule() -> None:
-    text = (Path(__file__).parents[2] / "docs/checking.md").read_text()
-    assert re.findall(r"^\| `(\w+\.\w+)` \|", text, re.MULTILINE) == list(RULES)
-
-
 def test_column_summary_equals_plain_loops() -> None:
     """Also with gaps between episodes, values that are not finite, and blocks smaller than an
     episode.

@@ -16,7 +16,7 @@ import understudy as us
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
 from understudy_data.datasets.episode_arrays import EpisodeArrays
-from understudy_data.datasets.selection.fields import DEFAULTS, KINDS, SelectionOptions
+from understudy_data.datasets.format.selection_fields import DEFAULTS, KINDS, SelectionOptions
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.testing.caches import own_cache
 from understudy_data.testing.datasets import Spec, write_dataset
@@ -26,6 +26,7 @@ from understudy_tools.cli.edit import EditConfig
 
 LENGTHS = (6, 9, 4, 8, 12, 7)
 WINDOW = {"action": [0.0, 0.1, 0.2]}
+"""That of the run's chunk."""
 VALUES: dict[str, Any] = {
     "episodes": (0, 2, 4),
     "exclude_episodes": (1,),
@@ -148,16 +149,8 @@ def test_every_way_selects_by_every_field(name: str, way: str, root: Path) -> No
 @pytest.mark.parametrize("name", KINDS)
 def test_every_way_selects_as_the_dataset_does(name: str, way: str, root: Path) -> None:
     _, options = options_of(name, root)
-    if way == "run":
-        expected = frames_of(us.EpisodeDataset(root, run_windows(root), **options))
-    else:
-        expected = of_dataset(root, options)
+    expected = of_dataset(root, options)
     assert WAYS[way](root, options) == expected
-
-
-def run_windows(root: Path) -> dict[str, list[float]]:
-    config = tiny_config(root, root.parent / "run")
-    return {"action": [step / 10 for step in range(3)]}
 
 
 def test_keywords_and_settings_have_the_fields() -> None:

@@ -1,9 +1,6 @@
-"""docs/migration.md: its tables are the hints for flags of other tools, and each hint names
-settings that exist.
-"""
+"""Hints for flags of other tools, which docs/migration.md lists: each names settings that exist."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from understudy_kit import load, override, validate
 from understudy_kit.cli.main import COMMANDS, read_settings
 from understudy_kit.config.flags import list_settings
 
-ROOT = Path(__file__).parents[2]
 FOREIGN = read_hints()
 
 
@@ -29,12 +25,6 @@ def flags() -> set[str]:
         for setting in list_settings(TrainConfig, kind)
     ]
     return {f"--{path.replace('_', '-')}" for path in paths}
-
-
-def test_tables_are_those_of_the_data_file() -> None:
-    page = (ROOT / "docs/migration.md").read_text()
-    write_tables = runpy.run_path(str(ROOT / "scripts/migration_tables.py"))["write_tables"]
-    assert page == write_tables(page), "run python scripts/migration_tables.py"
 
 
 def test_settings_of_the_same_name_exist() -> None:

@@ -6,9 +6,11 @@ Commands are read in test_commands.py.
 import ast
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -261,8 +263,8 @@ def test_policies_page_loads_a_policy_that_acts(
     assert execute("policies")["actions"].shape == (3, 4)
 
 
-def test_policies_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```json\n(.*?)```", DOCS["policies"], flags=re.DOTALL)
+def test_pi05_page_has_a_config_of_tiny_dimensions(tmp_path: Path) -> None:
+    (block,) = blocks("pi05", "json")
     (tmp_path / "config.json").write_text(block)
     stored = json.loads(block)
     widths = {"action": stored["action_dim"], "observation.state": stored["state_dim"]}
@@ -285,15 +287,31 @@ def test_api_page_has_every_public_name_with_a_docstring() -> None:
     assert all(getattr(us.policies, name) for name in listed)
 
 
+def test_parts_of_the_program_are_those_of_the_program() -> None:
+    """Commands, rules of `check`, and settings of other trainers."""
+    writers = runpy.run_path(str(ROOT / "scripts/doc_tables.py"))["WRITERS"]
+    changed = [
+        name
+        for name, write in writers.items()
+        if write(DOCS[Path(name).stem]) != DOCS[Path(name).stem]
+    ]
+    assert changed == [], "run python scripts/doc_tables.py"
+
+
+def pages_of(nav: Any) -> Iterator[str]:
+    """Pages of a part of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        yield from pages_of(entry)
+
+
 def test_site_has_every_page() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    pages = [
-        page
-        for entry in nav
-        for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
-    ]
+    pages = list(pages_of(nav))
     outside = {f"{recipe.parent.name}.md" for recipe in (ROOT / "recipes").glob("*/README.md")}
-    outside |= {"index.md", "changelog.md", "contributing.md"}
+    outside |= {"index.md", "settings.md", "changelog.md", "contributing.md"}
     assert outside <= set(pages)
     assert sorted(page for page in pages if page not in outside) == sorted(
         f"{name}.md" for name in DOCS

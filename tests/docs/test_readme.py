@@ -14,7 +14,6 @@ pytest.importorskip("mujoco", reason="the recording needs the extra demo")
 import understudy as us
 from understudy.testing.docs import ROOT, run_python
 from understudy_kit import main
-from understudy_kit.cli.main import COMMANDS
 
 README = ROOT / "README.md"
 
@@ -50,9 +49,9 @@ def test_readme_runs_from_its_first_line_to_its_last(
         if words[0] in ("record", "rollout"):
             words = words[: words.index("--episodes")]
         assert words[0] == "serve" or main([*words, *short.get(words[0], [])]) == 0, words
-    names = run_python(README, {"observation": us.EpisodeDataset("data/first")[0]}, slice(0, 1))
+    names = run_python(README, {"observation": us.EpisodeDataset("data/first")[0]}, slice(1, 2))
     assert names["actions"].shape == (8, 4)
-    names = run_python(README, {}, slice(1, 2))
+    names = run_python(README, {}, slice(0, 1))
     assert names["state"].shape == (32, 4)
     assert names["batch"]["observation.images.front"].shape == (32, 3, 64, 64)
     assert names["saved"]["position"] == 100 * 32
@@ -81,23 +80,19 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", text))
 
 
-def test_numbers_of_the_tables_are_on_their_pages() -> None:
-    """A number of the README is on the page that it is quoted from, there with as many or more
-    digits.
-    """
-    rows = re.findall(
-        r"^\| (.+) \| (.+) \| `.+ \| \[\w+\]\(((?:docs|lab/journal)/\w+\.md)[^)]*\) \|$",
-        README.read_text(),
-        flags=re.MULTILINE,
-    )
-    assert len(rows) == 12
-    for name, result, page in rows:
-        values = [float(word) for word in numbers((ROOT / page).read_text())]
-        for word in numbers(f"{name} {result}"):
-            digits = len(word.partition(".")[2]) if "e" not in word else 12
-            assert any(round(value, digits) == float(word) for value in values), (
-                f"{word} of {name!r} is not in {page}"
-            )
+def test_figures_of_the_readme_are_on_the_page_of_figures() -> None:
+    """A figure of the README is in docs/measured.md or the journal, with as many or more digits."""
+    text = README.read_text()
+    tables = re.findall(r"^\| (?:CPU ms|\| result).*\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert len(tables) == 2
+    costs, figures = ([row.split("|") for row in table.splitlines()] for table in tables)
+    found = numbers(" ".join([*(" ".join(row[2:]) for row in costs), *(row[2] for row in figures)]))
+    assert len(found) > 12
+    pages = [ROOT / "docs/measured.md", ROOT / "lab/journal/performance.md"]
+    values = [float(word) for page in pages for word in numbers(page.read_text())]
+    for word in found:
+        digits = len(word.partition(".")[2])
+        assert any(round(value, digits) == float(word) for value in values), word
 
 
 def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +106,3 @@ def test_loading_page_example_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert sample["task"].startswith("pick up the ")
     assert batch["action"].shape == (32, 4, 4)
     assert names["loader"].position == 32
-
-
-def test_commands_page_names_all_commands() -> None:
-    page = (ROOT / "docs/commands.md").read_text()
-    named = set(
-        re.findall(r"^understudy ((?:(?:order|fast|tokenizer) )?[a-z]+)", page, flags=re.MULTILINE)
-    )
-    assert named == set(COMMANDS)

@@ -71,7 +71,7 @@ OWN_CODE = re.compile(r"[\w/]+\.py:\w+")
 FLAG = re.compile(r"(?<![\w\-/.'])--(?=[a-z])[\w.-]*\w(?![-\w])")
 FOLDERS = ("scripts", "examples", "recipes", "packages", "lab")
 PROSE = {"--name", "--setting", "--policy.hidden"}
-"""Flags that stand for any, and of the policy that docs/policies.md writes."""
+"""Flags that stand for any, and of the policy that docs/own_policies.md writes."""
 
 
 # -- reading by the program ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import understudy as us
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.selection.fields import SelectionOptions
+from understudy_data.datasets.format.selection_fields import SelectionOptions
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.load.batch_request import (
     BatchOptions,

@@ -23,7 +23,7 @@ from understudy.train.precision import compute_dtype, make_optimizer, named_tens
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 
-PAGE = (Path(__file__).parents[4] / "docs" / "precision.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "training.md").read_text()
 
 
 @dataclass(frozen=True)

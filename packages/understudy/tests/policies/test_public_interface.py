@@ -2,7 +2,7 @@
 defaults.
 
 An argument may be added at the end with a default, and a field too. Any other difference is an
-incompatible change: it raises the version (docs/policies.md), and only then this table.
+incompatible change: it raises the version (docs/own_policies.md), and only then this table.
 """
 
 import inspect

@@ -18,6 +18,7 @@ from understudy_data.datasets.check_files import doubt_of_reader
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.format.selection_fields import SelectionOptions
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.datasets.read.image_column import ImageColumns
 from understudy_data.datasets.read.returns import Returns, ReturnTarget
@@ -26,7 +27,6 @@ from understudy_data.datasets.read.rows import PART_BYTES, Rows
 from understudy_data.datasets.read.sensors import Sensors
 from understudy_data.datasets.read.texts import EpisodePrompts, Responses
 from understudy_data.datasets.read.video_frames import VideoFrames
-from understudy_data.datasets.selection.fields import SelectionOptions
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
 from understudy_data.datasets.selection.select import (
     SegmentTable,

@@ -16,8 +16,8 @@ from torch import Tensor
 from understudy_base import parse_bytes
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.selection_fields import SelectionOptions
 from understudy_data.datasets.read.returns import ReturnTarget
-from understudy_data.datasets.selection.fields import SelectionOptions
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.load.choose_order import choose_order
 from understudy_data.load.images.disk_cache import DiskCache

@@ -11,7 +11,7 @@ GENERAL = [
 OPTIONS = {
     "policy-code": (
         "--policy-code FILE",
-        f"Python file of a policy whose type is code of its own ({page('policies.md')}).",
+        f"Python file of a policy whose type is code of its own ({page('own_policies.md')}).",
     ),
 }
 """Flags of every command that other distributions bring, by their entry point."""

@@ -31,7 +31,7 @@ class ReturnSettings:
     """Return of a frame. `success`: 1 at the end of a successful episode. `time`: minus the seconds
     to success, and minus `horizon` for a failure. Otherwise the key of a feature with a reward per
     frame, whose sum over the rest of the episode is the return. Episodes that were cut train
-    nothing (docs/policies.md).
+    nothing (docs/other_policies.md).
     """
     discount: float = 1.0
     """Factor per frame on later rewards. With 0 the return is the feature's value itself."""

@@ -1,4 +1,4 @@
-"""Public names of a policy's author and their modules: the only list of them (docs/policies.md)."""
+"""Public names of a policy's author, and their modules: the only list (docs/own_policies.md)."""
 
 from understudy.policies.common.normalizer import Normalizer as Normalizer
 from understudy.policies.draws import Draws as Draws

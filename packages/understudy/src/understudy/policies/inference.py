@@ -59,7 +59,7 @@ def load_policy(
 
     Args:
         directory: the folder of `understudy export`, `RUN/policy`, `RUN`, or hf://OWNER/NAME on the
-            hub; for pi05 and pi0 also a folder of LeRobot or openpi (docs/policies.md).
+            hub; for pi05 and pi0 also a folder of LeRobot or openpi (docs/pi05.md).
         device: device of the arithmetic.
         head: norm head of the robot; needed where the policy has several.
         compute: precision of the arithmetic; None: that of the config, float32 where it has none.

@@ -268,7 +268,7 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     if missing := policy.missing_hooks():
         raise ConfigError(
             f"{type(policy).__name__} lacks {', '.join(missing)}, which each policy has "
-            f"({page('policies.md')})"
+            f"({page('own_policies.md')})"
         )
     if policy.scalar_losses:
         _check_scalar_losses(config)

@@ -18,7 +18,7 @@ from understudy.policies.policy_folder import check_replaceable
 from understudy.testing.runs import tiny_dataset
 from understudy_kit import main
 
-PAGE = (Path(__file__).parents[5] / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[5] / "docs" / "own_policies.md").read_text()
 FILES = {
     "beside.py": "from parts.inner import FACTOR\n",
     "parts/__init__.py": "from .inner import FACTOR\n",

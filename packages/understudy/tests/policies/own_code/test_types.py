@@ -1,4 +1,4 @@
-"""A policy in a file, `FILE.py:NAME`: the file of docs/policies.md, unchanged, through every
+"""A policy in a file, `FILE.py:NAME`: the file of docs/own_policies.md, unchanged, through every
 command.
 """
 
@@ -28,7 +28,7 @@ from understudy_base import ConfigError
 from understudy_kit import load, main, validate_new
 from understudy_kit.cli.main import read_settings
 
-PAGE = (Path(__file__).parents[5] / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[5] / "docs" / "own_policies.md").read_text()
 FLAGS = [
     "--steps",
     "4",

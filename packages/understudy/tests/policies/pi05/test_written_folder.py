@@ -1,4 +1,4 @@
-"""A folder of a policy that is written by hand, as docs/policies.md describes it, and errors in
+"""A folder of a policy that is written by hand, as docs/pi05.md describes it, and errors in
 it.
 """
 

@@ -10,6 +10,7 @@ pairing           the side that decides where the place of rows and their column
                   episodes
 meta_files        JSON files of `meta/`, checked value by value, and the path templates of info.json
 recorded_stats    statistics recorded with a dataset
+selection_fields  the fields of a selection, and the values that files may give them
 views             named selections, stored with a dataset
 standard_keys     a dataset under standard key names
 """

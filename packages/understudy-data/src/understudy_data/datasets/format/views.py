@@ -25,7 +25,7 @@ import numpy as np
 from understudy_base import VIEW_NAME, DatasetError, hold_folder, write_bytes, write_text
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.meta_files import read_json
-from understudy_data.datasets.selection.fields import (
+from understudy_data.datasets.format.selection_fields import (
     COPY,
     KINDS,
     SPLIT,

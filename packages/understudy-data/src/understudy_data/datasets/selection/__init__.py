@@ -1,6 +1,5 @@
 """Selection of episodes and frames.
 
-fields         the fields of a selection, and the values that files may give them
 select         segments of a dataset to use, searched by sample number and by frame
 frame_weights  weights of frames, in the order, the loss, or both
 keep_ranges    keys of keep-ranges files, and a report on the remaining frames

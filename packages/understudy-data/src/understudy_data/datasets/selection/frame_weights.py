@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.datasets.format.selection_fields import WeightsIn
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.selection.fields import WeightsIn
 from understudy_data.datasets.selection.select import (
     EPISODE_STRIDE,
     SelectedFrames,

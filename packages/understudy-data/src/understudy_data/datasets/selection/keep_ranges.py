@@ -25,10 +25,8 @@ import numpy as np
 
 from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.selection_fields import KeepRanges
 from understudy_data.plain_values import storable
-
-KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
-"""Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""
 
 _FORM = "an object: key of an episode -> [[start, end], ...]"
 _PARTS = ("recording_folderpath", "file_path")

@@ -18,7 +18,12 @@ import numpy as np
 from understudy_base import DatasetError, holds_boolean, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.datasets.selection.fields import DEFAULTS, KINDS, SelectionFields, values_of
+from understudy_data.datasets.format.selection_fields import (
+    DEFAULTS,
+    KINDS,
+    SelectionFields,
+    values_of,
+)
 from understudy_data.datasets.selection.keep_ranges import KeepReport, apply_ranges
 from understudy_data.datasets.selection.spread import spread_over_tasks
 from understudy_data.datasets.selection.where import matching_rows

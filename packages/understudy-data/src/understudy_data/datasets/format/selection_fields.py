@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
-if TYPE_CHECKING:
-    from understudy_data.datasets.selection.keep_ranges import KeepRanges
-
+KeepRanges = str | os.PathLike[str] | Mapping[Any, Any]
+"""Frame ranges to keep: a JSON file, or its content, key of an episode -> list of [start, end)."""
 WeightsIn = Literal["order", "loss", "both"]
 COPY = re.compile(r"[0-9a-f]{64}\.(json|parquet)")
 """Name of a file that a view has a copy of."""
