@@ -210,15 +210,16 @@ def _open_loop(
     import numpy as np
     import torch
 
-    from understudy.policies.common.settings import POLICY
+    from understudy.policies.common.settings import TaskMode
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
     from understudy_data.load.validation_data import UNREADABLE
 
     mode = state.config.val_mode()
-    if mode != POLICY:
+    if mode != TaskMode.POLICY:
         raise ConfigError(
-            f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}"
+            f"mode: the run is validated in the mode {mode!r}, and a server computes "
+            f"{TaskMode.POLICY!r}"
         )
     policy = state.eval_policy.eval()
     rows = np.flatnonzero((validation.source == source) & (validation.episode == episode))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, padded_elements, valid_elements
 from understudy_base import ACTION, STATE, Batch, ConfigError, Record, optional_imports
@@ -111,7 +110,7 @@ class LerobotAct(LerobotPolicy):
         return {term: loss for term, loss in losses.items() if terms is None or term in terms}
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps`
         has no effect.
         """

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from understudy.policies.batch import STATES, check_shape, split_states, value_of
 from understudy.policies.common.normalizer import blanked
-from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy_base import ACTION, STATE, Batch, Record, optional_imports
@@ -150,7 +149,7 @@ class LerobotDiffusion(LerobotPolicy):
         }
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_inference_steps` of the
         config, not `steps`.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.flow_matching import released_times
 from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.settings import FLOW, POLICY
+from understudy.policies.common.settings import LossTerm
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
@@ -86,7 +86,7 @@ class LerobotSmolvla(LerobotPolicy):
     @property
     def loss_terms(self) -> tuple[str, ...]:
         """Name of the loss term: `flow`."""
-        return (FLOW,)
+        return (LossTerm.FLOW,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of a sample, with LeRobot's distribution; to act the noise."""
@@ -146,7 +146,7 @@ class LerobotSmolvla(LerobotPolicy):
         """Number of valid elements of each sample, int64 [B]."""
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         return {
-            FLOW: valid_elements(
+            LossTerm.FLOW: valid_elements(
                 value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
             )
         }
@@ -163,7 +163,7 @@ class LerobotSmolvla(LerobotPolicy):
             terms: see `Policy.losses`.
             detail: see `Policy.losses`.
         """
-        if terms is not None and FLOW not in terms:
+        if terms is not None and LossTerm.FLOW not in terms:
             return {}
         config = self.config
         actions = self.normalizer.actions(batch)
@@ -182,10 +182,14 @@ class LerobotSmolvla(LerobotPolicy):
             parts = Detail(
                 squares.sum(dim=1)[:, None], (~pad).sum(dim=1).expand(-1, config.action_dim)
             )
-        return {FLOW: Loss(squares.sum(dim=(1, 2)), self.counts(batch, draws)[FLOW], parts)}
+        return {
+            LossTerm.FLOW: Loss(
+                squares.sum(dim=(1, 2)), self.counts(batch, draws)[LossTerm.FLOW], parts
+            )
+        }
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_steps` of the config, not
         `steps`.
 

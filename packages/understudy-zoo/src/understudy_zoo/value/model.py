@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.layers import Linear, layer_norm, zero_init
 from understudy.policies.common.observing import ObservingPolicy
-from understudy.policies.common.settings import POLICY
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
 from understudy.policies.pi05.policy import Pi05Policy
@@ -137,7 +136,7 @@ class ReturnPolicy(Policy):
         logits = self.logits(batch)
         return logits.softmax(dim=1) @ bin_centers(self.config).to(logits.device)
 
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Refuse: raises ValueError, as the policy predicts no actions."""
         raise ValueError(
             f"a policy of type {self.config.type} predicts returns, not actions; see `understudy "

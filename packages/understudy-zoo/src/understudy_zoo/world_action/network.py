@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from understudy.policies.common.layers import Linear, rows, zero_init
-from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES
+from understudy.policies.common.settings import LossTerm
 from understudy.policies.common.towers import ONE_BLOCK
 from understudy.policies.pi05.network import Pi0Network, Suffix
 from understudy_zoo.world_action.config import WorldActionConfig
@@ -75,11 +75,14 @@ class Future(nn.Module):
         super().__init__()
         sizes = config.sizes
         width = config.sizes.expert.width
-        self.streams = {FLOW: (config.chunk, sizes.dim), DYNAMICS: (config.chunk, sizes.dim)}
+        self.streams = {
+            LossTerm.FLOW: (config.chunk, sizes.dim),
+            LossTerm.DYNAMICS: (config.chunk, sizes.dim),
+        }
         if config.imagined:
             count = config.imagined * len(config.cameras) * config.patches
-            self.streams[IMAGES] = (count, 3 * (config.patch_side // 2) ** 2)
-        ahead = {name: dim for name, (_, dim) in self.streams.items() if name != FLOW}
+            self.streams[LossTerm.IMAGES] = (count, 3 * (config.patch_side // 2) ** 2)
+        ahead = {name: dim for name, (_, dim) in self.streams.items() if name != LossTerm.FLOW}
         self.in_proj = nn.ModuleDict({name: Linear(dim, width) for name, dim in ahead.items()})
         self.out_proj = nn.ModuleDict(
             {name: zero_init(Linear(width, dim)) for name, dim in ahead.items()}
@@ -91,7 +94,7 @@ class Future(nn.Module):
             }
         )
         if config.imagined:
-            self.now_proj = Linear(self.streams[IMAGES][1], width)
+            self.now_proj = Linear(self.streams[LossTerm.IMAGES][1], width)
 
     def suffix(
         self,
@@ -117,13 +120,17 @@ class Future(nn.Module):
         # One call of each layer: a sharded one adds up the gradients of two calls in another
         # sequence.
         before = alone.shape[2] if alone is not None else 0
-        actions = points[FLOW] if alone is None else torch.cat([alone, points[FLOW]], dim=2)
+        actions = (
+            points[LossTerm.FLOW]
+            if alone is None
+            else torch.cat([alone, points[LossTerm.FLOW]], dim=2)
+        )
         tokens = []
         spread = [times[name] for name in self.streams]
         for name in self.streams:
-            padding = before if name == FLOW else 0
+            padding = before if name == LossTerm.FLOW else 0
             slots = F.pad(self.slots[name].float(), (0, 0, padding, 0))
-            if name == FLOW:
+            if name == LossTerm.FLOW:
                 embedded = rows(network.action_in_proj, actions.float())
             else:
                 embedded = rows(self.in_proj[name], points[name].float())
@@ -138,7 +145,7 @@ class Future(nn.Module):
         condition = network.condition(torch.stack(spread, dim=2).flatten(0, 1))
         blocks = ((0, 0), (before, before)) if before else ONE_BLOCK
         joined = torch.cat(tokens, dim=2).flatten(0, 1).to(network.dtype)
-        return Suffix(joined, condition, points[FLOW].shape[1], blocks, groups)
+        return Suffix(joined, condition, points[LossTerm.FLOW].shape[1], blocks, groups)
 
     def read(
         self, network: Pi0Network, result: Tensor, count: int
@@ -150,15 +157,15 @@ class Future(nn.Module):
             And the velocity of the policy's block, where there is one.
         """
         whole = result.unflatten(0, (-1, count))
-        ahead = [tokens for name, (tokens, _) in self.streams.items() if name != FLOW]
+        ahead = [tokens for name, (tokens, _) in self.streams.items() if name != LossTerm.FLOW]
         actions, *parts = whole.split([whole.shape[2] - sum(ahead), *ahead], dim=2)
         moves = rows(network.action_out_proj, actions)
-        joint_count = self.streams[FLOW][0]
+        joint_count = self.streams[LossTerm.FLOW][0]
         alone_count = moves.shape[2] - joint_count
         alone, joint = moves.split([alone_count, joint_count], dim=2)
-        names = (name for name in self.streams if name != FLOW)
+        names = (name for name in self.streams if name != LossTerm.FLOW)
         predicted = {
             name: rows(self.out_proj[name], part) for name, part in zip(names, parts, strict=True)
         }
         own_velocity = alone if alone_count else None
-        return {FLOW: joint, **predicted}, own_velocity
+        return {LossTerm.FLOW: joint, **predicted}, own_velocity

@@ -23,16 +23,7 @@ from understudy.policies.common.flow_matching import (
 )
 from understudy.policies.common.images import letterbox
 from understudy.policies.common.layers import Linear
-from understudy.policies.common.settings import (
-    DYNAMICS,
-    FLOW,
-    FORWARD,
-    IMAGES,
-    INVERSE,
-    MODES,
-    POLICY,
-    TRAINS,
-)
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.common.streams import KEY_OF, Stream, read_stream, samples_given
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
@@ -81,7 +72,7 @@ class WorldActionPolicy(Pi05Policy):
     @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in."""
-        return MODES if self.config.future else (POLICY,)
+        return TaskMode.ALL if self.config.future else (TaskMode.POLICY,)
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -115,10 +106,10 @@ class WorldActionPolicy(Pi05Policy):
             return spec
         draws = () if use == "act" else spec["flow time"].shape
         for name, shape in self.future.streams.items():
-            if name != FLOW:
+            if name != LossTerm.FLOW:
                 spec[f"{name} noise"] = RandomSpec("normal", (*draws, *shape))
                 if draws:
-                    times = image_times if name == IMAGES else spread_times
+                    times = image_times if name == LossTerm.IMAGES else spread_times
                     spec[f"{name} time"] = RandomSpec("uniform", draws, times)
         return spec
 
@@ -131,13 +122,13 @@ class WorldActionPolicy(Pi05Policy):
         for term, (_, dim) in self.future.streams.items():
             stream = self._stream(term, batch)
             width = self._width(term, dim)
-            masks = self._unlearnt(stream, batch) if term == FLOW else (stream.uncounted,)
+            masks = self._unlearnt(stream, batch) if term == LossTerm.FLOW else (stream.uncounted,)
             elements = [valid_elements(mask, number, width, stream.dim_is_pad) for mask in masks]
             counts[term] = torch.stack(elements).sum(dim=0)
         return counts
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
         units.
 
@@ -147,36 +138,50 @@ class WorldActionPolicy(Pi05Policy):
             steps: Euler steps.
             mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch.
         """
-        if mode not in self.modes or FLOW not in TRAINS[mode]:
-            names = f"{POLICY!r} or {INVERSE!r}" if self.config.future else repr(POLICY)
+        if mode not in self.modes or LossTerm.FLOW not in TaskMode.TRAINS[mode]:
+            names = (
+                f"{TaskMode.POLICY!r} or {TaskMode.INVERSE!r}"
+                if self.config.future
+                else repr(TaskMode.POLICY)
+            )
             raise ValueError(f"mode {mode!r} does not lead to actions here: use {names}")
-        if mode == POLICY:
+        if mode == TaskMode.POLICY:
             return super().act(batch, draws, steps)
         plain = {key: value for key, value in batch.items() if key != MODE}
         inputs = {
-            term: self._stream(term, plain).clean for term in self.future.streams if term != FLOW
+            term: self._stream(term, plain).clean
+            for term in self.future.streams
+            if term != LossTerm.FLOW
         }
-        return self.robot_actions(self._sample(batch, draws, steps, inputs)[FLOW], batch)
+        return self.robot_actions(self._sample(batch, draws, steps, inputs)[LossTerm.FLOW], batch)
 
     @torch.no_grad()
-    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(
+        self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "forward_dynamics"
+    ) -> Imagined:
         """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
-        if mode not in self.modes or DYNAMICS not in TRAINS[mode] or not self.config.future:
+        if (
+            mode not in self.modes
+            or LossTerm.DYNAMICS not in TaskMode.TRAINS[mode]
+            or not self.config.future
+        ):
             raise ValueError(
-                f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or "
-                f"{POLICY!r}"
+                f"mode {mode!r}: nothing to imagine; use a policy with a future in "
+                f"{TaskMode.FORWARD!r} or {TaskMode.POLICY!r}"
             )
         plain = {key: value for key, value in batch.items() if key != MODE}
-        if mode == POLICY:
+        if mode == TaskMode.POLICY:
             plain = {**plain, ACTION: self.act(batch, draws, steps)}
             plain.pop(f"{ACTION}_is_pad", None)
         if f"{ACTION}_is_pad" in plain:
-            actions = self._stream(FLOW, plain).clean
+            actions = self._stream(LossTerm.FLOW, plain).clean
         else:  # those of a robot need no marks of padding
             actions = widened(self.normalizer.actions(plain), self.sizes.dim)
-        sampled = self._sample(plain, draws, steps, {FLOW: actions})
-        images = self._images(sampled[IMAGES], plain) if IMAGES in sampled else None
-        states = sampled[DYNAMICS][..., : self.config.state_dim]
+        sampled = self._sample(plain, draws, steps, {LossTerm.FLOW: actions})
+        images = (
+            self._images(sampled[LossTerm.IMAGES], plain) if LossTerm.IMAGES in sampled else None
+        )
+        states = sampled[LossTerm.DYNAMICS][..., : self.config.state_dim]
         return Imagined(
             self.robot_actions(actions, plain), self.normalizer.robot_states(states, plain), images
         )
@@ -220,10 +225,10 @@ class WorldActionPolicy(Pi05Policy):
             else:
                 times[term] = torch.where(stream.given[:, None], 0.0, time)
             points[term] = noisy_actions(clean, noise, times[term])
-            targets[term] = clean if term == IMAGES else velocity(clean, noise)
+            targets[term] = clean if term == LossTerm.IMAGES else velocity(clean, noise)
         noise = draws["flow noise"]
         time = draws["flow time"]
-        alone = noisy_actions(streams[FLOW].clean[:, None].expand_as(noise), noise, time)
+        alone = noisy_actions(streams[LossTerm.FLOW].clean[:, None].expand_as(noise), noise, time)
         suffix = self.future.suffix(self, points, times, self._now(batch), alone, time)
 
         def read(result: Tensor) -> dict[str, Loss]:
@@ -233,9 +238,13 @@ class WorldActionPolicy(Pi05Policy):
                 stream = streams[term]
                 width = self._width(term, targets[term].shape[-1])
                 blocks = [(predicted[term], stream.uncounted)]
-                if term == FLOW and moves is not None:
+                if term == LossTerm.FLOW and moves is not None:
                     blocks = list(
-                        zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True)
+                        zip(
+                            (moves, predicted[LossTerm.FLOW]),
+                            self._unlearnt(stream, batch),
+                            strict=True,
+                        )
                     )
                 parts = [
                     masked_squared_error(
@@ -243,7 +252,7 @@ class WorldActionPolicy(Pi05Policy):
                         targets[term][..., :width],
                         mask,
                         stream.dim_is_pad,
-                        detail and term != IMAGES,
+                        detail and term != LossTerm.IMAGES,
                     )
                     for output, mask in blocks
                 ]
@@ -262,14 +271,17 @@ class WorldActionPolicy(Pi05Policy):
         mode = batch.get(
             MODE, torch.zeros(len(stream.is_pad), dtype=torch.int64, device=stream.is_pad.device)
         )
-        is_inverse = (mode == MODES.index(INVERSE))[:, None]
-        is_policy = (mode == MODES.index(POLICY))[:, None]
+        is_inverse = (mode == TaskMode.ALL.index(TaskMode.INVERSE))[:, None]
+        is_policy = (mode == TaskMode.ALL.index(TaskMode.POLICY))[:, None]
         alone = stream.is_pad if self.training and self.config.acts else stream.is_pad | ~is_policy
         return alone, stream.is_pad | ~is_inverse
 
     def _width(self, term: str, dim: int) -> int:
         """Return the own dimensions of a stream: the robot's, or all of a patch."""
-        return {FLOW: self.config.action_dim, DYNAMICS: self.config.state_dim}.get(term, dim)
+        return {
+            LossTerm.FLOW: self.config.action_dim,
+            LossTerm.DYNAMICS: self.config.state_dim,
+        }.get(term, dim)
 
     def _stream(self, term: str, batch: Batch) -> Stream:
         """Read the target of a loss term from a training batch, as wide as the network.
@@ -277,7 +289,7 @@ class WorldActionPolicy(Pi05Policy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        if term != IMAGES:
+        if term != LossTerm.IMAGES:
             stream = read_stream(term, batch, self.config, self.normalizer)
             return stream._replace(clean=widened(stream.clean, self.sizes.dim))
         changes = []
@@ -346,7 +358,7 @@ class WorldActionPolicy(Pi05Policy):
         noises = {}
         for term in self.future.streams:
             if term not in inputs:
-                name = "noise" if term == FLOW else f"{term} noise"
+                name = "noise" if term == LossTerm.FLOW else f"{term} noise"
                 noises[term] = value_of(draws, name)
         for term, noise in noises.items():
             check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
@@ -363,7 +375,7 @@ class WorldActionPolicy(Pi05Policy):
             later = (time - 1 / steps).clamp(min=0)
             times = {term: torch.zeros_like(time) for term in inputs}
             for term in noises:
-                times[term] = shift_times(time, IMAGE_SHIFT) if term == IMAGES else time
+                times[term] = shift_times(time, IMAGE_SHIFT) if term == LossTerm.IMAGES else time
             suffix = self.future.suffix(
                 self,
                 {term: x[:, None] for term, x in {**points, **inputs}.items()},
@@ -375,7 +387,7 @@ class WorldActionPolicy(Pi05Policy):
             for term, noise in noises.items():
                 move = predicted[term][:, 0]
                 # from the clean patches to a velocity, in the even times of the integration
-                if term == IMAGES:
+                if term == LossTerm.IMAGES:
                     pace = (times[term] - shift_times(later, IMAGE_SHIFT)) * steps / times[term]
                     move = (points[term] - move) * pace[:, None, None]
                 else:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.settings import FORWARD, POLICY, is_trained
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
@@ -109,7 +109,7 @@ class Policy(nn.Module):
     @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in (`common/settings.py`)."""
-        return (POLICY,)
+        return (TaskMode.POLICY,)
 
     def trained_terms(self, mode: str) -> tuple[str, ...]:
         """Loss terms that a sample of a task mode trains.
@@ -117,7 +117,7 @@ class Policy(nn.Module):
         The default leaves out `flow`, `dynamics` and `images` where the mode gives what they
         predict.
         """
-        return tuple(term for term in self.loss_terms if is_trained(term, mode))
+        return tuple(term for term in self.loss_terms if TaskMode.is_trained(term, mode))
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes;
@@ -227,7 +227,7 @@ class Policy(nn.Module):
         counts = self.counts(batch, draws)
         return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot
         does not have.
 
@@ -291,7 +291,9 @@ class Policy(nn.Module):
         """Whether `imagine` can predict the consequences of given actions."""
         return False
 
-    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(
+        self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "forward_dynamics"
+    ) -> Imagined:
         """Predict the states that follow, and images where the policy has them; optional
         (`imagines`).
 

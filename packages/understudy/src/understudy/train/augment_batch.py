@@ -13,7 +13,7 @@ from torch import Tensor
 
 from understudy.policies.batch import to_device
 from understudy.policies.common.images import drop_texts, shift_images
-from understudy.policies.common.settings import MODES
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy_base import PROMPT_METADATA, SOURCE, TASK, Batch
 from understudy_data.load.instructions import draw_instructions
@@ -36,9 +36,9 @@ def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Ten
         positions: int64 [n], on the host.
         shares: share of each mode by name; they sum to 1.
     """
-    bounds = np.cumsum([shares.get(mode, 0.0) for mode in MODES])
+    bounds = np.cumsum([shares.get(mode, 0.0) for mode in TaskMode.ALL])
     # where the sum is just below 1
-    last = max(number for number, mode in enumerate(MODES) if shares.get(mode))
+    last = max(number for number, mode in enumerate(TaskMode.ALL) if shares.get(mode))
     drawn = sample_uniform(seed, "task mode", positions.numpy()).reshape(-1)
     return torch.from_numpy(
         np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64)

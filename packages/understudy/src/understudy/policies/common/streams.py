@@ -12,11 +12,11 @@ from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.encoders import text_room
 from understudy.policies.common.flow_matching import noisy_actions
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, MODE, STATE, Batch, Record
 
-KEY_OF = {FLOW: ACTION, DYNAMICS: STATE}
+KEY_OF = {LossTerm.FLOW: ACTION, LossTerm.DYNAMICS: STATE}
 """Key of a batch that each loss term of vectors predicts."""
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -62,7 +62,7 @@ def read_values(term: str, batch: Batch, config: Any, normalizer: Normalizer) ->
         ValueError: a missing key or a wrong shape, by name.
     """
     values = value_of(batch, KEY_OF[term])
-    if term == FLOW:
+    if term == LossTerm.FLOW:
         check_shape(ACTION, values, (None, config.chunk, config.action_dim))
         return normalizer.actions(batch)
     check_shape(STATE, values, (None, 1 + config.chunk, config.state_dim))
@@ -79,7 +79,7 @@ def read_stream(term: str, batch: Batch, config: Any, normalizer: Normalizer) ->
     key = KEY_OF[term]
     clean = read_values(term, batch, config, normalizer)
     is_pad: Tensor = value_of(batch, f"{key}_is_pad")
-    check_shape(f"{key}_is_pad", is_pad, (len(clean), config.chunk + (term == DYNAMICS)))
+    check_shape(f"{key}_is_pad", is_pad, (len(clean), config.chunk + (term == LossTerm.DYNAMICS)))
     is_pad = is_pad[:, -config.chunk :]
     clean = torch.where(is_pad[..., None], 0.0, clean)
     return Stream(
@@ -97,11 +97,12 @@ def samples_given(term: str, batch: Batch, config: Any) -> Tensor | None:
         return None
     if not config.future:
         raise ValueError(
-            f"the batch has {MODE!r}; a policy without a future is trained in mode {POLICY!r} only"
+            f"the batch has {MODE!r}; a policy without a future is trained in mode "
+            f"{TaskMode.POLICY!r} only"
         )
     is_given = torch.zeros_like(batch[MODE], dtype=torch.bool)
-    for number, mode in enumerate(MODES):
-        if term not in TRAINS[mode]:
+    for number, mode in enumerate(TaskMode.ALL):
+        if term not in TaskMode.TRAINS[mode]:
             is_given = is_given | (batch[MODE] == number)
     return is_given
 
@@ -125,7 +126,7 @@ class StreamPolicy(Policy):
     @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in."""
-        return MODES if self.config.future else (POLICY,)
+        return TaskMode.ALL if self.config.future else (TaskMode.POLICY,)
 
     def prompt_room(self, prompts: Sequence[str]) -> tuple[int, int, str]:
         """Bytes, with the one that starts each text."""

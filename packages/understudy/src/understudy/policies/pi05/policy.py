@@ -31,7 +31,7 @@ from understudy.policies.common.flow_matching import (
     spread_times,
 )
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.common.settings import FLOW, POLICY
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
@@ -107,7 +107,7 @@ class Pi05Policy(Policy, Pi0Network):
         """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these
         tokens.
         """
-        terms = [FLOW]
+        terms = [LossTerm.FLOW]
         if self.config.response_tokens:
             terms.append(TEXT)
         if self.config.fast:
@@ -236,8 +236,8 @@ class Pi05Policy(Policy, Pi0Network):
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         counts = {}
-        for term in (term for term in self.loss_terms if term == FLOW or term in TOKENS):
-            if term == FLOW:
+        for term in (term for term in self.loss_terms if term == LossTerm.FLOW or term in TOKENS):
+            if term == LossTerm.FLOW:
                 dims = self.normalizer.dim_is_pad(ACTION, batch)
                 counts[term] = valid_elements(
                     unlearnt_actions(batch, draws, self.config.chunk),
@@ -287,7 +287,7 @@ class Pi05Policy(Policy, Pi0Network):
         return losses
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
         units.
 
@@ -295,7 +295,8 @@ class Pi05Policy(Policy, Pi0Network):
         """
         if mode not in self.modes:
             raise ValueError(
-                f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only"
+                f"mode {mode!r}: a policy of type {self.config.type} acts in mode "
+                f"{TaskMode.POLICY!r} only"
             )
         observed = self._before_acting(batch)
         check_shape(
@@ -392,7 +393,7 @@ class Pi05Policy(Policy, Pi0Network):
 
         def read(result: Tensor) -> dict[str, Loss]:
             moves = self.action_velocity(result, noisy)
-            return {FLOW: flow_loss(batch, draws, moves, clean, self.normalizer, detail)}
+            return {LossTerm.FLOW: flow_loss(batch, draws, moves, clean, self.normalizer, detail)}
 
         return suffix, read
 

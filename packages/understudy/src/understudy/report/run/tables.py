@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from understudy.policies.common.settings import is_trained
+from understudy.policies.common.settings import TaskMode
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base import Record
 
@@ -22,7 +22,7 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         mode: Task mode of the validation (`TrainConfig.val_mode`).
     """
     terms = several_terms(result)
-    trained = [term for term in terms if is_trained(term, mode)]
+    trained = [term for term in terms if TaskMode.is_trained(term, mode)]
     suffix = f" of {' and '.join(trained)}, in mode {mode}" if trained else ""
     parts = [f"step {result['step']}, validation loss{suffix}"]
     head = ("", "loss", "standard error", *terms, "samples", "episodes")

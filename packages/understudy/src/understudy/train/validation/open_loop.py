@@ -18,7 +18,7 @@ from torch import Tensor
 
 from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
-from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
@@ -179,7 +179,7 @@ class EpisodeActions:
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
         self._mode = state.config.val_mode()
-        if FLOW not in TRAINS[self._mode] or not state.config.policy.ACTS:
+        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not state.config.policy.ACTS:
             of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
         self._state = state
@@ -226,8 +226,10 @@ class EpisodeActions:
                 span = slice(low, min(low + BATCH, len(part)))
                 batch = policy.preprocess(part.read(span))
                 unreadable = batch.pop(UNREADABLE)
-                if self._mode != POLICY:
-                    batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
+                if self._mode != TaskMode.POLICY:
+                    batch[MODE] = torch.full(
+                        (span.stop - span.start,), TaskMode.ALL.index(self._mode)
+                    )
                 inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
                 proposed = predict_actions(
                     policy, inputs, part.identity(span), state.config.seed, self._mode
