@@ -15,9 +15,7 @@ import numpy as np
 import torch
 
 from understudy.devices import torch_device
-from understudy.policies.batch import from_present
-from understudy.policies.policy import Policy, load
-from understudy.train.augment_batch import batch_to_device
+from understudy.policies.policy import Policy
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.sources import open_source, split_source
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
@@ -56,7 +54,7 @@ class ValueFunction:
         """Read frames in the form of the network."""
         episodes, frames = self.dataset.locate(np.arange(part.start, part.stop))
         config = self.policy.config
-        batch = from_present(self.dataset.batch(episodes, frames), config)
+        batch = self.policy.from_present(self.dataset.batch(episodes, frames))
         batch[TASK] = draw_instructions(
             batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
         )
@@ -96,7 +94,6 @@ class ComputeValues:
         torch.set_num_threads(1)  # the rounding of sums may depend on their number
         function = self.function or _reopen(*self.opened)
         first, stop = part[0]
-        device = next(function.policy.parameters()).device
         batches = [slice(low, min(low + BATCH, stop)) for low in range(first, stop, BATCH)]
         values = np.empty(stop - first, np.float32)
         reading = prefetch_chunks(
@@ -105,9 +102,8 @@ class ComputeValues:
         with torch.no_grad(), closing(reading):
             for number, batch in reading:
                 low = number * BATCH
-                values[low : low + BATCH] = (
-                    function.policy.values(batch_to_device(batch, device)).cpu().numpy()
-                )
+                returns = function.policy.values(function.policy.batch_to_device(batch))
+                values[low : low + BATCH] = returns.cpu().numpy()
         return values
 
 
@@ -149,7 +145,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     folder = run.require_policy()
     settings = run.settings()
     try:
-        policy = load(folder)
+        policy = Policy.load(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not policy.config.return_target:

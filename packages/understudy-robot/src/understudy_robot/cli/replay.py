@@ -211,7 +211,6 @@ def _open_loop(
     import torch
 
     from understudy.policies.common.settings import TaskMode
-    from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
     from understudy_data.load.validation_data import UNREADABLE
 
@@ -233,7 +232,7 @@ def _open_loop(
             )
         identity = validation.identity(part)
         task = batch[TASK][0]
-        device_batch = batch_to_device(policy.preprocess(batch), state.mesh.device)
+        device_batch = policy.batch_to_device(policy.preprocess(batch))
         with torch.no_grad():
             actions = predict_actions(policy, device_batch, identity, state.config.seed, mode)[0]
         yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy(), task)

@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape, prompts_of, value_of
 from understudy.policies.common.flow_matching import released_times
-from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.settings import LossTerm
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
+from understudy.policies.losses import Detail, Loss, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles, fill_state
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
@@ -100,7 +98,7 @@ class LerobotSmolvla(LerobotPolicy):
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Tokenize the instructions, each with a line break behind it as in LeRobot."""
-        encoded = self._tokenize(prompts_of(batch), self.config.theirs.pad_language_to)
+        encoded = self._tokenize(self.prompts_of(batch), self.config.theirs.pad_language_to)
         return {
             **batch,
             TOKENS: encoded["input_ids"],
@@ -147,7 +145,7 @@ class LerobotSmolvla(LerobotPolicy):
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         return {
             LossTerm.FLOW: valid_elements(
-                value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
+                self.value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
             )
         }
 
@@ -167,15 +165,13 @@ class LerobotSmolvla(LerobotPolicy):
             return {}
         config = self.config
         actions = self.normalizer.actions(batch)
-        check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
+        self.check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
         squares = self.model(
             *self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0]
         )
-        pad = padded_elements(
-            value_of(batch, f"{ACTION}_is_pad"), self.normalizer.dim_is_pad(ACTION, batch)
-        )
+        pad = self.normalizer.padded_elements(ACTION, batch)
         squares = torch.where(pad, 0.0, squares[..., : config.action_dim].float())  # [B, T, A]
         parts = None
         if detail:
@@ -225,7 +221,7 @@ class LerobotSmolvla(LerobotPolicy):
             device = images[0].device
             tokenized = self.preprocess(dict(batch))
             batch = {**batch, **{key: tokenized[key].to(device) for key in (TOKENS, TOKENS_MASK)}}
-        state = self.normalizer.states(batch, state_now(batch))
+        state = self.normalizer.present_states(batch)
         padded = F.pad(state, (0, self.config.theirs.max_state_dim - self.config.state_dim))
         return images, masks, batch[TOKENS], batch[TOKENS_MASK], padded
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape, value_of
 from understudy.policies.common.layers import Linear, layer_norm, zero_init
 from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -101,7 +100,7 @@ class ReturnPolicy(Policy):
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """1 for each sample with a known return, int64 [B]."""
-        counts = (~value_of(batch, RETURN_IS_PAD)).long()
+        counts = (~self.value_of(batch, RETURN_IS_PAD)).long()
         return dict.fromkeys((*self.loss_terms, *self.metrics), counts)
 
     def losses(
@@ -110,10 +109,10 @@ class ReturnPolicy(Policy):
         """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not
         known.
         """
-        returns = value_of(batch, RETURN)
+        returns = self.value_of(batch, RETURN)
         counts = self.counts(batch, draws)
         logits = self.logits(batch)
-        check_shape(RETURN, returns, (len(logits),))
+        self.check_shape(RETURN, returns, (len(logits),))
         centers = bin_centers(self.config).to(logits.device)
         # before any arithmetic: 0 * NaN is NaN
         returns = torch.where(counts[VALUE] > 0, returns, centers[0])

@@ -13,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_image, check_shape, value_of
 from understudy.policies.common.flow_matching import (
     euler,
     noisy_actions,
@@ -195,7 +194,7 @@ class WorldActionPolicy(Pi05Policy):
         return super()._observed(
             {
                 **batch,
-                **{camera: present(value_of(batch, camera)) for camera in self.config.cameras},
+                **{camera: present(self.value_of(batch, camera)) for camera in self.config.cameras},
             }
         )
 
@@ -214,7 +213,7 @@ class WorldActionPolicy(Pi05Policy):
         for term, stream in streams.items():
             noise = draws[f"{term} noise"]
             time = draws[f"{term} time"]
-            check_shape(
+            self.check_shape(
                 f"{term} noise",
                 noise,
                 (len(stream.clean), time.shape[1], *self.future.streams[term]),
@@ -295,10 +294,10 @@ class WorldActionPolicy(Pi05Policy):
         changes = []
         pads = []
         for camera in self.config.cameras:
-            images = value_of(batch, camera)
-            is_pad = value_of(batch, f"{camera}_is_pad")
-            check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
-            check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
+            images = self.value_of(batch, camera)
+            is_pad = self.value_of(batch, f"{camera}_is_pad")
+            self.check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
+            self.check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
             is_pad = is_pad[:, 1:]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
             if lacks is not None:
@@ -327,7 +326,7 @@ class WorldActionPolicy(Pi05Policy):
             return None
         parts = []
         for camera in self.config.cameras:
-            patches = self._patches(present(value_of(batch, camera))[:, None])[:, 0]
+            patches = self._patches(present(self.value_of(batch, camera))[:, None])[:, 0]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
             if lacks is not None:
                 patches = torch.where(lacks[:, None, None], 0.0, patches)
@@ -359,9 +358,9 @@ class WorldActionPolicy(Pi05Policy):
         for term in self.future.streams:
             if term not in inputs:
                 name = "noise" if term == LossTerm.FLOW else f"{term} noise"
-                noises[term] = value_of(draws, name)
+                noises[term] = self.value_of(draws, name)
         for term, noise in noises.items():
-            check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
+            self.check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
         sizes = [noise[0].numel() for noise in noises.values()]
 
         def split(x: Tensor) -> dict[str, Tensor]:

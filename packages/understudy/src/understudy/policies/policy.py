@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from understudy.policies import batch as batches
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
@@ -74,10 +75,28 @@ class Policy(nn.Module):
     """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set
     it, so that compiled blocks meet few lengths.
     """
+    STATE_HISTORY: ClassVar[str] = batches.STATES
+    """Key that `split_states` gives to the states over time, [B, T, S]."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
     """Normalization of states and actions, and its inverse."""
+
+    value_of = staticmethod(batches.value_of)
+    prompts_of = staticmethod(batches.prompts_of)
+    check_shape = staticmethod(batches.check_shape)
+    check_image = staticmethod(batches.check_image)
+    split_states = staticmethod(batches.split_states)
+
+    def from_present(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch as `act` takes it, without past actions and the future that `losses`
+        alone reads; see `batch.from_present`.
+        """
+        return batches.from_present(batch, self.config)
+
+    def batch_to_device(self, batch: Batch) -> dict[str, Any]:
+        """Copy a batch to the device of the weights; what the host reads stays there."""
+        return batches.batch_to_device(batch, next(self.parameters()).device)
 
     @property
     def input_keys(self) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
+from understudy.policies.batch import batch_to_device
 from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
@@ -44,7 +45,6 @@ from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
 from understudy.train import precision
 from understudy.train.augment_batch import (
-    batch_to_device,
     draw_modes,
     draw_on_device,
     drop_instructions,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from understudy.policies.batch import check_image, check_shape, prompts_of, value_of
 from understudy.policies.common.encoders import ImageEncoder, TextEncoder
 from understudy.policies.common.layers import Linear
-from understudy.policies.common.normalizer import state_now
 from understudy.policies.common.streams import StreamPolicy
 from understudy_base import STATE, Batch, Record
 
@@ -67,5 +66,5 @@ class ObservingPolicy(StreamPolicy):
             state = value_of(batch, STATE)
             slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
             check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
-            parts.append(self.normalizer.states(batch, state_now(batch)))
+            parts.append(self.normalizer.present_states(batch))
         return self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))

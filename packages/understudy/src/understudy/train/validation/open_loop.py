@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
-from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.augment_batch import draw_on_device
 from understudy.train.state import TrainState
 from understudy_base import ACTION, MODE, Batch, ConfigError
 from understudy_data.load.validation_data import UNREADABLE, ValidationData
@@ -62,9 +61,7 @@ class OpenLoop:
         chosen = self._chosen[first:last] - part.start
         some = chosen if len(chosen) else np.zeros(1, np.int64)
         rows = torch.from_numpy(some)
-        inputs = from_present(
-            {key: _rows(value, rows) for key, value in batch.items()}, policy.config
-        )
+        inputs = policy.from_present({key: _rows(value, rows) for key, value in batch.items()})
         recorded = inputs[ACTION]
         proposed = predict_actions(
             policy, inputs, self._held.identity(part)[some], self._seed, self._mode
@@ -230,7 +227,7 @@ class EpisodeActions:
                     batch[MODE] = torch.full(
                         (span.stop - span.start,), TaskMode.ALL.index(self._mode)
                     )
-                inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
+                inputs = policy.from_present(policy.batch_to_device(batch))
                 proposed = predict_actions(
                     policy, inputs, part.identity(span), state.config.seed, self._mode
                 )

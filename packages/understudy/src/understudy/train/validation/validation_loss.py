@@ -29,11 +29,12 @@ from torch import Tensor
 from understudy.config.train import TrainConfig
 from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, RankError, reshard_weights
+from understudy.policies.batch import batch_to_device
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy, evaluating
-from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.augment_batch import draw_on_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
