@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.common.layers import Linear, layer_norm, zero_init
+from understudy.policies.common.layers import Linear
 from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.targets import packing_of
 from understudy.policies.policy import Policy
 from understudy_base import RETURN, RETURN_IS_PAD, Batch, Record
 from understudy_zoo.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
@@ -59,11 +58,13 @@ class ReturnHead(nn.Module):
         """Build the layers."""
         super().__init__()
         self.hidden = Linear(width, width)
-        self.out = zero_init(Linear(width, bins))
+        self.out = Linear(width, bins).zeroed()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, width] to float32 [B, bins]."""
-        logits: Tensor = self.out(layer_norm(F.gelu(self.hidden(x))))
+        hidden = F.gelu(self.hidden(x))
+        normal = F.layer_norm(hidden.float(), hidden.shape[-1:])  # without learned scale
+        logits: Tensor = self.out(normal.to(hidden.dtype))
         return logits.float()
 
 
@@ -192,7 +193,7 @@ class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
     def logits(self, batch: Batch) -> Tensor:
         """Predict the distribution of the return, float32 [B, bins]."""
         observed, sizes = self._observed(batch)
-        packing = packing_of(sizes, self.sizes.vision.tokens, False) if self.packs else None
+        packing = self.packing(sizes, False)
         _, tokens = self.run(observed, None, hidden=True, packing=packing)
         assert tokens is not None
         counted = observed.valid[..., None]

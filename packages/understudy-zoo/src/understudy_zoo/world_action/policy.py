@@ -13,22 +13,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.common.flow_matching import (
-    euler,
-    noisy_actions,
-    shift_times,
-    spread_times,
-    velocity,
-)
-from understudy.policies.common.images import letterbox
+from understudy.policies.common.flow_matching import euler, spread_times
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.settings import LossTerm, TaskMode
-from understudy.policies.common.streams import KEY_OF, Stream, read_stream, samples_given
+from understudy.policies.common.streams import Stream
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
-from understudy.policies.pi05.network import Observation, Suffix
+from understudy.policies.pi05.network import Suffix
 from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.targets import Extent, widened
 from understudy_base import ACTION, MODE, Batch, Record
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.network import CHANGE, Future, to_images, to_patches
@@ -37,6 +29,15 @@ IMAGE_SHIFT = 8.0
 """Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at
 even times their noise hides so little that the network would denoise instead of predicting.
 """
+
+
+def shift_times(time: Tensor, factor: float) -> Tensor:
+    """Shift flow times in [0, 1] towards noise for factors above 1; 0 and 1 stay.
+
+    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis",
+    equation 23.
+    """
+    return factor * time / (1 + (factor - 1) * time)
 
 
 def image_times(uniform: Tensor) -> Tensor:
@@ -175,7 +176,7 @@ class WorldActionPolicy(Pi05Policy):
         if f"{ACTION}_is_pad" in plain:
             actions = self._stream(LossTerm.FLOW, plain).clean
         else:  # those of a robot need no marks of padding
-            actions = widened(self.normalizer.actions(plain), self.sizes.dim)
+            actions = self.widened(self.normalizer.actions(plain))
         sampled = self._sample(plain, draws, steps, {LossTerm.FLOW: actions})
         images = (
             self._images(sampled[LossTerm.IMAGES], plain) if LossTerm.IMAGES in sampled else None
@@ -187,16 +188,12 @@ class WorldActionPolicy(Pi05Policy):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
-        """Embed the present of a batch."""
+    def observed_batch(self, batch: Batch) -> Batch:
+        """Return the batch with the present images alone."""
         if not self.config.future:
-            return super()._observed(batch)
-        return super()._observed(
-            {
-                **batch,
-                **{camera: present(self.value_of(batch, camera)) for camera in self.config.cameras},
-            }
-        )
+            return batch
+        images = {camera: present(self.value_of(batch, camera)) for camera in self.config.cameras}
+        return {**batch, **images}
 
     def _noisy(
         self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
@@ -218,16 +215,17 @@ class WorldActionPolicy(Pi05Policy):
                 noise,
                 (len(stream.clean), time.shape[1], *self.future.streams[term]),
             )
-            clean = stream.clean[:, None].expand_as(noise)
             if stream.given is None:
                 times[term] = time
             else:
                 times[term] = torch.where(stream.given[:, None], 0.0, time)
-            points[term] = noisy_actions(clean, noise, times[term])
-            targets[term] = clean if term == LossTerm.IMAGES else velocity(clean, noise)
+            points[term] = stream.points(noise, times[term])
+            targets[term] = stream.velocity(noise)
+            if term == LossTerm.IMAGES:  # clean patches
+                targets[term] = stream.clean[:, None].expand_as(noise)
         noise = draws["flow noise"]
         time = draws["flow time"]
-        alone = noisy_actions(streams[LossTerm.FLOW].clean[:, None].expand_as(noise), noise, time)
+        alone = streams[LossTerm.FLOW].points(noise, time)
         suffix = self.future.suffix(self, points, times, self._now(batch), alone, time)
 
         def read(result: Tensor) -> dict[str, Loss]:
@@ -289,8 +287,8 @@ class WorldActionPolicy(Pi05Policy):
             ValueError: a missing key or a wrong shape, by name.
         """
         if term != LossTerm.IMAGES:
-            stream = read_stream(term, batch, self.config, self.normalizer)
-            return stream._replace(clean=widened(stream.clean, self.sizes.dim))
+            stream = Stream.read(term, batch, self.config, self.normalizer)
+            return stream._replace(clean=self.widened(stream.clean))
         changes = []
         pads = []
         for camera in self.config.cameras:
@@ -311,13 +309,11 @@ class WorldActionPolicy(Pi05Policy):
             pads.append(is_pad[..., None].expand(-1, -1, patches.shape[2]))
         clean = torch.stack(changes, dim=2).flatten(1, 3)
         marks = torch.stack(pads, dim=2).flatten(1, 3)
-        return Stream(clean, marks, None, samples_given(term, batch, self.config))
+        return Stream(clean, marks, None, Stream.samples_given(term, batch, self.config))
 
     def _patches(self, images: Tensor) -> Tensor:
         """Transform images uint8 [B, T, 3, H, W] into patches, float32 [B, T, P, dim]."""
-        pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(
-            0, images.shape[:2]
-        )
+        pixels = self.resized(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         return to_patches(pixels, self.config.patch_side)
 
     def _now(self, batch: Batch) -> Tensor | None:
@@ -340,7 +336,7 @@ class WorldActionPolicy(Pi05Policy):
         config = self.config
         side = self.sizes.vision.image
         now = torch.stack(
-            [letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1
+            [self.resized(present(batch[camera])) for camera in config.cameras], dim=1
         )
         shape = (config.imagined, len(config.cameras), config.patches)
         change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
@@ -390,7 +386,7 @@ class WorldActionPolicy(Pi05Policy):
                     pace = (times[term] - shift_times(later, IMAGE_SHIFT)) * steps / times[term]
                     move = (points[term] - move) * pace[:, None, None]
                 else:
-                    move = torch.where(self._own_dims(batch, KEY_OF[term]), move, noise)
+                    move = torch.where(self._own_dims(batch, LossTerm.KEYS[term]), move, noise)
                 moves.append(move.flatten(1))
             return torch.cat(moves, dim=1)
 

@@ -55,15 +55,6 @@ def velocity(actions: Tensor, noise: Tensor) -> Tensor:
     return noise - actions
 
 
-def shift_times(time: Tensor, factor: float) -> Tensor:
-    """Shift flow times in [0, 1] towards noise for factors above 1; 0 and 1 stay.
-
-    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis",
-    equation 23.
-    """
-    return factor * time / (1 + (factor - 1) * time)
-
-
 def spread_times(uniform: Tensor) -> Tensor:
     """Map uniform draws to flow times, one stratum per draw of a sample.
 

@@ -16,6 +16,7 @@ from math import isfinite
 from typing import ClassVar, Final
 
 from understudy.policies.registry import PolicySettings
+from understudy_base import ACTION, STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,8 @@ class LossTerm:
     FLOW: Final = "flow"
     DYNAMICS: Final = "dynamics"
     IMAGES: Final = "images"
+    KEYS: Final = {FLOW: ACTION, DYNAMICS: STATE}
+    """Key of a batch that each term of vectors predicts."""
 
 
 class TaskMode:

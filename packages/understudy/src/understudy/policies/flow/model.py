@@ -31,17 +31,14 @@ from understudy.policies.common.flow_matching import (
     sample_given,
     sample_guided,
     spread_times,
-    velocity,
 )
-from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
+from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids
 from understudy.policies.common.normalizer import Normalizer, blanked
 from understudy.policies.common.observing import ObservingPolicy
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.common.streams import (
-    KEY_OF,
     VALIDATION_DRAWS,
     Stream,
-    read_stream,
     read_values,
 )
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -123,7 +120,7 @@ class FlowPolicy(ObservingPolicy):
         self.time = Linear(64 * len(self._streams), width)
         self.in_proj = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
-        self.out_proj = zero_init(Linear(width, config.chunk * config.noise_dim))
+        self.out_proj = Linear(width, config.chunk * config.noise_dim).zeroed()
         self.delay = Linear(64, width) if config.max_delay else None
 
     @property
@@ -242,7 +239,7 @@ class FlowPolicy(ObservingPolicy):
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
             points.append(blanked(stream.points(stream_noise, times[number]), stream.dim_is_pad))
             # [B, D, T, dim]
-            targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))
+            targets.append(stream.velocity(stream_noise))
         known_delay = 0 if delay is None else delay
         predicted = self._velocity(
             torch.cat(points, dim=3),
@@ -315,7 +312,7 @@ class FlowPolicy(ObservingPolicy):
 
     def _stream(self, batch: Batch, term: str, delay: Tensor | None = None) -> Stream:
         """Target of `term` in a batch for training; the first `delay` actions are given."""
-        stream = read_stream(term, batch, self.config, self.normalizer)
+        stream = Stream.read(term, batch, self.config, self.normalizer)
         if delay is None or term != LossTerm.FLOW:
             return stream
         return stream._replace(first=given_actions(delay, self.config.chunk))
@@ -367,7 +364,9 @@ class FlowPolicy(ObservingPolicy):
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch, delay)
         check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
-        pads = {name: self.normalizer.dim_is_pad(KEY_OF[name], batch) for name in self._streams}
+        pads = {
+            name: self.normalizer.dim_is_pad(LossTerm.KEYS[name], batch) for name in self._streams
+        }
         start = []
         for name, part in zip(self._streams, self._split(noise)):
             if name in TaskMode.TRAINS[mode]:
@@ -396,7 +395,7 @@ class FlowPolicy(ObservingPolicy):
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a
         mask.
         """
-        if f"{KEY_OF[term]}_is_pad" not in batch:
+        if f"{LossTerm.KEYS[term]}_is_pad" not in batch:
             return read_values(term, batch, self.config, self.normalizer)
         return self._stream(batch, term).clean
 

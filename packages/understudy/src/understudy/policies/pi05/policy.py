@@ -30,8 +30,10 @@ from understudy.policies.common.flow_matching import (
     sample_guided,
     spread_times,
 )
+from understudy.policies.common.images import letterbox
 from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.settings import LossTerm, TaskMode
+from understudy.policies.common.towers import Packing
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
@@ -271,9 +273,7 @@ class Pi05Policy(Policy, Pi0Network):
         suffix = read = None
         if len(predicted) < len(computed):
             suffix, read = self._noisy(batch, draws, computed, detail)
-        packing = None
-        if self.packs:
-            packing = packing_of(sizes, self.sizes.vision.tokens, tail is not None)
+        packing = self.packing(sizes, tail is not None)
         result, hidden = self.run(
             observed,
             suffix,
@@ -340,7 +340,7 @@ class Pi05Policy(Policy, Pi0Network):
         check_delay(delay, horizon, length, config.max_delay)
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
-        chunk = widened(self.normalizer.actions({**batch, ACTION: rest}), self.sizes.dim)
+        chunk = self.widened(self.normalizer.actions({**batch, ACTION: rest}))
         field = self._field(observed, batch, draws["noise"])
         if horizon is None:
             actions = sample_given(field, draws["noise"], chunk, delay, steps)
@@ -349,6 +349,31 @@ class Pi05Policy(Policy, Pi0Network):
                 field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch)
             )
         return self.robot_actions(actions, batch)
+
+    def observed_batch(self, batch: Batch) -> Batch:
+        """Return the batch whose images, texts and states the towers see; those of training may
+        have more frames.
+        """
+        return batch
+
+    def packing(self, sizes: Sequence[Extent], tail: bool) -> Packing | None:
+        """Return the tokens that count, with `packs`; None: all that the batch is padded to.
+
+        Args:
+            sizes: extent of each sample.
+            tail: whether the batch has text to predict.
+        """
+        return packing_of(sizes, self.sizes.vision.tokens, tail) if self.packs else None
+
+    def resized(self, images: Tensor) -> Tensor:
+        """Resize images uint8 [N, 3, H, W] to the network's square, in -1..1: float32 [N, 3, side,
+        side].
+        """
+        return letterbox(images, self.sizes.vision.image)
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Pad vectors [..., n] with zeros to the width of the network's, [..., dim]."""
+        return widened(x, self.sizes.dim)
 
     def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
@@ -401,6 +426,7 @@ class Pi05Policy(Policy, Pi0Network):
         """Embed the images and the prompt of a batch, without the cameras and the padding that no
         sample needs.
         """
+        batch = self.observed_batch(batch)
         sizes = known_extents(batch, self.config.cameras)
         config = self.config
         tokens = value_of(batch, PROMPT[0])
@@ -418,7 +444,7 @@ class Pi05Policy(Policy, Pi0Network):
         values = value_of(batch, STATES)
         is_pad = value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
-        return States(widened(self.normalizer.states(batch, values), self.sizes.dim), ~is_pad)
+        return States(self.widened(self.normalizer.states(batch, values)), ~is_pad)
 
     def _before_acting(self, batch: Batch) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
@@ -440,7 +466,7 @@ class Pi05Policy(Policy, Pi0Network):
             return None
         state = state_now(batch)
         check_shape(STATE, state, (None, self.config.state_dim))
-        return widened(self.normalizer.states(batch, state), self.sizes.dim)
+        return self.widened(self.normalizer.states(batch, state))
 
     def _field(self, observed: Observation, batch: Batch, noise: Tensor) -> Field:
         """Make the velocity field of a batch that starts at `noise` [B, T, dim].
