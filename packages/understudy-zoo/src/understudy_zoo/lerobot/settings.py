@@ -14,12 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy.policies.common.lerobot_processors import VISUAL, read_object
+from understudy.policies.common.lerobot_processors import LerobotProcessor, read_object
 from understudy.policies.registry import (
     PolicyConfig,
     PolicySettings,
     PolicyType,
-    imported,
     stored_type,
 )
 from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
@@ -247,7 +246,10 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
 
     def their_facts(self) -> dict[str, Any]:
         """Return the features in the form of LeRobot's config.json, and the length of the chunk."""
-        images = {key: {"type": VISUAL, "shape": [3, *self.image_size]} for key in self.cameras}
+        images = {
+            key: {"type": LerobotProcessor.VISUAL, "shape": [3, *self.image_size]}
+            for key in self.cameras
+        }
         return {
             "input_features": {**images, STATE: {"type": "STATE", "shape": [self.state_dim]}},
             "output_features": {ACTION: {"type": "ACTION", "shape": [self.action_dim]}},
@@ -479,8 +481,8 @@ class LerobotSmolvlaSettings(LerobotSettings):
                 mapping = stored.get("normalization_mapping")
                 mode = "IDENTITY"
                 if isinstance(mapping, Mapping):
-                    mode = mapping.get(VISUAL, "IDENTITY")
-                figures = IDENTITY if mode == "IDENTITY" else {VISUAL: mode}
+                    mode = mapping.get(LerobotProcessor.VISUAL, "IDENTITY")
+                figures = IDENTITY if mode == "IDENTITY" else {LerobotProcessor.VISUAL: mode}
                 stored = self.read_stored(stored, figures)
             chunk = stored.get("chunk")
             if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
@@ -495,7 +497,9 @@ class LerobotSmolvlaSettings(LerobotSettings):
         `LerobotSettings.read_stored`.
         """
         if colors != IDENTITY:
-            raise ValueError(f"normalization_mapping: {VISUAL}: {cls.type} normalizes no images")
+            raise ValueError(
+                f"normalization_mapping: {LerobotProcessor.VISUAL}: {cls.type} normalizes no images"
+            )
         return super().read_stored(stored, colors)
 
 
@@ -544,8 +548,8 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
         ValueError: the preset needs an optimizer, a schedule or a normalization that a run lacks.
     """
     with optional_imports():
-        theirs = imported(kind)(device="cpu")
-        run = imported(PIPELINE)
+        theirs = _import(kind)(device="cpu")
+        run = _import(PIPELINE)
     data: dict[str, Any] = {
         "normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]
     }
@@ -648,7 +652,9 @@ def _import(target: str) -> Any:
     installed.
     """
     with optional_imports():
-        return imported(target) if ":" in target else import_module(target)
+        module_name, _, name = target.partition(":")
+        module = import_module(module_name)
+        return getattr(module, name) if name else module
 
 
 def _parsed(value: Any) -> Any:

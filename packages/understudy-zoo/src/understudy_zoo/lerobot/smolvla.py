@@ -4,9 +4,9 @@ network is theirs.
 
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from understudy.policies.common.settings import LossTerm
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Detail, Loss, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
-from understudy.policies.weight_files import WeightFiles, fill_state
+from understudy.policies.weight_files import WeightFiles
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
@@ -43,6 +43,7 @@ class LerobotSmolvla(LerobotPolicy):
     decide noise and flow time. Settings freeze the parts that LeRobot's freeze.
     """
 
+    tied_weights: ClassVar[Mapping[str, str]] = {HEAD: EMBEDDING}
     config: LerobotSmolvlaConfig
 
     def __init__(self, config: LerobotSmolvlaConfig, normalization: Record) -> None:
@@ -132,13 +133,6 @@ class LerobotSmolvla(LerobotPolicy):
         if missing or extra or shapes:
             raise WeightsError(self.config.weights, missing, extra, shapes)
         return files
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy; LeRobot's may lack the head that shares the
-        embedding's weights.
-        """
-        shared = {} if HEAD in weights else {HEAD: EMBEDDING}
-        fill_state(self.state_dict(), weights, shared)
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
