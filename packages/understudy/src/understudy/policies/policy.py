@@ -67,6 +67,8 @@ class Policy(nn.Module):
     Training weighs each mean by `counts`. Validation then has one group, all samples, and frames
     have no loss weights.
     """
+    tied_weights: ClassVar[Mapping[str, str]] = {}
+    """Names of weights that a stored state dict may lack -> the name there of an equal one."""
     packs: bool = False
     """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens;
     runs with `max_num_tokens` set it.
@@ -419,7 +421,8 @@ class Policy(nn.Module):
         Raises:
             ValueError: names or shapes differ.
         """
-        fill_state(self.state_dict(), weights, {})
+        tied = {name: other for name, other in self.tied_weights.items() if name not in weights}
+        fill_state(self.state_dict(), weights, tied)
 
     def save(
         self,
@@ -546,7 +549,8 @@ def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> 
     """
     stored = stored_shapes(saved.weights)
     for name, tensor in policy.state_dict().items():
-        if name not in stored and type(policy).load_weights is not Policy.load_weights:
+        has_own = type(policy).load_weights is not Policy.load_weights
+        if name not in stored and (has_own or name in policy.tied_weights):
             continue
         if stored.get(name) != (shape := tuple(tensor.shape)):
             there = stored.get(name, "missing")
