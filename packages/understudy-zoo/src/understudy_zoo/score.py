@@ -17,7 +17,7 @@ import torch
 from understudy.devices import torch_device
 from understudy.policies.policy import Policy
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.sources import open_source, split_source
+from understudy.train.data.sources import open_source
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data.checksums import file_sha256
 from understudy_data.datasets.dataset import EpisodeDataset
@@ -174,7 +174,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
             f"source: {name}: its norm head {head} is none of the policy's: "
             f"{', '.join(policy.norm_heads)}"
         )
-    dataset = split_source(name, opened, config, cameras, sizes).training
+    dataset = opened.split(name, config, cameras, sizes).training
     checksums = {
         path.name: file_sha256(path)
         for path in sorted(folder.iterdir())

@@ -19,7 +19,6 @@ from understudy.policies.registry import (
     PolicyConfig,
     PolicySettings,
     PolicyType,
-    stored_type,
 )
 from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
 
@@ -475,7 +474,7 @@ class LerobotSmolvlaSettings(LerobotSettings):
         file = _config_file(self.weights)
         stored = read_object(file)
         try:
-            if (name := stored_type(stored)) != self.type:
+            if (name := self.stored_type(stored)) != self.type:
                 raise ValueError(f"type: {stored.get('type', name)}: policy.type is {self.type}")
             if "input_features" in stored:
                 mapping = stored.get("normalization_mapping")

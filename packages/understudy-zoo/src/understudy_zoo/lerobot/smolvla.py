@@ -4,7 +4,7 @@ network is theirs.
 
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from understudy.policies.common.flow_matching import released_times
 from understudy.policies.common.settings import LossTerm
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Detail, Loss, valid_elements
+from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.released_keys import WeightsError
 from understudy.policies.weight_files import WeightFiles
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
@@ -165,18 +165,10 @@ class LerobotSmolvla(LerobotPolicy):
         squares = self.model(
             *self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0]
         )
-        pad = self.normalizer.padded_elements(ACTION, batch)
-        squares = torch.where(pad, 0.0, squares[..., : config.action_dim].float())  # [B, T, A]
-        parts = None
-        if detail:
-            parts = Detail(
-                squares.sum(dim=1)[:, None], (~pad).sum(dim=1).expand(-1, config.action_dim)
-            )
-        return {
-            LossTerm.FLOW: Loss(
-                squares.sum(dim=(1, 2)), self.counts(batch, draws)[LossTerm.FLOW], parts
-            )
-        }
+        squares = squares[:, None, :, : config.action_dim].float()  # [B, 1, T, A]
+        is_pad = self.value_of(batch, f"{ACTION}_is_pad")
+        dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
+        return {LossTerm.FLOW: Loss.of_errors(squares, is_pad, dim_is_pad, detail)}
 
     @torch.no_grad()
     def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:

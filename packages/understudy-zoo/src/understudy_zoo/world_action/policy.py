@@ -18,7 +18,7 @@ from understudy.policies.common.layers import Linear
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.common.streams import Stream
 from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
+from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
 from understudy.policies.pi05.network import Suffix
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy_base import ACTION, MODE, Batch, Record
@@ -253,7 +253,10 @@ class WorldActionPolicy(Pi05Policy):
                     )
                     for output, mask in blocks
                 ]
-                losses[term] = _added(parts, draws[f"{term} time"])
+                total, *others = parts
+                for part in others:
+                    total = total.plus(part)
+                losses[term] = total.ordered(draws[f"{term} time"])
             return losses
 
         return suffix, read
@@ -400,18 +403,3 @@ def present(image: Tensor) -> Tensor:
     image itself.
     """
     return image[:, 0] if image.ndim == 5 else image
-
-
-def _added(parts: list[Loss], time: Tensor) -> Loss:
-    """Add the losses of both blocks; `time` [B, D] orders their draws."""
-    total, *rest = parts
-    for part in rest:
-        detail = None
-        if total.detail is not None and part.detail is not None:
-            detail = Detail(
-                total.detail.sum + part.detail.sum, total.detail.count + part.detail.count
-            )
-        total = Loss(total.sum + part.sum, total.count + part.count, detail)
-    if total.detail is not None:
-        total = total._replace(detail=total.detail._replace(order=time.argsort(dim=1)))
-    return total

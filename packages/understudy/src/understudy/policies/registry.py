@@ -326,6 +326,11 @@ class PolicySettings:
         """
         return policy_type(pin(stored_type(values))).settings
 
+    @staticmethod
+    def stored_type(stored: Record) -> str:
+        """Return the `type` of a stored config, also of one of LeRobot; see `stored_type`."""
+        return stored_type(stored)
+
     @classmethod
     def by_hand(cls, word: str) -> str:
         """Return the type that a user names now, as it is stored, and trust its code from here on.

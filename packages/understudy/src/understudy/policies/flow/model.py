@@ -253,15 +253,9 @@ class FlowPolicy(ObservingPolicy):
             )
             if term in computed
         }
-        if detail:  # the d-th earliest of a sample's stratified times lies in the d-th interval
-            order = {
-                term: stream_noise.argsort(dim=1)
-                for term, stream_noise in zip(self._streams, drawn)
-            }
-            losses = {
-                t: x._replace(detail=x.detail and x.detail._replace(order=order[t]))
-                for t, x in losses.items()
-            }
+        if detail:
+            times_of = dict(zip(self._streams, drawn))
+            losses = {term: loss.ordered(times_of[term]) for term, loss in losses.items()}
         return losses
 
     @torch.no_grad()
