@@ -16,7 +16,6 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from understudy.policies.observation_history import seen_times
 from understudy_base import ConfigError, LRUCache
 from understudy_client import DeadlineError, MessageError, RemoteError, is_authorized
 from understudy_lerobot_service.messages import (
@@ -79,7 +78,7 @@ class LeRobotService:
 
     def __init__(self, engine: Engine, token: str | None) -> None:
         config = engine.robot.config
-        if any(seen_times(config, None)):
+        if any(config.seen_times(None)):
             raise ConfigError(
                 "lerobot_port: the policy sees past observations, and LeRobot's client sends only "
                 "some of them; use us.RemotePolicy for this policy"

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.envs.gymnasium_options import GymnasiumOptions
+from understudy.config.gymnasium_options import GymnasiumOptions
 from understudy.policies.own_code.types import name_by_hand
 from understudy_base import ConfigError, Progress, plural, write_text
 from understudy_kit import ByHand, Ge, Interval, plain

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
-    from understudy.train.checkpoint.export import describe_policy
+    from understudy.train.checkpoint.run_dir import RunDir
 
     with ended_by_signals("understudy serve"):  # nothing is there to be closed
         server = _load(config)
         choice = (
-            describe_policy(Path(config.policy))
+            RunDir(Path(config.policy)).describe_policy()
             if (Path(config.policy) / "config.yaml").is_file()
             else None
         )

@@ -21,7 +21,7 @@ from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.settings import TaskMode
-from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.draws import Draws, RandomSpec, Use, make_draws
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import (
@@ -145,6 +145,17 @@ class Policy(nn.Module):
         none by default.
         """
         return {}
+
+    def make_draws(self, use: Use, seed: int, positions: Any, purpose: str = "") -> Draws:
+        """Draw the numbers of `random_spec` on the CPU, keyed by position; see `draws.make_draws`.
+
+        Args:
+            use: what the numbers are for.
+            seed: seed of the run.
+            positions: int64 [B], the number that identifies each sample.
+            purpose: prefix of the names in the key.
+        """
+        return make_draws(self.random_spec(use), seed, positions, purpose)
 
     def time_edges(self, term: str) -> tuple[float, ...]:
         """Return the edges of the intervals of flow time that the draws of a loss term in a

@@ -294,23 +294,3 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
         listed = ", ".join(map(str, sorted({*steps, *best}))) or "none yet"
         raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
     return path
-
-
-def describe_policy(root: Path) -> str | None:
-    """Describe the step of the policy that a run has exported, next to the best one; None: it is
-    unknown, or no run.
-    """
-    import json
-
-    from understudy.train.checkpoint.checkpoint import describe_choice
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy_client import Contract
-
-    run = RunDir(root)
-    try:
-        contract = json.loads((run.policy / Contract.FILE).read_text(encoding="utf-8"))
-        step = contract["provenance"]["step"]
-        metric = run.settings().checkpoint.keep_best
-        return describe_choice(run.checkpoints / f"step-{int(step):08d}", metric)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
