@@ -29,8 +29,7 @@ from understudy_lerobot_service.messages import (
     write_bytes,
 )
 from understudy_lerobot_service.robots import Robot, compare_policy, inputs_of_training, read_inputs
-from understudy_robot.serve.engine import GRACE_S, Engine
-from understudy_robot.serve.requests import Request
+from understudy_robot import GRACE_S, Engine, Request
 
 LOG = logging.getLogger("understudy.serve")
 WAIT_S = 2.0

@@ -32,11 +32,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import Mesh
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.run_hooks import check_rollout_settings
-from understudy.train.track.trackers import MetricsLog
+from understudy import Mesh, MetricsLog, RunDir, TrainConfig, check_rollout_settings
 from understudy_base import ConfigError, Progress, Record, write_text
 from understudy_client import Contract
 from understudy_kit import Stop, module_command, plain, wilson_interval

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.policies.common.lerobot_processors import read_object
-from understudy.policies.pi05.normalization import StoredNormalization
+from understudy import StoredNormalization, read_object
 from understudy_base import ConfigError
 from understudy_client import Contract
 from understudy_robot.contracts.groot import METADATA, STATISTICS, read_groot_contract

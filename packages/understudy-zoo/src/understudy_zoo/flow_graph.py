@@ -5,7 +5,7 @@
 import torch
 from torch import Tensor
 
-from understudy.policies.common.observing import ObservingPolicy
+from understudy import ObservingPolicy
 from understudy_base import ACTION, HEAD, STATE, TASK
 from understudy_zoo.graph import GraphInput, PolicyGraph
 

@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.draws import generate_draws
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.registry import policy_type
+from understudy import RobotPolicy, generate_draws, policy_type
 from understudy_base import PROMPT_METADATA, TASK, ConfigError, Record, load_entry_point, require
 
 

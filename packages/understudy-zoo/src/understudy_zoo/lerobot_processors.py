@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from understudy.policies.common.lerobot_processors import LerobotProcessor
+from understudy import LerobotProcessor
 from understudy_base import STATE
 
 Step = tuple[str, dict[str, Any]]

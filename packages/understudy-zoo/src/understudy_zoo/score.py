@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.devices import torch_device
-from understudy.policies.policy import Policy
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.sources import open_source
+from understudy import Policy, RunDir, open_source, torch_device
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data.checksums import file_sha256
 from understudy_data.datasets.dataset import EpisodeDataset

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
-from understudy.config.train import TrainConfig
+from understudy import TrainConfig
 from understudy_base import ConfigError
 from understudy_kit import Ge, Interval, dump_yaml, module_command, override
 
@@ -140,7 +140,7 @@ def clear_folder(out: Path) -> None:
         ConfigError: A file with one of our names is not of a demonstration, or the run was trained
             further since.
     """
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
 
     mark = out / MARK
     parts = [out / name for name in ("dataset", "run", "never-stopped")]
@@ -199,7 +199,7 @@ def write_settings(config: TrainConfig, out: Path) -> Path:
 
 def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) -> None:
     """Send SIGKILL once the run has logged `step`; its last checkpoint must be before `end`."""
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
 
     while process.poll() is None:
         logged = RunDir(run).records("train")
@@ -226,7 +226,7 @@ def compare_runs(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool
     """Compare two runs bit for bit: the losses up to step `end`, and the tensors there. Prints the
     differences.
     """
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
 
     runs = (RunDir(run), RunDir(never_stopped))
     resumed, whole = (of_run.records("train")[:end] for of_run in runs)

@@ -20,8 +20,7 @@ from understudy_robot.serve.config import ServeConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.policies.inference import RobotPolicy
-    from understudy.train.state import TrainState
+    from understudy import RobotPolicy, TrainState
     from understudy_data.load.validation_data import ValidationData
 
 
@@ -77,9 +76,7 @@ class Replay:
 
 def replay(config: ReplayConfig) -> int:
     """Compare; returns 0 where all actions are equal to the bit, else 1."""
-    from understudy.policies.inference import load_policy
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.run import open_checkpoint
+    from understudy import RunDir, load_policy, open_checkpoint
 
     logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
     folder = RunDir(Path(config.run)).require_policy()
@@ -121,7 +118,7 @@ def replay_episode(
     """
     import numpy as np
 
-    from understudy.train.validation.open_loop import EpisodeActions
+    from understudy import EpisodeActions
     from understudy_client import ContractWarning, Noise, RemoteError, RemotePolicy
     from understudy_data.datasets.dataset import EpisodeDataset
     from understudy_robot.serve.engine import open_trace
@@ -204,7 +201,7 @@ def _open_loop(
     """Return the chunks of an open-loop validation by frame: identity of its noise, actions [T, A],
     instruction.
     """
-    from understudy.train.validation.open_loop import EpisodeActions
+    from understudy import EpisodeActions
 
     mode = state.config.val_mode()
     if mode != "policy":

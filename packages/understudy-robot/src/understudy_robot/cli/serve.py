@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
 
     with ended_by_signals("understudy serve"):  # nothing is there to be closed
         server = _load(config)
@@ -66,8 +66,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
     """Load the policy of a server."""
     import torch
 
-    from understudy.devices import torch_device
-    from understudy.policies.inference import load_policy
+    from understudy import load_policy, torch_device
     from understudy_client import read_token
     from understudy_robot.serve.server import PolicyServer, lerobot_service, warn_if_open
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import LerobotProcessor, read_object
-from understudy.policies.pi05.released_keys import is_adaptive
+from understudy import LerobotProcessor, is_adaptive, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_client import CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_data.checksums import file_sha256

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import read_object
-from understudy.policies.pi05.normalization import StoredNormalization
-from understudy.policies.pi05.released_keys import is_adaptive
+from understudy import StoredNormalization, is_adaptive, read_object
 from understudy_base import Record
 from understudy_client import FIGURES, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track.metrics_file import Verdict
+from understudy import RunDir, Verdict
 from understudy_base import ConfigError, Record
 from understudy_client import VectorFacts
 from understudy_kit import wilson_interval

@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.data import DataConfig
-from understudy.config.rollout import Play
-from understudy.devices import torch_device
-from understudy.policies.acting import react
-from understudy.policies.observation_history import ObservationHistory
-from understudy.policies.policy import Policy
+from understudy import DataConfig, ObservationHistory, Play, Policy, react, torch_device
 from understudy_base import ConfigError, Progress, Record
 from understudy_client import Contract, Mismatch, RobotFacts, compare_contracts
 from understudy_robot.contracts.trace import TraceWriter

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.policy_folder import find_policy
+from understudy import RobotPolicy, find_policy
 from understudy_base import ConfigError, refuse_existing
 from understudy_client import (
     ContractError,

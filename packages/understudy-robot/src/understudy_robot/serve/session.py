@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from understudy.policies.acting import Prepared, Reaction
-from understudy.policies.inference import RobotPolicy
+from understudy import Prepared, Reaction, RobotPolicy
 from understudy_base import PROMPT_METADATA, STATE, TASK, Record
 from understudy_client import (
     OPENPI,

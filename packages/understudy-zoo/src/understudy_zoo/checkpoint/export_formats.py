@@ -5,9 +5,7 @@
 from dataclasses import replace
 from typing import Any
 
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.registry import policy_type
-from understudy.train.checkpoint.export import ExportConfig
+from understudy import ExportConfig, RobotPolicy, policy_type
 from understudy_base import ConfigError, Record, create_folder, require
 from understudy_client import CameraFacts, Contract, write_contract
 from understudy_data.checksums import write_checksums

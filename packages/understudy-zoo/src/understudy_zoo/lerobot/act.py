@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, valid_elements
+from understudy import Draws, Loss, RandomSpec, Use, valid_elements
 from understudy_base import ACTION, STATE, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotActConfig

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.policy import Policy
+from understudy import Normalizer, Policy
 from understudy_base import Batch, ConfigError, Record
 from understudy_zoo.lerobot.settings import ColorSettings, LerobotConfig
 

@@ -11,8 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy import Draws, Loss, RandomSpec, Use, masked_squared_error, valid_elements
 from understudy_base import ACTION, STATE, Batch, Record, optional_imports
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotDiffusionConfig

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import LerobotProcessor
-from understudy.policies.pi05.normalization import StoredNormalization
-from understudy.policies.registry import PolicySettings
+from understudy import LerobotProcessor, PolicySettings, StoredNormalization
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_zoo.folder_formats import ForeignFolder, Robot
 from understudy_zoo.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings

@@ -14,12 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy.policies.common.lerobot_processors import LerobotProcessor, read_object
-from understudy.policies.registry import (
-    PolicyConfig,
-    PolicySettings,
-    PolicyType,
-)
+from understudy import LerobotProcessor, PolicyConfig, PolicySettings, PolicyType, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -613,7 +608,7 @@ def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
     """
     if not config.weights:
         return
-    from understudy.policies.weight_files import WeightFiles
+    from understudy import WeightFiles
 
     file = _config_file(config.weights)
     try:

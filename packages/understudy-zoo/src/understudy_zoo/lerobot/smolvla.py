@@ -13,12 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.common.flow_matching import released_times
-from understudy.policies.common.settings import LossTerm
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, valid_elements
-from understudy.policies.pi05.released_keys import WeightsError
-from understudy.policies.weight_files import WeightFiles
+from understudy import (
+    Draws,
+    Loss,
+    LossTerm,
+    RandomSpec,
+    Use,
+    WeightFiles,
+    WeightsError,
+    released_times,
+    valid_elements,
+)
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig

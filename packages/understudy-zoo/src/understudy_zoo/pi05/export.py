@@ -40,10 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.folder_facts import FOLDER_FACTS
-from understudy.policies.common.lerobot_processors import LerobotProcessor
-from understudy.policies.pi05.config import Pi05PolicyConfig
-from understudy.policies.pi05.normalization import StoredNormalization
+from understudy import FOLDER_FACTS, LerobotProcessor, Pi05PolicyConfig, StoredNormalization
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_zoo.folder_formats import ForeignFolder, Robot
 from understudy_zoo.lerobot_processors import (

@@ -13,12 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.common.layers import Linear
-from understudy.policies.common.observing import ObservingPolicy
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss
-from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.policy import Policy
+from understudy import Draws, Linear, Loss, ObservingPolicy, Pi05Policy, Policy, RandomSpec, Use
 from understudy_base import RETURN, RETURN_IS_PAD, Batch, Record
 from understudy_zoo.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.common.settings import LossTerm
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.registry import PolicyType
+from understudy import LossTerm, Pi05PolicyConfig, Pi05Settings, PolicyType
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.common.layers import Linear
-from understudy.policies.common.settings import LossTerm
-from understudy.policies.pi05.network import Suffix
-from understudy.policies.pi05.policy import Pi05Policy
+from understudy import Linear, LossTerm, Pi05Policy, Suffix
 from understudy_zoo.world_action.config import WorldActionConfig
 
 CHANGE = 0.25

@@ -13,14 +13,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.common.flow_matching import euler, spread_times
-from understudy.policies.common.layers import Linear
-from understudy.policies.common.settings import LossTerm, TaskMode
-from understudy.policies.common.streams import Stream
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
-from understudy.policies.pi05.network import Suffix
-from understudy.policies.pi05.policy import Pi05Policy
+from understudy import (
+    Draws,
+    Imagined,
+    Linear,
+    Loss,
+    LossTerm,
+    Pi05Policy,
+    RandomSpec,
+    Stream,
+    Suffix,
+    TaskMode,
+    Use,
+    euler,
+    masked_squared_error,
+    spread_times,
+    valid_elements,
+)
 from understudy_base import ACTION, MODE, Batch, Record
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.network import CHANGE, Future, to_images, to_patches

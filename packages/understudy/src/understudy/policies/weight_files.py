@@ -229,7 +229,7 @@ WEIGHT_FORMATS = "understudy.weights"
 """
 
 
-def find_manifest(path: str | Path) -> Path | None:
+def find_jax_manifest(path: str | Path) -> Path | None:
     """Return the file of a tree of arrays in JAX's format, of a folder or of its folder `params`;
     None: there is none.
     """
@@ -247,7 +247,9 @@ def open_tree(path: str | Path) -> TensorReader | None:
         ValueError: the tree is damaged.
         MissingExtraError: its reader is not installed.
     """
-    if find_manifest(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
+    if find_jax_manifest(path) is None or any(
+        (Path(path) / name).is_file() for name in (FILE, INDEX)
+    ):
         return None
     tree: TensorReader = load_entry_point(
         WEIGHT_FORMATS, "jax", f"{path}: the reader of JAX's format", "zoo"
