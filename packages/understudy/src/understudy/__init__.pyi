@@ -19,7 +19,6 @@ from understudy.policies.acting import Prepared as Prepared
 from understudy.policies.acting import Reaction as Reaction
 from understudy.policies.acting import react as react
 from understudy.policies.common.flow_matching import euler as euler
-from understudy.policies.common.flow_matching import released_times as released_times
 from understudy.policies.common.flow_matching import spread_times as spread_times
 from understudy.policies.common.folder_facts import FOLDER_FACTS as FOLDER_FACTS
 from understudy.policies.common.layers import Linear as Linear
@@ -59,7 +58,6 @@ from understudy.policies.registry import PolicyType as PolicyType
 from understudy.policies.registry import policy_type as policy_type
 from understudy.policies.weight_files import TensorReader as TensorReader
 from understudy.policies.weight_files import WeightFiles as WeightFiles
-from understudy.policies.weight_files import find_jax_manifest as find_jax_manifest
 from understudy.report.run.overlay import Run as Run
 from understudy.report.run.parts import PagePart as PagePart
 from understudy.report.run.tables import short_text as short_text

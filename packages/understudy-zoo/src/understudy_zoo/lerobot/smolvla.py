@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from understudy import (
     Use,
     WeightFiles,
     WeightsError,
-    released_times,
+    spread_times,
     valid_elements,
 )
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
@@ -37,6 +38,8 @@ HEAD, EMBEDDING = (
     f"model.vlm_with_expert.vlm.{part}.weight"
     for part in ("lm_head", "model.text_model.embed_tokens")
 )
+LEAST_TIME = 0.001
+"""Least flow time of a training."""
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
 
 
@@ -99,7 +102,7 @@ class LerobotSmolvla(LerobotPolicy):
             return {"noise": RandomSpec("normal", shape)}
         return {
             "flow noise": RandomSpec("normal", shape),
-            "flow time": RandomSpec("uniform", (1,), released_times),
+            "flow time": RandomSpec("uniform", (1,), partial(spread_times, least=LEAST_TIME)),
         }
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy import TensorReader, find_jax_manifest
+from understudy import TensorReader
 from understudy_base import require
 
 Shape = Sequence[int]
@@ -195,7 +195,7 @@ class JaxTree(TensorReader):
         """
         require("jax-weights")
         self.path = Path(path)
-        manifest = find_jax_manifest(path)
+        manifest = self.find_jax_manifest(path)
         if manifest is None:
             raise FileNotFoundError(f"{path} has no arrays of JAX, nor has its folder params")
         root = manifest.parent

@@ -26,7 +26,7 @@ from understudy.policies.acting import (
     predict,
     react,
 )
-from understudy.policies.draws import Draws, generate_draws, make_draws
+from understudy.policies.draws import Draws, make_draws
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
@@ -431,7 +431,7 @@ class RobotPolicy:
                 policy.random_spec("act"), seed, np.array([position + self._step]), "rollout"
             )
         if draws is None:
-            draws = generate_draws(policy.random_spec("act"), rows, generator)
+            draws = policy.generate_draws("act", rows, generator)
         return Prepared(
             batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories
         )

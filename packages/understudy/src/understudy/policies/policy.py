@@ -21,7 +21,7 @@ from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.settings import TaskMode
-from understudy.policies.draws import Draws, RandomSpec, Use, make_draws
+from understudy.policies.draws import Draws, RandomSpec, Use, generate_draws, make_draws
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import (
@@ -156,6 +156,14 @@ class Policy(nn.Module):
             purpose: prefix of the names in the key.
         """
         return make_draws(self.random_spec(use), seed, positions, purpose)
+
+    def generate_draws(
+        self, use: Use, count: int, generator: torch.Generator | None = None
+    ) -> Draws:
+        """Draw the numbers of `random_spec` for `count` samples on the CPU; see
+        `draws.generate_draws`.
+        """
+        return generate_draws(self.random_spec(use), count, generator)
 
     def time_edges(self, term: str) -> tuple[float, ...]:
         """Return the edges of the intervals of flow time that the draws of a loss term in a

@@ -81,6 +81,17 @@ class TensorReader(Mapping[str, Tensor]):
         """
 
     @staticmethod
+    def find_jax_manifest(path: str | Path) -> Path | None:
+        """Return the file of a tree of arrays in JAX's format, in a folder or in its folder
+        `params`; None: there is none.
+        """
+        for folder in (Path(path), Path(path) / "params"):
+            manifest = folder / "manifest.ocdbt"
+            if manifest.is_file():
+                return manifest
+        return None
+
+    @staticmethod
     def digest_files(files: Mapping[str, Path]) -> str:
         """Return the SHA-256 of a file, or of the names and SHA-256 of several, in hexadecimal
         digits.
@@ -229,17 +240,6 @@ WEIGHT_FORMATS = "understudy.weights"
 """
 
 
-def find_jax_manifest(path: str | Path) -> Path | None:
-    """Return the file of a tree of arrays in JAX's format, of a folder or of its folder `params`;
-    None: there is none.
-    """
-    for folder in (Path(path), Path(path) / "params"):
-        manifest = folder / "manifest.ocdbt"
-        if manifest.is_file():
-            return manifest
-    return None
-
-
 def open_tree(path: str | Path) -> TensorReader | None:
     """Open a JAX tree; None: there is none, or there are safetensors files, too.
 
@@ -247,7 +247,7 @@ def open_tree(path: str | Path) -> TensorReader | None:
         ValueError: the tree is damaged.
         MissingExtraError: its reader is not installed.
     """
-    if find_jax_manifest(path) is None or any(
+    if TensorReader.find_jax_manifest(path) is None or any(
         (Path(path) / name).is_file() for name in (FILE, INDEX)
     ):
         return None

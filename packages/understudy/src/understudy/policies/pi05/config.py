@@ -229,6 +229,8 @@ TOWER_NAMES = {BASE.vlm: "gemma_2b", BASE.expert: "gemma_300m"}
 """Names of towers in openpi and LeRobot."""
 OTHER = "other"
 """Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
+RELEASED_LEAST = 0.001
+"""Least flow time of the released training."""
 NETWORK_SIZE = (0, 0)
 """Value of `image_size` that means the image size of the network."""
 MOST_SAMPLES = 2**12
@@ -470,6 +472,11 @@ class Pi05Settings(TextSettings, PolicySettings):
                 "out"
             )
         return problems
+
+    @property
+    def least_time(self) -> float:
+        """Least flow time of the training that `flow_time` names."""
+        return 0.0 if self.flow_time == "beta" else RELEASED_LEAST
 
     def stored_name(self, name: str) -> str:
         """Return the released name of a parameter: other tools find every weight of a saved

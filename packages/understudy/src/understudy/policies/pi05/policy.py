@@ -25,7 +25,6 @@ from understudy.policies.common.flow_matching import (
     check_delay,
     delays,
     euler,
-    released_times,
     sample_given,
     sample_guided,
     spread_times,
@@ -172,7 +171,7 @@ class Pi05Policy(Policy, Pi0Network):
         if use == "act":
             return {"noise": RandomSpec("normal", (config.chunk, dim))}
         draws = VALIDATION_DRAWS if use == "validation" else config.noise_samples
-        times = spread_times if config.flow_time == "beta" else released_times
+        times = partial(spread_times, least=config.least_time)
         spec = {
             "flow noise": RandomSpec("normal", (draws, config.chunk, dim)),
             "flow time": RandomSpec("uniform", (draws,), times),
