@@ -28,13 +28,12 @@ MOST_FLOORS = 6
 ROOMS: dict[str, dict[str, set[str]]] = {
     "understudy": {
         "policies": set(),
-        "envs": set(),
-        "config": {"policies", "envs"},
+        "config": {"policies"},
         "optim": {"config"},
         "distributed": {"config"},
-        "train": {"policies", "envs", "config", "optim", "distributed"},
-        "report": {"policies", "envs", "config", "train"},
-        "cli": {"policies", "envs", "config", "optim", "distributed", "train", "report"},
+        "train": {"policies", "config", "optim", "distributed"},
+        "report": {"policies", "config", "train"},
+        "cli": {"policies", "config", "optim", "distributed", "train", "report"},
     },
     "understudy_data": {
         "hub": set(),

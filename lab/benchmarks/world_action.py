@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from understudy.config.train import TrainConfig
-from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.policy import load
@@ -83,9 +83,9 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Settings of each arm."""
 OBJECTIVES = (
-    ("policy", POLICY, "flow"),
-    ("inverse", INVERSE, "flow"),
-    *((t, FORWARD, t) for t in ("dynamics", "images")),
+    ("policy", TaskMode.POLICY, "flow"),
+    ("inverse", TaskMode.INVERSE, "flow"),
+    *((t, TaskMode.FORWARD, t) for t in ("dynamics", "images")),
 )
 """Name, mode and loss term of each gradient."""
 
@@ -288,7 +288,7 @@ def gradients(run: Path, count: int = 64) -> dict[str, dict[str, dict[str, float
     }
     found: dict[str, dict[str, Tensor]] = {}
     for objective, mode, term in OBJECTIVES:
-        modes = torch.full((part.stop,), MODES.index(mode))
+        modes = torch.full((part.stop,), TaskMode.ALL.index(mode))
         losses: Mapping[str, Any] = policy.losses({**batch, MODE: modes}, draws, terms=[term])
         computed = torch.autograd.grad(scalar(losses), list(shared.values()), allow_unused=True)
         found[objective] = {

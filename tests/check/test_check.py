@@ -16,7 +16,7 @@ import pytest
 
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
-from understudy.train.data.sources import open_source, split_source
+from understudy.train.data.sources import open_source
 from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
@@ -87,13 +87,8 @@ def test_check_names_the_flag_that_a_training_asks_for(fault: str, tmp_path: Pat
     refused = pytest.raises(DatasetError)
     with refused as error:
         config = TrainConfig(data=DataConfig(root=str(tmp_path / "set")))
-        split_source(
-            "set",
-            source := open_source(config.data.mixed()[0], catalog),
-            config,
-            source.cameras,
-            {},
-        )
+        source = open_source(config.data.mixed()[0], catalog)
+        source.split("set", config, source.cameras, {})
     [flag] = re.findall(r"--data\.\w+", finding.fix)
     assert flag in (error.value.fix or "")
     if flag == "--data.cameras":
@@ -101,9 +96,8 @@ def test_check_names_the_flag_that_a_training_asks_for(fault: str, tmp_path: Pat
         assert cameras in (error.value.fix or "")
         assert lost not in cameras
         kept = tuple(cameras.split()) if cameras != "none" else ()
-        split_source(
-            "set", open_source(config.data.mixed()[0], catalog, cameras.split()), config, kept, {}
-        )
+        source = open_source(config.data.mixed()[0], catalog, cameras.split())
+        source.split("set", config, kept, {})
 
 
 def test_check_reports_unreadable_metadata_and_raises_without_any(

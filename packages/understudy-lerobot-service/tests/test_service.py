@@ -41,6 +41,7 @@ from support.lerobot_client import (
     raw,
     standard,
 )
+from understudy import PolicySettings
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client import MessageError, RemotePolicy
@@ -633,7 +634,8 @@ def test_settings_that_cannot_work_are_refused(folder: Path, server: PolicyServe
 )
 def test_a_policy_with_a_history_is_refused(config: dict[str, Any]) -> None:
     """LeRobot's client sends only some of its observations."""
-    robot = SimpleNamespace(config=SimpleNamespace(**config))
+    settings = type("Remembers", (PolicySettings,), config)
+    robot = SimpleNamespace(config=settings())
     with refused("lerobot_port", kind=ConfigError):
         service.LeRobotService(SimpleNamespace(robot=robot), None)  # type: ignore[arg-type]
 

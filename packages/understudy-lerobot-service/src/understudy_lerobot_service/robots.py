@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy.policies.inference import RobotPolicy
+from understudy import RobotPolicy
 from understudy_base import STATE, TASK
 from understudy_client import MessageError, RobotFacts, declare
 from understudy_lerobot_service.messages import Instructions, Observation
-from understudy_robot.serve.session import Session
+from understudy_robot import Session
 
 _PREFIX = "observation."
 _IMAGES = "observation.images."

@@ -16,7 +16,6 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from understudy.policies.observation_history import seen_times
 from understudy_base import ConfigError, LRUCache
 from understudy_client import DeadlineError, MessageError, RemoteError, is_authorized
 from understudy_lerobot_service.messages import (
@@ -30,8 +29,7 @@ from understudy_lerobot_service.messages import (
     write_bytes,
 )
 from understudy_lerobot_service.robots import Robot, compare_policy, inputs_of_training, read_inputs
-from understudy_robot.serve.engine import GRACE_S, Engine
-from understudy_robot.serve.requests import Request
+from understudy_robot import GRACE_S, Engine, Request
 
 LOG = logging.getLogger("understudy.serve")
 WAIT_S = 2.0
@@ -79,7 +77,7 @@ class LeRobotService:
 
     def __init__(self, engine: Engine, token: str | None) -> None:
         config = engine.robot.config
-        if any(seen_times(config, None)):
+        if any(config.seen_times(None)):
             raise ConfigError(
                 "lerobot_port: the policy sees past observations, and LeRobot's client sends only "
                 "some of them; use us.RemotePolicy for this policy"

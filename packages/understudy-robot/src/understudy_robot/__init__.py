@@ -9,4 +9,11 @@ report               pages of rollouts, and why a policy does not grasp
 rollout              closed-loop evaluation of a policy
 serve                a policy behind a websocket, and its clients
 testing              helpers of tests
+
+The names that other distributions take are those of `__init__.pyi`; each is imported when it is
+first used.
 """
+
+from understudy_base import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -16,7 +16,6 @@ if their weights are the same to the bit, the earlier result is reused. Rollouts
 training: its losses are the same with and without them.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -33,15 +32,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import Mesh
-from understudy.policies import policy_folder
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.run_hooks import check_rollout_settings
-from understudy.train.track.trackers import MetricsLog
+from understudy import Mesh, MetricsLog, RunDir, TrainConfig, check_rollout_settings
 from understudy_base import ConfigError, Progress, Record, write_text
 from understudy_client import Contract
 from understudy_kit import Stop, module_command, plain, wilson_interval
+from understudy_robot.contracts.tensors import weights_digest
 
 KIND = "rollout"
 NICE = 10  # priority of the worker below the training
@@ -70,7 +65,7 @@ def check_rollouts(config: TrainConfig, record: Record) -> None:
     from understudy_robot.rollout.play import prepare_env
 
     try:
-        contract = Contract.from_json(record["metadata"][policy_folder.CONTRACT])
+        contract = Contract.from_json(record["metadata"]["contract"])
         prepare_env(config.data, record, config.rollout, contract)
     except ConfigError as error:
         text = str(error).replace("--state ", "--rollout.state ")
@@ -201,9 +196,7 @@ class BackgroundRollouts:
 
     def _restore_queue(self, step: int) -> None:
         """Bring the files to the step at which the run resumes, and find missing results."""
-        from understudy.train.track import metrics_file
-
-        logged = {record["step"] for record in metrics_file.read(self._run.metrics, KIND)}
+        logged = {record["step"] for record in self._run.records(KIND)}
         for done, path in _steps(self._run.rollouts, ".json"):
             if done > step:
                 _earlier(self._run).mkdir(exist_ok=True)
@@ -229,7 +222,10 @@ class BackgroundRollouts:
             return False
         with suppress(ValueError, KeyError, TypeError):
             result = json.loads(earlier.read_text(encoding="utf-8"))
-            if (result["weights"], result["play"]) == (_digest(waiting), _settings(self._config)):
+            if (result["weights"], result["play"]) == (
+                weights_digest(waiting),
+                _settings(self._config),
+            ):
                 return True
         earlier.unlink()
         return False
@@ -369,11 +365,6 @@ def _steps(folder: Path, suffix: str) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in numbered if number.isdigit())
 
 
-def _digest(policy: Path) -> str:
-    with (policy / policy_folder.WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # -- the worker ------------------------------------------------------------------------------------
 
 WORKER_COMMAND = tuple(module_command("understudy_robot.background_rollouts"))
@@ -401,7 +392,7 @@ def main() -> int:
         content = {
             "step": step,
             "play": _settings(config),
-            "weights": _digest(policy),
+            "weights": weights_digest(policy),
             **result.to_json(),
         }
         write_text(_result(run, step), json.dumps(content, indent=1) + "\n")

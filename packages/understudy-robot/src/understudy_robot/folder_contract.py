@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from understudy.policies.common.lerobot_processors import read_object
-from understudy.policies.pi05.normalization import openpi_files
+from understudy import StoredNormalization, read_object
 from understudy_base import ConfigError
 from understudy_client import Contract
 from understudy_robot.contracts.groot import METADATA, STATISTICS, read_groot_contract
@@ -42,7 +41,11 @@ def read_policy_contract(folder: Path) -> Contract | None:
             contract = read_groot_contract(folder)
         elif "input_features" in config:
             contract = read_lerobot_contract(folder)
-        elif openpi_files(folder) or (folder / "params").is_dir() or "action_horizon" in config:
+        elif (
+            StoredNormalization.openpi_files(folder)
+            or (folder / "params").is_dir()
+            or "action_horizon" in config
+        ):
             contract = read_openpi_contract(folder)
         else:
             return None

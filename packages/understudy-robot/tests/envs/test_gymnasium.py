@@ -15,8 +15,8 @@ pytest.importorskip("gymnasium", reason="the extra `gymnasium` is not installed"
 import gymnasium
 from gymnasium.spaces import Box, Dict, Discrete
 
+from understudy.config.gymnasium_options import GymnasiumOptions
 from understudy.config.rollout import Play
-from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy.policies.own_code.types import name_by_hand
 from understudy_base import ConfigError, MissingExtraError
 from understudy_base.testing.refusals import refused

@@ -12,6 +12,8 @@ import torch
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
 from understudy.policies.draws import RandomSpec
+from understudy.policies.policy import Policy
+from understudy.policies.registry import PolicySettings
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import SourceConfig
@@ -75,14 +77,14 @@ class Room:
         }
 
 
-@dataclass(frozen=True)
-class Shape:
+@dataclass(frozen=True, kw_only=True)
+class Shape(PolicySettings):
     chunk: int = 2
     action_dim: int = 4
     noise_dim: int = 4
 
 
-class Noisy:
+class Noisy(Policy):
     """A policy that takes one noise of the shape of its actions."""
 
     config: Shape = Shape()
@@ -100,6 +102,7 @@ class Watcher(Noisy):
     config: Shape = Shape()
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[dict[str, Any]] = []
 
     def act(
@@ -133,10 +136,9 @@ def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
 
 
 def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
-    @dataclass(frozen=True)
     class Remembers(Shape):
-        image_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
-        state_times: tuple[float, ...] = (-0.3, -0.1, 0.0)
+        image_times = (-0.3, -0.1, 0.0)
+        state_times = (-0.3, -0.1, 0.0)
 
     wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
     policy = Watcher()

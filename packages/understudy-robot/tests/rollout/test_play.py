@@ -15,6 +15,8 @@ from PIL import Image
 from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies.draws import RandomSpec
+from understudy.policies.policy import Policy
+from understudy.policies.registry import PolicySettings
 from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir
@@ -38,14 +40,14 @@ from understudy_robot.envs.env import layout_seed
 from understudy_robot.envs.tabletop import TabletopEnv  # (after the skip)
 
 
-@dataclass(frozen=True)
-class Shape:
+@dataclass(frozen=True, kw_only=True)
+class Shape(PolicySettings):
     chunk: int
     action_dim: int = 4
     noise_dim: int = 4
 
 
-class Noisy:
+class Noisy(Policy):
     """A policy that takes one noise of the shape of its actions."""
 
     config = Shape(chunk=8)
@@ -76,6 +78,7 @@ class Listener(Noisy):
     config = Shape(chunk=1)
 
     def __init__(self, worlds: list[TabletopEnv], deaf: bool = False) -> None:
+        super().__init__()
         self.worlds = worlds
         self.deaf = deaf
         self.batches = []

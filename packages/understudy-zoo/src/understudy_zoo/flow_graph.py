@@ -5,9 +5,7 @@
 import torch
 from torch import Tensor
 
-from understudy.policies.common.encoders import byte_tokens
-from understudy.policies.common.observing import TOKENS
-from understudy.policies.flow.model import FlowPolicy
+from understudy import ObservingPolicy
 from understudy_base import ACTION, HEAD, STATE, TASK
 from understudy_zoo.graph import GraphInput, PolicyGraph
 
@@ -20,12 +18,12 @@ class FlowGraph(PolicyGraph):
     """
 
     def __init__(
-        self, policy: FlowPolicy, head: int, cameras: dict[str, tuple[int, int]], steps: int
+        self, policy: ObservingPolicy, head: int, cameras: dict[str, tuple[int, int]], steps: int
     ) -> None:
         """Take the policy in.
 
         Args:
-            policy: a policy with float32 arithmetic.
+            policy: a flow policy with float32 arithmetic.
             head: number of the robot's norm head.
             cameras: height and width of the robot's cameras by key; the policy's others are
                 missing.
@@ -60,7 +58,7 @@ class FlowGraph(PolicyGraph):
             for graph_input, tensor in zip(self.inputs, tensors, strict=True)
         }
         noise = batch.pop("noise")
-        batch[TOKENS] = batch.pop(TASK)
+        batch[self.policy.TASK_TOKENS] = batch.pop(TASK)
         rows = noise.shape[0]
         for key in config.cameras:
             if key not in batch:
@@ -78,4 +76,4 @@ class FlowGraph(PolicyGraph):
 
     def prepare(self, task: str) -> Tensor:
         """Return the tokens of an instruction, int64 [1, L]."""
-        return byte_tokens([task], self.policy.config.text_bytes)
+        return self.policy.task_tokens([task])

@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.registry import policy_type
+from understudy import Normalizer, policy_type
 from understudy_base import (
     ACTION,
     STATE,

@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.draws import generate_draws
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.registry import policy_type
+from understudy import RobotPolicy, policy_type
 from understudy_base import PROMPT_METADATA, TASK, ConfigError, Record, load_entry_point, require
 
 
@@ -198,9 +196,8 @@ def compare(
                 strict=True,
             )
         )
-        noise = generate_draws(
-            robot.policy.random_spec("act"), rows, torch.Generator().manual_seed(rows)
-        )["noise"]
+        generator = torch.Generator().manual_seed(rows)
+        noise = robot.policy.generate_draws("act", rows, generator)["noise"]
         inputs["noise"] = noise
         texts = [f"move block {rows} {row}" for row in range(rows)]
         observation = {

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.devices import torch_device
-from understudy.policies.batch import from_present
-from understudy.policies.policy import Policy, load
-from understudy.train.augment_batch import batch_to_device
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data.sources import open_source, split_source
+from understudy import Policy, RunDir, open_source, torch_device
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data import (
     EpisodeDataset,
@@ -61,7 +56,7 @@ class ValueFunction:
         """Read frames in the form of the network."""
         episodes, frames = self.dataset.locate(np.arange(part.start, part.stop))
         config = self.policy.config
-        batch = from_present(self.dataset.batch(episodes, frames), config)
+        batch = self.policy.from_present(self.dataset.batch(episodes, frames))
         batch[TASK] = draw_instructions(
             batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
         )
@@ -101,7 +96,6 @@ class ComputeValues:
         torch.set_num_threads(1)  # the rounding of sums may depend on their number
         function = self.function or _reopen(*self.opened)
         first, stop = part[0]
-        device = next(function.policy.parameters()).device
         batches = [slice(low, min(low + BATCH, stop)) for low in range(first, stop, BATCH)]
         values = np.empty(stop - first, np.float32)
         reading = prefetch_chunks(
@@ -110,9 +104,8 @@ class ComputeValues:
         with torch.no_grad(), closing(reading):
             for number, batch in reading:
                 low = number * BATCH
-                values[low : low + BATCH] = (
-                    function.policy.values(batch_to_device(batch, device)).cpu().numpy()
-                )
+                returns = function.policy.values(function.policy.batch_to_device(batch))
+                values[low : low + BATCH] = returns.cpu().numpy()
         return values
 
 
@@ -154,7 +147,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     folder = run.require_policy()
     settings = run.settings()
     try:
-        policy = load(folder)
+        policy = Policy.load(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not policy.config.return_target:
@@ -183,7 +176,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
             f"source: {name}: its norm head {head} is none of the policy's: "
             f"{', '.join(policy.norm_heads)}"
         )
-    dataset = split_source(name, opened, config, cameras, sizes).training
+    dataset = opened.split(name, config, cameras, sizes).training
     checksums = {
         path.name: file_sha256(path)
         for path in sorted(folder.iterdir())

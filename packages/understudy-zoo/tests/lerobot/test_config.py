@@ -22,7 +22,6 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 from understudy.policies import policy_folder
 from understudy.policies.batch import from_present
-from understudy.policies.observation_history import seen_times, step_rate
 from understudy.policies.registry import network_differences, policy_type, stored_type
 from understudy.testing.policies import editable
 from understudy.train.data.run_data import open_data
@@ -234,16 +233,16 @@ def test_actions_from_the_present_on() -> None:
 
 def test_past_steps_are_times_at_a_frame_rate() -> None:
     own = diffusion_config(n_obs_steps=3)
-    assert seen_times(own, 10) == ((-0.2, -0.1, 0.0),) * 2
-    assert seen_times(own, None) == ((-2.0, -1.0, 0.0),) * 2
+    assert own.seen_times(10) == ((-0.2, -0.1, 0.0),) * 2
+    assert own.seen_times(None) == ((-2.0, -1.0, 0.0),) * 2
     assert (
-        step_rate(own, 10, 0.5),
-        step_rate(own, None, None),
-        step_rate(config(), None, 0.5),
+        own.step_rate(10, 0.5),
+        own.step_rate(None, None),
+        config().step_rate(None, 0.5),
     ) == (10, 1.0, None)
     with refused("time", 0.5, kind=ValueError):
-        step_rate(own, None, 0.5)
-    assert seen_times(config(), 10) == ((), ())
+        own.step_rate(None, 0.5)
+    assert config().seen_times(10) == ((), ())
 
 
 @pytest.mark.parametrize("make", [config, diffusion_config, partial(smolvla_config, "vlm")])

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from understudy.config.train import TrainConfig
-from understudy.policies.common.settings import MODES, TRAINS
+from understudy.policies.common.settings import TaskMode
 from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
 from understudy.testing.docs import ROOT, run_python
@@ -56,14 +56,14 @@ def test_a_validation_has_a_table_of_each_trained_mode(
     imagines nothing.
     """
     *_, last = series(done, "val")
-    assert tuple(last["modes"]) == MODES
+    assert tuple(last["modes"]) == TaskMode.ALL
     for mode, figures in last["modes"].items():
-        assert set(figures["terms"]) == set(TRAINS[mode])
+        assert set(figures["terms"]) == set(TaskMode.TRAINS[mode])
         assert set(figures["tasks"]) == set(last["tasks"])
-        assert ("open_loop" in figures) == ("flow" in TRAINS[mode])
+        assert ("open_loop" in figures) == ("flow" in TaskMode.TRAINS[mode])
     assert {name: last[name] for name in last["modes"]["policy"]} == last["modes"]["policy"]
     text = format_validation(last)
-    assert all(text.count(f"  {mode} ") == 1 + len(last["tasks"]) for mode in MODES)
+    assert all(text.count(f"  {mode} ") == 1 + len(last["tasks"]) for mode in TaskMode.ALL)
     run.train(config_of(data, tmp_path / "r", mode="policy", steps=1))
     (plain,) = series(tmp_path / "r", "val")
     assert {"modes", "imagined"} & set(plain) == set()

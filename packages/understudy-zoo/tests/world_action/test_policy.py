@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.common.towers import TowerSizes
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
@@ -80,7 +80,7 @@ def lessons(modes: list[str]) -> dict[str, Any]:
         batch[f"{camera}_is_pad"] = torch.zeros(count, 3, dtype=torch.bool)
     batch["prompt_tokens"] = torch.randint(4, 64, (count, 6), generator=generator)
     batch["prompt_is_pad"] = torch.arange(6) >= torch.tensor([4, 6, 5, 4])[:count, None]
-    batch["mode"] = torch.tensor([MODES.index(mode) for mode in modes])
+    batch["mode"] = torch.tensor([TaskMode.ALL.index(mode) for mode in modes])
     return batch
 
 
@@ -129,13 +129,13 @@ def test_each_mode_trains_its_streams_alone() -> None:
     """A given stream has no elements; `joint` is a mixture of modes, so each loss has fewer
     samples.
     """
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     for made, acts in ((policy().eval(), False), (policy(), True)):
         found = made.losses(batch, numbers(made, 3))
         for term, loss in found.items():
             trained = [
-                term in TRAINS[mode] or (acts and term == "flow")
-                for mode in (POLICY, FORWARD, INVERSE)
+                term in TaskMode.TRAINS[mode] or (acts and term == "flow")
+                for mode in (TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE)
             ]
             assert (loss.count > 0).tolist() == (loss.sum > 0).tolist() == trained
             assert torch.equal(loss.count, made.counts(batch, numbers(made, 3))[term])
@@ -148,7 +148,7 @@ def test_each_mode_trains_its_streams_alone() -> None:
 def test_policy_computes_as_pi05_whatever_the_future_adds() -> None:
     """In training, in validation and to act: loss, gradients of the action loss, and actions."""
     model = policy()
-    batch = lessons([POLICY, POLICY, POLICY])
+    batch = lessons([TaskMode.POLICY, TaskMode.POLICY, TaskMode.POLICY])
     config = {
         k: v
         for k, v in vars(model.config).items()
@@ -184,7 +184,7 @@ def _actions(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_packed_tokens_have_the_losses_of_padded_ones() -> None:
     model = policy()
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     batch["wrist_is_missing"] = torch.tensor([False, True, False])
     padded = losses(model, batch)
     sizes = model.tokens(batch)
@@ -205,7 +205,7 @@ def test_the_future_is_sampled_by_the_function_that_is_trained(
     sampling.
     """
     model = policy(noise_samples=1).eval()
-    batch = lessons([FORWARD, FORWARD])
+    batch = lessons([TaskMode.FORWARD, TaskMode.FORWARD])
     model.packs = packs
     calls: dict[str, Any] = {}
 
@@ -234,11 +234,11 @@ def test_the_future_is_sampled_by_the_function_that_is_trained(
 def test_a_policy_without_a_future_predicts_actions_alone() -> None:
     """`mode: policy` is the default of a run: no loss of a future is trained beside the actions."""
     model = policy(future=False)
-    batch = lessons([POLICY])
-    assert (model.loss_terms, model.modes) == (("flow",), (POLICY,))
+    batch = lessons([TaskMode.POLICY])
+    assert (model.loss_terms, model.modes) == (("flow",), (TaskMode.POLICY,))
     assert not [name for name, _ in model.named_parameters() if name.startswith("future.")]
     assert list(losses(model, now(batch) | _actions(batch))) == ["flow"]
-    for mode in (FORWARD, POLICY):
+    for mode in (TaskMode.FORWARD, TaskMode.POLICY):
         with pytest.raises(ValueError, match=mode):
             model.imagine(now(batch), numbers(model, 1, "act"), mode=mode)
 
@@ -248,7 +248,7 @@ def test_given_streams_reach_the_others_without_noise() -> None:
     streams are noisy.
     """
     model = policy().eval()
-    batch = lessons([FORWARD, INVERSE])
+    batch = lessons([TaskMode.FORWARD, TaskMode.INVERSE])
     draws = numbers(model, 2)
     plain = model.losses(batch, draws)
     for name, row in (("flow noise", 0), ("dynamics noise", 1), ("images noise", 1)):
@@ -269,7 +269,7 @@ def test_given_streams_reach_the_others_without_noise() -> None:
 
 def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
     model = policy()
-    batch = lessons([POLICY, POLICY])
+    batch = lessons([TaskMode.POLICY, TaskMode.POLICY])
     batch["action_is_pad"][0, 3:] = batch["observation.state_is_pad"][0, 4:] = True
     batch["front_is_pad"][0, 2:] = batch["wrist_is_pad"][0, 2:] = True
     batch["wrist_is_missing"] = torch.tensor([False, True])
@@ -292,7 +292,7 @@ def test_padded_slots_and_missing_cameras_reach_nothing() -> None:
 
 def test_a_sample_does_not_depend_on_its_neighbours() -> None:
     model = policy()
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     draws = numbers(model, 3)
     together = model.losses(batch, draws)
     for row in range(3):
@@ -306,7 +306,7 @@ def test_fresh_weights_imagine_the_present() -> None:
     model = policy()
     torch.nn.init.zeros_(model.get_parameter("future.out_proj.images.weight"))
     torch.nn.init.zeros_(model.get_parameter("future.out_proj.images.bias"))
-    batch = lessons([FORWARD, FORWARD])
+    batch = lessons([TaskMode.FORWARD, TaskMode.FORWARD])
     seen = now(batch) | {"action": batch["action"]}
     found = model.imagine(seen, numbers(model, 2, "act"), steps=3)
     assert found.images is not None
@@ -318,9 +318,9 @@ def test_fresh_weights_imagine_the_present() -> None:
 
 def test_futures_of_mode_policy_follow_its_own_actions() -> None:
     model = policy()
-    batch = lessons([POLICY])
+    batch = lessons([TaskMode.POLICY])
     draws = numbers(model, 1, "act")
-    own = model.imagine(now(batch), draws, steps=2, mode=POLICY)
+    own = model.imagine(now(batch), draws, steps=2, mode=TaskMode.POLICY)
     actions = model.act(now(batch), draws, steps=2)
     assert torch.allclose(own.actions, actions, atol=1e-6)
     assert torch.equal(
@@ -330,19 +330,20 @@ def test_futures_of_mode_policy_follow_its_own_actions() -> None:
 
 def test_actions_that_a_future_implies_are_sampled_from_it() -> None:
     model = policy()
-    batch = lessons([INVERSE])
+    batch = lessons([TaskMode.INVERSE])
     draws = numbers(model, 1, "act")
-    given = model.act(batch, draws, steps=2, mode=INVERSE)
+    given = model.act(batch, draws, steps=2, mode=TaskMode.INVERSE)
     assert given.shape == (1, 4, 3)
     other = batch["observation.state"].clone()
     other[:, 1:] += 1
     assert not torch.equal(
-        given, model.act(batch | {"observation.state": other}, draws, steps=2, mode=INVERSE)
+        given,
+        model.act(batch | {"observation.state": other}, draws, steps=2, mode=TaskMode.INVERSE),
     )
     own = model.act(batch, draws, steps=2)
     assert torch.equal(own, model.act(batch | {"observation.state": other}, draws, steps=2))
-    with pytest.raises(ValueError, match=FORWARD):
-        model.act(batch, draws, mode=FORWARD)
+    with pytest.raises(ValueError, match=TaskMode.FORWARD):
+        model.act(batch, draws, mode=TaskMode.FORWARD)
 
 
 def test_every_weight_of_the_future_is_trained() -> None:
@@ -350,7 +351,7 @@ def test_every_weight_of_the_future_is_trained() -> None:
     has a gradient.
     """
     model = policy()
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     scalar(model.losses(batch, numbers(model, 3))).backward()  # type: ignore[no-untyped-call]
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     assert idle
@@ -368,7 +369,7 @@ def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
     }
     assert shares["dynamics"] == pytest.approx(1 - 0.9**1.5, abs=0.02)
     assert shares["images"] == pytest.approx(1 - (0.9 / (8 - 7 * 0.9)) ** 1.5, abs=0.02)
-    batch = lessons([FORWARD, FORWARD])
+    batch = lessons([TaskMode.FORWARD, TaskMode.FORWARD])
     target = (
         np.linspace(-0.5, 0.5, 16)[:, None, None]
         .repeat(3, 0)
@@ -406,7 +407,7 @@ def test_images_have_noisier_times_than_vectors_and_end_clean() -> None:
 def test_a_few_samples_are_learnt_in_every_mode() -> None:
     """300 steps on three samples: each loss falls to less than a third."""
     model = policy()
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     draws = numbers(model, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     series = []
@@ -425,7 +426,7 @@ def test_a_few_samples_are_learnt_in_every_mode() -> None:
 def test_text_to_predict_is_next_to_a_future() -> None:
     """Its loss joins the others, and every stream sees the response."""
     model = policy(response_tokens=3, insulation=False)
-    batch = lessons([POLICY, FORWARD, INVERSE])
+    batch = lessons([TaskMode.POLICY, TaskMode.FORWARD, TaskMode.INVERSE])
     batch["response_tokens"] = torch.tensor([[5, 6, 1], [7, 1, 0], [8, 9, 1]])
     batch["response_is_pad"] = batch["response_tokens"] == 0
     draws = numbers(model, 3)

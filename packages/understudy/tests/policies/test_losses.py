@@ -4,7 +4,7 @@ the parts.
 
 import torch
 
-from understudy.policies.losses import Loss, masked_squared_error, scalar
+from understudy.policies.losses import Loss, masked_squared_error, scalar, valid_elements
 from understudy.testing.policies import batch, draws, policy
 
 
@@ -56,3 +56,36 @@ def test_a_fully_padded_batch_has_loss_and_gradient_zero() -> None:
     loss.backward()
     assert loss.item() == 0
     assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_errors_of_padding_count_nothing_whatever_they_are() -> None:
+    errors = torch.arange(24, dtype=torch.float32).view(2, 2, 3, 2)
+    is_pad = torch.tensor([[False, False, True], [False, True, True]])
+    dim_is_pad = torch.tensor([[False, False], [False, True]])
+    broken = errors.clone()
+    broken[0, :, 2] = torch.nan
+    broken[1, :, 1:] = torch.inf
+    broken[1, :, :, 1] = torch.nan
+    found = Loss.of_errors(broken, is_pad, dim_is_pad, detail=True)
+    assert found.sum.tolist() == [errors[0, :, :2].sum().item(), errors[1, :, 0, 0].sum().item()]
+    assert found.count.tolist() == valid_elements(is_pad, 2, 2, dim_is_pad).tolist() == [8, 2]
+    assert found.detail is not None
+    assert torch.equal(found.detail.sum.sum(dim=(1, 2)), found.sum)
+    assert torch.equal(found.detail.count.sum(dim=1) * 2, found.count)
+    assert Loss.of_errors(errors, is_pad, dim_is_pad).detail is None
+
+
+def test_losses_are_added_with_their_details_and_ordered_by_time() -> None:
+    is_pad = torch.zeros(2, 3, dtype=torch.bool)
+    first = Loss.of_errors(torch.rand(2, 4, 3, 2), is_pad, detail=True)
+    second = Loss.of_errors(torch.rand(2, 4, 3, 2), ~is_pad, detail=True)
+    both = first.plus(second)
+    assert torch.equal(both.sum, first.sum)
+    assert torch.equal(both.count, first.count)
+    assert both.detail is not None
+    assert first.plus(second._replace(detail=None)).detail is None
+    times = torch.tensor([[0.9, 0.1, 0.5, 0.3], [0.1, 0.2, 0.3, 0.4]])
+    order = both.ordered(times).detail.order  # type: ignore[union-attr]
+    assert order.tolist() == [[1, 3, 2, 0], [0, 1, 2, 3]]  # type: ignore[union-attr]
+    plain = first._replace(detail=None)
+    assert plain.ordered(times) is plain

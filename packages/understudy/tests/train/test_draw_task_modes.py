@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.config.train import TrainConfig
-from understudy.policies.common.settings import DYNAMICS, FLOW, MODES, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
@@ -28,7 +28,7 @@ from understudy_base.testing.refusals import refused
 def test_draw_modes_depends_on_the_position_and_skips_zero_weights(
     seed: int, weights: list[float]
 ) -> None:
-    shares = TrainConfig(mode=dict(zip(MODES, weights))).mode_weights()  # type: ignore[arg-type]
+    shares = TrainConfig(mode=dict(zip(TaskMode.ALL, weights))).mode_weights()  # type: ignore[arg-type]
     positions = torch.arange(5000)
     drawn = draw_modes(seed, positions, shares)
     assert drawn.dtype == torch.int64
@@ -49,10 +49,10 @@ def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> 
     assert len(with_images) == 1 + len(describe_modes("joint", shares))
     assert "images" in with_images[-1]
     assert "2/3" in with_images[-1]
-    always = describe_modes("joint", shares, images=True, always=(FLOW,))
+    always = describe_modes("joint", shares, images=True, always=(LossTerm.FLOW,))
     assert always == with_images[1:]
     alone = TrainConfig(mode="forward_dynamics").mode_weights()
-    assert describe_modes("forward_dynamics", alone, always=(FLOW,)) == describe_modes(
+    assert describe_modes("forward_dynamics", alone, always=(LossTerm.FLOW,)) == describe_modes(
         "forward_dynamics", alone
     )
 
@@ -82,10 +82,10 @@ def test_no_recipe_trains_joint_unless_it_says_so(name: str) -> None:
     found = {}
     for config in (plain, joint):
         modes = [
-            MODES[number]
+            TaskMode.ALL[number]
             for number in draw_modes(3, torch.arange(3000), config.mode_weights()).tolist()
         ]
-        trained = sum(FLOW in TRAINS[mode] for mode in modes) / len(modes)
+        trained = sum(LossTerm.FLOW in TaskMode.TRAINS[mode] for mode in modes) / len(modes)
         found[config.mode] = (
             trained,
             config.learns_dynamics(),
@@ -132,23 +132,25 @@ def test_train_counts_the_losses_of_drawn_modes(
     joint = tiny_config(
         data, tmp_path / "r", mode="joint", batch_size=8, micro_batch_size=2, device="cpu", steps=8
     )
-    seen: dict[str, int] = dict.fromkeys((FLOW, DYNAMICS, "should flow", "should dynamics"), 0)
+    seen: dict[str, int] = dict.fromkeys(
+        (LossTerm.FLOW, LossTerm.DYNAMICS, "should flow", "should dynamics"), 0
+    )
     plain = FlowPolicy.losses
 
     def losses(self: FlowPolicy, batch: Any, *rest: Any, **more: Any) -> Any:
         found = plain(self, batch, *rest, **more)
         if self.training:
-            modes = [MODES[number] for number in batch["mode"].tolist()]
+            modes = [TaskMode.ALL[number] for number in batch["mode"].tolist()]
             # nothing follows an episode's last frame
             follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)
             assert torch.equal(
                 batch["mode"], draw_modes(7, batch["position"], joint.mode_weights())
             )
-            for term in (FLOW, DYNAMICS):
+            for term in (LossTerm.FLOW, LossTerm.DYNAMICS):
                 seen[term] += int((found[term].count > 0).sum())
-                lessons = torch.tensor([term in TRAINS[mode] for mode in modes])
+                lessons = torch.tensor([term in TaskMode.TRAINS[mode] for mode in modes])
                 seen[f"should {term}"] += int(
-                    (lessons & follows if term == DYNAMICS else lessons).sum()
+                    (lessons & follows if term == LossTerm.DYNAMICS else lessons).sum()
                 )
         return found
 
@@ -157,9 +159,9 @@ def test_train_counts_the_losses_of_drawn_modes(
         assert run.train(joint) == run.DONE
     said = capsys.readouterr().err
     assert "joint trains the action loss on 2/3 of the samples" in said
-    assert FlowPolicy.load(tmp_path / "r/policy").modes == MODES
-    assert 0 < seen[FLOW] == seen["should flow"] < 64
-    assert 0 < seen[DYNAMICS] == seen["should dynamics"] < 64
+    assert FlowPolicy.load(tmp_path / "r/policy").modes == TaskMode.ALL
+    assert 0 < seen[LossTerm.FLOW] == seen["should flow"] < 64
+    assert 0 < seen[LossTerm.DYNAMICS] == seen["should dynamics"] < 64
     assert len(series(tmp_path / "r", "val")) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from understudy.config.train import TrainConfig
-from understudy.policies.common.settings import MODES, TRAINS
+from understudy.policies.common.settings import TaskMode
 from understudy.testing.killed import world_action_settings
 from understudy.testing.mixtures import NAMES, mixed, tiny_sources
 from understudy.testing.runs import final_tensors, series, tiny_config, tiny_dataset
@@ -77,7 +77,7 @@ def test_groups_of_a_step_add_up_to_its_terms(whole: Path, kind: str) -> None:
                 entry["loss"] * entry["elements"], rel=1e-6
             )
     assert set().union(*(record[kind] for record in series(whole))) == set(
-        NAMES if kind == "sources" else MODES
+        NAMES if kind == "sources" else TaskMode.ALL
     )
 
 
@@ -85,7 +85,7 @@ def test_a_mode_has_the_terms_that_it_trains(whole: Path) -> None:
     """And the policy's, which every sample of a run with mode `policy` trains."""
     for record in series(whole):
         for mode, entry in record["modes"].items():
-            assert set(entry["terms"]) == {"flow", *TRAINS[mode]} & set(WEIGHTS)
+            assert set(entry["terms"]) == {"flow", *TaskMode.TRAINS[mode]} & set(WEIGHTS)
 
 
 def test_metrics_change_no_bit_of_a_training(

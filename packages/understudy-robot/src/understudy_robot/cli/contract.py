@@ -108,7 +108,7 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
     Raises:
         ConfigError: it is nothing that has one, or a file is damaged.
     """
-    from understudy.policies.policy_folder import find
+    from understudy import find_policy
     from understudy_client import Contract
     from understudy_robot.folder_contract import read_policy_contract
 
@@ -123,11 +123,11 @@ def read_any(path: str, config: ContractConfig) -> "Contract":
         if Path(path).is_file():
             return Contract.read(Path(path))
         if (Path(path) / "meta" / "info.json").is_file() or path.startswith("hf://datasets/"):
-            from understudy.train.data.input_contract import dataset_contract
+            from understudy import dataset_contract
 
             images = config.images if len(config.paths) > 1 else 0
             return dataset_contract(path, images)
-        if (read := read_policy_contract(find(path))) is not None:
+        if (read := read_policy_contract(find_policy(path))) is not None:
             return read
     except ConfigError:
         raise

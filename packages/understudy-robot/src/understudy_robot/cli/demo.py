@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
-from understudy.config.data import DataConfig
-from understudy.config.train import CheckpointConfig, LogConfig, TrainConfig, ValConfig
+from understudy import TrainConfig
 from understudy_base import ConfigError
 from understudy_kit import Ge, Interval, dump_yaml, module_command, override
 
@@ -48,15 +47,17 @@ def training(config: DemoConfig) -> TrainConfig:
     """Settings of the demonstration's run: defaults, except for its length and folder."""
     out = Path(config.output_dir)
     every = config.steps // 10
-    return TrainConfig(
+    # The checkpoints from the end of the compared steps on are kept.
+    kept = 2 + (config.steps - 6 * every) // every
+    return override(
+        TrainConfig(),
         output_dir=str(out / "run"),
         steps=config.steps,
         seed=config.seed,
-        data=DataConfig(root=str(out / "dataset")),
-        # The checkpoints from the end of the compared steps on are kept.
-        checkpoint=CheckpointConfig(every=every, keep_last=2 + (config.steps - 6 * every) // every),
-        val=ValConfig(every=2 * every),
-        log=LogConfig(every=10, report=False),  # the report is written once, after the rollouts
+        data={"root": str(out / "dataset")},
+        checkpoint={"every": every, "keep_last": kept},
+        val={"every": 2 * every},
+        log={"every": 10, "report": False},  # the report is written once, after the rollouts
     ).resolved()
 
 
@@ -139,7 +140,7 @@ def clear_folder(out: Path) -> None:
         ConfigError: A file with one of our names is not of a demonstration, or the run was trained
             further since.
     """
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
 
     mark = out / MARK
     parts = [out / name for name in ("dataset", "run", "never-stopped")]
@@ -198,15 +199,14 @@ def write_settings(config: TrainConfig, out: Path) -> Path:
 
 def kill_at_step(process: "subprocess.Popen[bytes]", run: Path, step: int, end: int) -> None:
     """Send SIGKILL once the run has logged `step`; its last checkpoint must be before `end`."""
-    from understudy.train.checkpoint import checkpoint
-    from understudy.train.track import metrics_file
+    from understudy import RunDir
 
     while process.poll() is None:
-        logged = metrics_file.read(run / "metrics.jsonl", "train")
+        logged = RunDir(run).records("train")
         if logged and logged[-1]["step"] >= step:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            saved = (checkpoint.list_steps(run / "checkpoints") or [0])[-1]
+            saved = (RunDir(run).steps() or [0])[-1]
             if saved >= end:
                 raise RuntimeError(
                     f"killed too late to compare: step {saved} is saved; use more steps"
@@ -226,18 +226,14 @@ def compare_runs(run: Path, never_stopped: Path, kill_at: int, end: int) -> bool
     """Compare two runs bit for bit: the losses up to step `end`, and the tensors there. Prints the
     differences.
     """
-    from understudy.train.checkpoint.checkpoint import read_tensors
-    from understudy.train.track import metrics_file
+    from understudy import RunDir
 
-    resumed, whole = (
-        metrics_file.read(path / "metrics.jsonl", "train")[:end] for path in (run, never_stopped)
-    )
+    runs = (RunDir(run), RunDir(never_stopped))
+    resumed, whole = (of_run.records("train")[:end] for of_run in runs)
     print("  step  killed and resumed     never stopped")
     for a, b in list(zip(resumed, whole))[kill_at - 3 : kill_at + 4]:
         print(f"{a['step']:6d}  {a['loss']:<20.17g}  {b['loss']:<20.17g}")
-    first, second = (
-        read_tensors(path / f"checkpoints/step-{end:08d}") for path in (run, never_stopped)
-    )
+    first, second = (of_run.read_tensors(end) for of_run in runs)
     differ = [name for name in first if not first[name].equal(second[name])]
     print(
         f"of {end} steps {sum(a != b for a, b in zip(resumed, whole))} differ (loss, gradient "

@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from understudy.envs.gymnasium_options import GymnasiumOptions
-from understudy.policies.own_code.types import name_by_hand
+from understudy import GymnasiumOptions, name_by_hand
 from understudy_base import ConfigError, Progress, plural, write_text
 from understudy_kit import ByHand, Ge, Interval, plain
 
@@ -238,7 +237,7 @@ def _expert(target: str) -> "Callable[[Env, dict[str, np.ndarray]], np.ndarray]"
     """
     if not target:
         return lambda env, _: env.expert()
-    from understudy.policies.own_code.types import import_object
+    from understudy import import_object
 
     try:
         function: Callable[..., np.ndarray] = import_object(target, "--expert")

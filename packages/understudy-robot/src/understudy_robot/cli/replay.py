@@ -9,7 +9,6 @@ both see the same inputs.
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,8 +20,7 @@ from understudy_robot.serve.config import ServeConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy.policies.inference import RobotPolicy
-    from understudy.train.state import TrainState
+    from understudy import RobotPolicy, TrainState
     from understudy_data import ValidationData
 
 
@@ -78,9 +76,7 @@ class Replay:
 
 def replay(config: ReplayConfig) -> int:
     """Compare; returns 0 where all actions are equal to the bit, else 1."""
-    from understudy.policies.inference import load_policy
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy.train.run import open_checkpoint
+    from understudy import RunDir, load_policy, open_checkpoint
 
     logging.getLogger("understudy.serve").setLevel(logging.ERROR)  # the result has its lines
     folder = RunDir(Path(config.run)).require_policy()
@@ -122,7 +118,7 @@ def replay_episode(
     """
     import numpy as np
 
-    from understudy.train.validation.open_loop import STEPS
+    from understudy import EpisodeActions
     from understudy_client import ContractWarning, Noise, RemoteError, RemotePolicy
     from understudy_data import EpisodeDataset
     from understudy_robot.serve.engine import open_trace
@@ -131,7 +127,7 @@ def replay_episode(
     episode = _choose_episode(config.episode, source, validation)
     dataset = validation.datasets[source]
     length = int(dataset.catalog.episodes.lengths[dataset.catalog.episodes.row_of(episode)])
-    expected = dict(_open_loop(state, validation, source, episode))
+    expected = _open_loop(state, validation, source, episode)
     task = next(task for _, _, task in expected.values())
     # A robot also sees the frames that a selection leaves out.
     keys = [key for key in dataset.keys if key not in dataset.missing_cameras]
@@ -165,7 +161,7 @@ def replay_episode(
             observation[TASK] = task
             noise = Noise(state.config.seed, position, "open loop")
             try:
-                served = policy.act(observation, steps=STEPS, noise=noise)
+                served = policy.act(observation, steps=EpisodeActions.STEPS, noise=noise)
             except ValueError as error:
                 text = (
                     f"episode {episode}, step {frame}: the server refuses the observation: {error}"
@@ -201,41 +197,19 @@ def replay_episode(
 
 def _open_loop(
     state: "TrainState", validation: "ValidationData", source: int, episode: int
-) -> "Iterator[tuple[int, tuple[int, np.ndarray, str]]]":
-    """Yield (frame, (identity of its noise, actions [T, A], instruction)) of the chunks of an
-    open-loop validation.
-
-    Each is computed alone: the rounding of a batch may depend on its size.
+) -> "dict[int, tuple[int, np.ndarray, str]]":
+    """Return the chunks of an open-loop validation by frame: identity of its noise, actions [T, A],
+    instruction.
     """
-    import numpy as np
-    import torch
-
-    from understudy.policies.common.settings import POLICY
-    from understudy.train.augment_batch import batch_to_device
-    from understudy.train.validation.open_loop import choose_starts, predict_actions
-    from understudy_data import UNREADABLE
+    from understudy import EpisodeActions
 
     mode = state.config.val_mode()
-    if mode != POLICY:
+    if mode != "policy":
         raise ConfigError(
-            f"mode: the run is validated in the mode {mode!r}, and a server computes {POLICY!r}"
+            f"mode: the run is validated in the mode {mode!r}, and a server computes 'policy'"
         )
-    policy = state.eval_policy.eval()
-    rows = np.flatnonzero((validation.source == source) & (validation.episode == episode))
-    chosen = rows[choose_starts(validation.frame[rows], policy.config.chunk)]
-    for number in chosen.tolist():
-        part = slice(number, number + 1)
-        batch = validation.read(part)
-        if error := batch.pop(UNREADABLE):
-            raise ConfigError(
-                f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}"
-            )
-        identity = validation.identity(part)
-        task = batch[TASK][0]
-        device_batch = batch_to_device(policy.preprocess(batch), state.mesh.device)
-        with torch.no_grad():
-            actions = predict_actions(policy, device_batch, identity, state.config.seed, mode)[0]
-        yield int(validation.frame[number]), (int(identity[0]), actions.float().cpu().numpy(), task)
+    chunks = EpisodeActions(state, validation).chunks(source, episode)
+    return {frame: (identity, actions, task) for frame, identity, actions, task in chunks}
 
 
 def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:

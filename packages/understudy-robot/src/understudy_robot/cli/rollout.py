@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from understudy.config.data import DataConfig
-from understudy.config.rollout import RolloutConfig
+from understudy import DataConfig, RolloutConfig
 from understudy_base import ConfigError, temporary_folder
 
 
@@ -14,7 +13,7 @@ def rollout(config: RolloutConfig) -> int:
     """
     import torch
 
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
     from understudy_robot.rollout.files import write_result
     from understudy_robot.rollout.play import rollout_saved_policy
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def serve(config: ServeConfig) -> int:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the address."""
-    from understudy.train.checkpoint.export import describe_policy
+    from understudy import RunDir
 
     with ended_by_signals("understudy serve"):  # nothing is there to be closed
         server = _load(config)
         choice = (
-            describe_policy(Path(config.policy))
+            RunDir(Path(config.policy)).describe_policy()
             if (Path(config.policy) / "config.yaml").is_file()
             else None
         )
@@ -66,8 +66,7 @@ def _load(config: ServeConfig) -> "PolicyServer":
     """Load the policy of a server."""
     import torch
 
-    from understudy.devices import torch_device
-    from understudy.policies.inference import load_policy
+    from understudy import load_policy, torch_device
     from understudy_client import read_token
     from understudy_robot.serve.server import PolicyServer, lerobot_service, warn_if_open
 

@@ -53,7 +53,7 @@ def find_trace(path: Path) -> Path:
 
 def why(config: WhyConfig) -> None:
     """Write the page, and print its findings."""
-    from understudy.train.checkpoint.run_dir import RunDir
+    from understudy import RunDir
     from understudy_kit import refuse_foreign, write_page
     from understudy_robot.cli.contract import ContractConfig, read_any
     from understudy_robot.contracts.trace import diagnose

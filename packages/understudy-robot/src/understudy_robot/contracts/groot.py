@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import read_object
+from understudy import read_object
 from understudy_base import Record
 from understudy_client import FIGURES, CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest

@@ -7,23 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import (
-    LEROBOT,
-    LEROBOT_OUT,
-    VISUAL,
-    read_features,
-    read_object,
-    read_statistics,
-)
-from understudy.policies.pi05.normalization import KINDS, RANGES
-from understudy.policies.pi05.released_keys import is_adaptive
+from understudy import LerobotProcessor, is_adaptive, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_client import CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_data import file_sha256
 from understudy_robot.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
-_NEEDED = {"MEAN_STD": ("mean", "std"), **RANGES}
+_NEEDED = {"MEAN_STD": ("mean", "std"), **LerobotProcessor.RANGES}
 _MODES = {
     "MEAN_STD": "mean_std",
     "MIN_MAX": "min_max",
@@ -55,7 +46,7 @@ class Processor:
         self.normalizer = self.config(normalizer)
         step = self.steps.get(normalizer, {})
         try:
-            self.statistics: Statistics = read_statistics(path, step)
+            self.statistics: Statistics = LerobotProcessor(path).statistics(step)
         except ConfigError:
             self.statistics = {}  # a missing file is named as missing statistics
 
@@ -71,10 +62,10 @@ def read_lerobot_contract(folder: Path) -> Contract:
         ConfigError, ValueError: a file is damaged.
     """
     stored = read_object(folder / "config.json")
-    inputs = read_features(stored, "input_features")
-    outputs = read_features(stored, "output_features")
-    preprocessor = Processor(folder / LEROBOT, "normalizer_processor")
-    postprocessor = Processor(folder / LEROBOT_OUT, "unnormalizer_processor")
+    inputs = LerobotProcessor.features(stored, "input_features")
+    outputs = LerobotProcessor.features(stored, "output_features")
+    preprocessor = Processor(folder / LerobotProcessor.BEFORE, "normalizer_processor")
+    postprocessor = Processor(folder / LerobotProcessor.BEHIND, "unnormalizer_processor")
     faults: list[Mismatch] = []
     try:
         shapes = tensor_shapes(folder)
@@ -94,7 +85,9 @@ def read_lerobot_contract(folder: Path) -> Contract:
     faults += _differences(preprocessor, postprocessor)
     renamed = dict(preprocessor.config("rename_observations_processor").get("rename_map") or {})
     cameras = {
-        key: shape for key, (kind, shape) in inputs.items() if kind == VISUAL and _EMPTY not in key
+        key: shape
+        for key, (kind, shape) in inputs.items()
+        if kind == LerobotProcessor.VISUAL and _EMPTY not in key
     }
     faults += _renames(renamed, cameras)
     action = _named(vectors[ACTION] or VectorFacts.unmeasured(ACTION, ()), preprocessor)
@@ -195,7 +188,7 @@ def _mode(key: str, stored: Record, side: Processor) -> str:
     processors.
     """
     for modes in (side.normalizer.get("norm_map"), stored.get("normalization_mapping")):
-        mode = str((modes or {}).get(KINDS[key], "IDENTITY"))
+        mode = str((modes or {}).get(LerobotProcessor.KINDS[key], "IDENTITY"))
         if mode != "IDENTITY":
             return mode
     return "IDENTITY"
@@ -215,7 +208,7 @@ def _statistics(
         yield Mismatch("statistics ignored", key, f"statistics of {key}", ", ".join(prefixed), fix)
         return
     if (side.normalizer.get("norm_map") or {}).get(
-        KINDS[key], "IDENTITY"
+        LerobotProcessor.KINDS[key], "IDENTITY"
     ) == "IDENTITY" or figures is None:
         came = (
             "no normalization: numbers stay as they are"
@@ -253,7 +246,7 @@ def _differences(preprocessor: Processor, postprocessor: Processor) -> Iterator[
     adds = bool(postprocessor.config("absolute_actions_processor").get("enabled"))
     if learns != adds:
         text = ("absolute actions", "differences to the state")
-        fix = f"enable or remove it in {LEROBOT_OUT}, too"
+        fix = f"enable or remove it in {LerobotProcessor.BEHIND}, too"
         yield Mismatch(
             "delta", ACTION, text[not learns], text[learns], f"absolute_actions_processor: {fix}"
         )

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import find_padding, read_object
-from understudy.policies.pi05.normalization import OPENPI, openpi_files
-from understudy.policies.pi05.released_keys import is_adaptive
+from understudy import StoredNormalization, is_adaptive, read_object
 from understudy_base import Record
 from understudy_client import FIGURES, Contract, Mismatch, RobotFacts, VectorFacts
 from understudy_robot.contracts.tensors import tensor_shapes, unfit, weights_digest
@@ -43,11 +41,17 @@ def read_openpi_contract(folder: Path) -> Contract:
             is_pi05 = measured
     except ValueError as error:
         faults.append(unfit("weights of pi0 or pi05", str(error)))
-    files = openpi_files(folder)
+    files = StoredNormalization.openpi_files(folder)
     if not files:
         fix = "copy assets/ID/norm_stats.json of the training next to the weights"
         faults.append(
-            Mismatch("statistics missing", "", f"assets/ID/{OPENPI}", "no such file", fix)
+            Mismatch(
+                "statistics missing",
+                "",
+                f"assets/ID/{StoredNormalization.OPENPI}",
+                "no such file",
+                fix,
+            )
         )
     mode = ""
     prompt = ""
@@ -87,7 +91,7 @@ def _vector(entry: Record, mode: str, where: str) -> VectorFacts:
         for name in FIGURES
         if entry.get(name) is not None
     }
-    real = [np.flatnonzero(~find_padding(entry, where))] if values else []
+    real = [np.flatnonzero(~StoredNormalization.find_padding(entry, where))] if values else []
     width = max((int(dims[-1]) + 1 for dims in real if len(dims)), default=0)
     figures = {name: figure[:width] for name, figure in values.items()}
     source = "external" if values else ""

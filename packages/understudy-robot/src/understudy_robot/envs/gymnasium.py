@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.envs.gymnasium_options import GymnasiumOptions
+from understudy import GymnasiumOptions
 from understudy_base import Record, optional_imports
 from understudy_robot.envs.env import (
     IMAGE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 
-from understudy.envs.gymnasium_options import GymnasiumOptions
+from understudy import GymnasiumOptions
 from understudy_base import MissingExtraError, find_entry_points
 from understudy_robot.envs.env import Env
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track import metrics_file
-from understudy.train.track.metrics_file import FALL, Verdict, loss_of
+from understudy import RunDir, Verdict
 from understudy_base import ConfigError, Record
 from understudy_client import VectorFacts
 from understudy_kit import wilson_interval
@@ -116,7 +114,7 @@ def _of_run(run: RunDir, step: int | None) -> Iterator[Reason]:
     """
     if not (run.config.is_file() and run.metrics.is_file()):
         return
-    verdict = metrics_file.read_verdict(run.metrics)
+    verdict = run.verdict()
     if verdict is None:
         return
     loss = f"{verdict.term} loss" if verdict.term else "loss"
@@ -148,9 +146,9 @@ def _recorded_episodes(run: RunDir) -> int:
 
 def _not_the_best(run: RunDir, verdict: Verdict, step: int | None) -> Iterator[Reason]:
     """The policy that played, where another step has a lower validation loss."""
-    records = [record for record in metrics_file.read(run.metrics, "val") if record["step"] == step]
-    loss = loss_of(records[-1], verdict.term) if records else None
-    if loss is None or verdict.lowest <= 0 or loss < (1 + FALL) * verdict.lowest:
+    records = [record for record in run.records("val") if record["step"] == step]
+    loss = verdict.loss_of(records[-1]) if records else None
+    if loss is None or verdict.lowest <= 0 or loss < (1 + verdict.FALL) * verdict.lowest:
         return
     is_kept = (run.checkpoints / f"step-{verdict.lowest_step:08d}").is_dir()
     export = f"understudy export {run.root} --checkpoint {verdict.lowest_step}"

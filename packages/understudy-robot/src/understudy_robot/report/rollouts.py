@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.run.overlay import Run
-from understudy.report.run.parts import PagePart
-from understudy.report.run.tables import short
-from understudy.train.checkpoint.run_dir import RunDir
+from understudy import PagePart, Run, RunDir, short_text
 from understudy_base import Record, Records
 from understudy_kit import Block, Blocks, Curve
 
@@ -96,7 +93,7 @@ def _success_chart(records: Records) -> Block | None:
                 for record in records
                 if task in record["tasks"]
             ]
-            lines.append(Curve.from_records(short(task), entries, "rate", color, faint=True))
+            lines.append(Curve.from_records(short_text(task), entries, "rate", color, faint=True))
     return Block.chart("success", "step", "success rate, with the 95 % interval", lines)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.config.data import DataConfig
-from understudy.config.rollout import Play
+from understudy import DataConfig, Play
 from understudy_base import PROMPT_METADATA, ConfigError, Record
 from understudy_data import metadata_lines
 from understudy_robot.envs.env import IMAGE, Env

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.data import DataConfig
-from understudy.config.rollout import Play
-from understudy.devices import torch_device
-from understudy.policies.acting import react
-from understudy.policies.draws import make_draws
-from understudy.policies.inference import check_acts
-from understudy.policies.observation_history import ObservationHistory, seen_times
-from understudy.policies.policy import Policy, load
+from understudy import DataConfig, ObservationHistory, Play, Policy, react, torch_device
 from understudy_base import ConfigError, Progress, Record
 from understudy_client import Contract, Mismatch, RobotFacts, compare_contracts
 from understudy_robot.contracts.trace import TraceWriter
@@ -144,11 +137,10 @@ def rollout(
         ValueError: settings that cannot be played.
     """
     world = worlds[0]
-    spec = policy.random_spec("act")
     width = (adapter or policy.config).action_dim
     _check_settings(policy, world, width, execute, swap_text)
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
-    image_times, state_times = seen_times(policy.config, world.fps)
+    image_times, state_times = policy.config.seen_times(world.fps)
     windows = adapter.windows(image_times, state_times)
     waiting = deque(range(episodes))
     finished = list[_Lane]()
@@ -166,7 +158,7 @@ def rollout(
             positions = np.array([lane.episode * world.max_steps + lane.step for lane in lanes])
             draws = {
                 name: values.to(device)
-                for name, values in make_draws(spec, seed, positions, "rollout").items()
+                for name, values in policy.make_draws("act", seed, positions, "rollout").items()
             }
             inputs = [lane.inputs() for lane in lanes]
             instructions = [lane.instruction for lane in lanes]
@@ -369,8 +361,8 @@ def rollout_saved_policy(
         ConfigError: as `prepare_env` does, or the policy cannot be read or played so.
     """
     try:
-        policy = load(folder)
-        check_acts(policy.config, folder)
+        policy = Policy.load(folder)
+        policy.config.check_acts(folder)
         frozen = {
             "policy": asdict(policy.config),
             "normalisation": policy.normalizer.arrays(),

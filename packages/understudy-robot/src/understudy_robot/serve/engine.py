@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.policies.acting import predict
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.policy_folder import find
+from understudy import RobotPolicy, find_policy
 from understudy_base import ConfigError, refuse_existing
 from understudy_client import (
     ContractError,
@@ -61,7 +59,11 @@ def open_trace(path: str, robot: RobotPolicy, folder: str = "") -> TraceWriter |
     refuse_existing(path, "trace", None)
     contract = robot.contract
     head = robot.policy.norm_heads[robot.head]
-    if contract is None and folder and (contract := read_policy_contract(find(folder))) is not None:
+    if (
+        contract is None
+        and folder
+        and (contract := read_policy_contract(find_policy(folder))) is not None
+    ):
         robots = contract.robots
         if len(robots) == 1:
             robots = {head: next(iter(robots.values()))}
@@ -349,7 +351,7 @@ class Engine:
     def _pass(self, group: Sequence[tuple[_Job, Ready, Answer]]) -> None:
         started = time.monotonic()
         try:
-            chunks = predict(self.robot.policy, [ready.prepared for _, ready, _ in group])
+            chunks = self.robot.predict([ready.prepared for _, ready, _ in group])
         except Exception as error:
             if len(group) == 1:
                 group[0][0].fail(error)

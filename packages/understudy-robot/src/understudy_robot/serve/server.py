@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
-from understudy.policies.inference import RobotPolicy
+from understudy import RobotPolicy
 from understudy_base import ConfigError, MissingExtraError, find_entry_points
 from understudy_client import (
     CONTROL,

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from understudy.policies.acting import Prepared, Reaction, predict
-from understudy.policies.draws import make_draws
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.observation_history import seen_times, step_rate
+from understudy import Prepared, Reaction, RobotPolicy
 from understudy_base import PROMPT_METADATA, STATE, TASK, Record
 from understudy_client import (
     OPENPI,
@@ -89,8 +86,8 @@ class Session:
         """Past observations that a request may have; 0 for a policy that sees none."""
         config = self.robot.config
         fps = self.robot.metadata.get("fps")
-        reach = -min((times[0] for times in seen_times(config, fps) if times), default=0.0)
-        rate = step_rate(config, fps, None)
+        reach = -min((times[0] for times in config.seen_times(fps) if times), default=0.0)
+        rate = config.step_rate(fps)
         if not reach:
             return 0
         return ceil(_PAST_RATE * (reach * rate + 1)) if rate else _MOST_PAST
@@ -171,8 +168,8 @@ class Session:
         self._check_past(most)
         draws = None
         if (noise := request.noise) is not None:
-            spec = self.robot.policy.random_spec("act")
-            draws = make_draws(spec, noise.seed, np.array([noise.position]), noise.purpose)
+            position = np.array([noise.position])
+            draws = self.robot.policy.make_draws("act", noise.seed, position, noise.purpose)
         seen_at = time if most else None
         prepared = self.robot.prepare(
             inputs,
@@ -288,7 +285,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         cameras |= {
             key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]
         }
-    image_times, state_times = seen_times(config, robot.metadata.get("fps"))
+    image_times, state_times = config.seen_times(robot.metadata.get("fps"))
     windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
     state_dim = policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0
     own_reaction = reaction if facts is not None else "off"
@@ -359,7 +356,7 @@ def warm_up(robot: RobotPolicy, max_batch: int, passes: int) -> None:
             served.reset()
             # with a history, time 0 is the start of an episode
             prepared = served.prepare(observation, time=0.0, generator=generator)
-            predict(robot.policy, [prepared] * size)
+            robot.predict([prepared] * size)
 
 
 def _writable(value: Any) -> Any:

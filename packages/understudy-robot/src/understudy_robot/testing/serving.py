@@ -10,7 +10,7 @@ from typing import Any, get_args
 from websockets.sync.client import ClientConnection, connect
 
 import understudy as us
-from understudy.policies.policy import Policy
+from understudy import Policy
 from understudy_client import encode
 from understudy_client.protocol import Fault, decode
 from understudy_robot.serve.config import ServeConfig

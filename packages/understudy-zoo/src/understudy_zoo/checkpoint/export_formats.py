@@ -3,20 +3,9 @@
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from understudy.policies import policy_folder
-from understudy.policies.inference import RobotPolicy
-from understudy.policies.registry import policy_type
-from understudy.train.checkpoint.export import (
-    ExportConfig,
-    describe_source,
-    path_errors,
-    policy_weights,
-    print_written,
-    read_run,
-)
+from understudy import ExportConfig, RobotPolicy, policy_type
 from understudy_base import ConfigError, Record, create_folder, require
 from understudy_client import CameraFacts, Contract, write_contract
 from understudy_data import write_checksums
@@ -35,23 +24,15 @@ def export_folder(config: ExportConfig) -> None:
             the format cannot hold.
         CheckpointError: the checkpoint cannot be read. OSError: the folder cannot be written.
     """
-    source, record, _ = read_run(config)
-    target = Path(config.output_dir or Path(config.run) / f"export-{config.format}")
-    network = policy_folder.read_config(record["policy"])
-    normalization = record["normalisation"]
-    with path_errors():
-        folder_formats.check_absent(target)
+    run = config.open_run()
+    with config.path_errors():
+        folder_formats.check_absent(run.target)
     folder = folder_formats.describe_folder(
-        config.format,
-        network,
-        normalization,
-        record.get("metadata") or {},
-        config.head,
-        config.dtype,
+        config.format, run.network, run.normalization, run.metadata, config.head, config.dtype
     )
-    weights = policy_weights(source, config.dtype)
-    folder_formats.save_folder(target, folder, weights)
-    print_written(config, source, target, weights)
+    weights = run.weights()
+    folder_formats.save_folder(run.target, folder, weights)
+    run.print_written(weights)
     for note in folder.notes:
         print(f"  not in the folder: {note}")
 
@@ -71,25 +52,22 @@ def export_graph(config: ExportConfig) -> None:
     kind: Any = config.format
     if kind == "onnx":
         require("onnx")
-    source, record, facts = read_run(config)
-    target = Path(config.output_dir or Path(config.run) / f"export-{kind}")
-    with path_errors():
+    run = config.open_run()
+    target = run.target
+    with config.path_errors():
         folder_formats.check_absent(target)
-    network = policy_folder.read_config(record["policy"])
+    network = run.network
     files.check_type(network.type)
-    weights = policy_weights(source, config.dtype)
-    # The run's own normalization: settings only say where a new run takes one from.
-    policy = policy_type(network.type).build(
-        replace(network, compute="float32"), record["normalisation"]
-    )
+    weights = run.weights()
+    policy = policy_type(network.type).build(replace(network, compute="float32"), run.normalization)
     policy.load_weights(weights)
     try:
-        robot = RobotPolicy(policy.eval(), facts, config.head or None, reaction="off")
+        robot = RobotPolicy(policy.eval(), run.facts, config.head or None, reaction="off")
     except ValueError as error:
         raise ConfigError(f"head: {error}") from error
     head = policy.norm_heads[robot.head]
     graph = files.make_graph(
-        robot, _camera_sizes(facts, head, network, robot.metadata), config.steps
+        robot, _camera_sizes(run.facts, head, network, robot.metadata), config.steps
     )
     with create_folder(target) as fresh:
         function = files.write_graph(graph, fresh / files.FILES[kind], kind)
@@ -98,15 +76,15 @@ def export_graph(config: ExportConfig) -> None:
             files.describe_graph(graph, kind, config.steps, parity, robot.metadata),
             encoding="utf-8",
         )
-        if contract := facts.get(policy_folder.CONTRACT):
-            write_contract(fresh / Contract.FILE, contract)
+        if run.contract:
+            write_contract(fresh / Contract.FILE, run.contract)
         write_checksums(fresh)
     differences = ", ".join(
         f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items()
     )
     size = sum(weight.numel() for weight in weights.values())
-    print(f"{target}: {size:,} weights of {source.name} as {files.FILES[kind]}")
-    print(f"  {describe_source(config, source)}")
+    print(f"{target}: {size:,} weights of {run.checkpoint.name} as {files.FILES[kind]}")
+    print(f"  {run.describe()}")
     print(
         f"  largest difference from the policy: {differences}; largest action "
         f"{parity['largest_action']:.3g}"

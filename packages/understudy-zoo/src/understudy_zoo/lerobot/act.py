@@ -10,11 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.settings import POLICY
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, padded_elements, valid_elements
+from understudy import Draws, Loss, RandomSpec, Use, valid_elements
 from understudy_base import ACTION, STATE, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotActConfig
@@ -70,7 +66,7 @@ class LerobotAct(LerobotPolicy):
         """Number of valid elements of each sample per loss term, int64 [B]; one of `kl` in
         training, else none.
         """
-        is_pad = value_of(batch, f"{ACTION}_is_pad")
+        is_pad = self.value_of(batch, f"{ACTION}_is_pad")
         counts = {
             L1: valid_elements(
                 is_pad, 1, self.config.action_dim, self.normalizer.dim_is_pad(ACTION, batch)
@@ -90,8 +86,8 @@ class LerobotAct(LerobotPolicy):
         `kl` has no elements.
         """
         actions = self.normalizer.actions(batch)
-        is_pad = value_of(batch, f"{ACTION}_is_pad")
-        check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
+        is_pad = self.value_of(batch, f"{ACTION}_is_pad")
+        self.check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
         counts = self.counts(batch, draws)
         inputs = self._inputs(batch)
         with self._mode(draws) as training:
@@ -99,7 +95,7 @@ class LerobotAct(LerobotPolicy):
                 # Padded slots hold copies of the last frame, as in LeRobot's own batches.
                 inputs |= {ACTION: actions, f"{ACTION}_is_pad": is_pad}
             predicted, (mean, log_variance) = self.model(inputs)
-        pad = padded_elements(is_pad, self.normalizer.dim_is_pad(ACTION, batch))
+        pad = self.normalizer.padded_elements(ACTION, batch)
         zero = torch.zeros((), device=actions.device)
         error = (torch.where(pad, zero, actions) - torch.where(pad, zero, predicted.float())).abs()
         losses = {L1: Loss(error.sum(dim=(1, 2)), counts[L1])}
@@ -111,7 +107,7 @@ class LerobotAct(LerobotPolicy):
         return {term: loss for term, loss in losses.items() if terms is None or term in terms}
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; it samples nothing, so `steps`
         has no effect.
         """
@@ -122,7 +118,7 @@ class LerobotAct(LerobotPolicy):
     def _inputs(self, batch: Batch) -> dict[str, Any]:
         """Inputs of the network: normalized images and state."""
         images = [self.normal_images(batch, camera) for camera in self.config.cameras]
-        state = self.normalizer.states(batch, state_now(batch))
+        state = self.normalizer.present_states(batch)
         return {"observation.images": images, STATE: state}
 
     @contextmanager

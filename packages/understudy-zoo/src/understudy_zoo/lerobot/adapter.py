@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from understudy.policies.batch import check_image, value_of
-from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.policy import Policy
+from understudy import Normalizer, Policy
 from understudy_base import Batch, ConfigError, Record
 from understudy_zoo.lerobot.settings import ColorSettings, LerobotConfig
 
@@ -59,10 +57,10 @@ class LerobotPolicy(Policy):
         """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n
         times.
         """
-        image: Tensor = value_of(batch, camera)
+        image: Tensor = self.value_of(batch, camera)
         past = self.config.past_steps
         times = [past + 1] if past else []
-        check_image(camera, image, (None, *times, 3, None, None))
+        self.check_image(camera, image, (None, *times, 3, None, None))
         return image.float() / 255
 
     def normal_images(self, batch: Batch, camera: str) -> Tensor:

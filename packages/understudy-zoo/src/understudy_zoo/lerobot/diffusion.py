@@ -11,11 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.batch import STATES, check_shape, split_states, value_of
-from understudy.policies.common.normalizer import blanked
-from understudy.policies.common.settings import POLICY
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss, masked_squared_error, valid_elements
+from understudy import Draws, Loss, RandomSpec, Use, masked_squared_error, valid_elements
 from understudy_base import ACTION, STATE, Batch, Record, optional_imports
 from understudy_zoo.lerobot.adapter import GivenNoise, LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotDiffusionConfig
@@ -129,16 +125,16 @@ class LerobotDiffusion(LerobotPolicy):
         actions = self.normalizer.actions(batch)
         theirs = self.config.theirs
         shape = (None, theirs.horizon, self.config.action_dim)
-        check_shape(ACTION, actions, shape)
+        self.check_shape(ACTION, actions, shape)
         noise = draws["noise"]
         steps = draws["timestep"]
-        check_shape("noise", noise, (len(actions), *shape))
+        self.check_shape("noise", noise, (len(actions), *shape))
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         clean = actions[:, None].expand_as(noise)
         noisy = self.diffusion.noise_scheduler.add_noise(
             clean.flatten(0, 1), noise.flatten(0, 1), steps.flatten()
         )
-        noisy = blanked(noisy.view_as(noise), dim_is_pad)
+        noisy = self.normalizer.blank(ACTION, batch, noisy.view_as(noise))
         condition = self._condition(batch, draws.get("crop")).repeat_interleave(noise.shape[1], 0)
         predicted = self.diffusion.unet(noisy.flatten(0, 1), steps.flatten(), global_cond=condition)
         target = noise if theirs.prediction_type == "epsilon" else clean
@@ -150,7 +146,7 @@ class LerobotDiffusion(LerobotPolicy):
         }
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_inference_steps` of the
         config, not `steps`.
 
@@ -161,10 +157,9 @@ class LerobotDiffusion(LerobotPolicy):
             mode: "policy".
         """
         batch = self._with_history(batch)
-        dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         condition = self._condition(batch, None)
         scheduler = self.diffusion.noise_scheduler
-        x = blanked(draws["noise"], dim_is_pad)
+        x = self.normalizer.blank(ACTION, batch, draws["noise"])
         scheduler.set_timesteps(self.inference_steps)
         later = draws["step noise"].unbind(1) if "step noise" in draws else ()
         with GivenNoise(*later):
@@ -172,20 +167,20 @@ class LerobotDiffusion(LerobotPolicy):
                 steps_of_batch = torch.full((len(x),), int(step), device=x.device)
                 predicted = self.diffusion.unet(x, steps_of_batch, global_cond=condition)
                 x = scheduler.step(predicted, step, x).prev_sample
-                x = blanked(x, dim_is_pad)
+                x = self.normalizer.blank(ACTION, batch, x)
         return self.normalizer.robot_actions(x[:, self.config.past_actions :].float(), batch)
 
     def _with_history(self, batch: Batch) -> Record:
-        """Return the batch with the present state under its key, and all states under `STATES` [B,
-        n, S].
+        """Return the batch with the present state under its key, and all states under
+        `STATE_HISTORY`, [B, n, S].
         """
         if self.config.past_steps:
-            return split_states(batch, self.config.past_steps + 1)
-        return {**batch, STATES: value_of(batch, STATE)[:, None]}
+            return self.split_states(batch, self.config.past_steps + 1)
+        return {**batch, self.STATE_HISTORY: self.value_of(batch, STATE)[:, None]}
 
     def _is_pad(self, batch: Batch) -> Tensor:
         """Slots that count nothing, bool [B, horizon]."""
-        is_pad: Tensor = value_of(batch, f"{ACTION}_is_pad")
+        is_pad: Tensor = self.value_of(batch, f"{ACTION}_is_pad")
         return is_pad if self.config.theirs.do_mask_loss_for_padding else torch.zeros_like(is_pad)
 
     def _condition(self, batch: Batch, crop: Tensor | None) -> Tensor:
@@ -199,7 +194,7 @@ class LerobotDiffusion(LerobotPolicy):
             images = images if self._resize is None else self._resize(images)
             crop_of_camera = None if crop is None else crop[:, number]
             views.append(cropped(images, self._crop_size, crop_of_camera))
-        states = self.normalizer.states(batch, batch[STATES])
+        states = self.normalizer.states(batch, batch[self.STATE_HISTORY])
         inputs = {STATE: states, "observation.images": torch.stack(views, dim=2)}
         condition: Tensor = self.diffusion._prepare_global_conditioning(inputs)
         return condition

@@ -15,23 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.lerobot_processors import (
-    BEFORE,
-    DEVICE,
-    LEROBOT,
-    VISUAL,
-    find_step,
-    map_figures,
-    processor_files,
-    read_features,
-    read_statistics,
-    to_json,
-)
-from understudy.policies.pi05.normalization import read_lerobot
-from understudy.policies.registry import policy_type, stored_type
+from understudy import LerobotProcessor, PolicySettings, StoredNormalization
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_zoo.folder_formats import ForeignFolder, Robot
 from understudy_zoo.lerobot.settings import IDENTITY, LerobotConfig, LerobotSettings
+from understudy_zoo.lerobot_processors import (
+    BEFORE,
+    DEVICE,
+    map_figures,
+    processor_files,
+    to_json,
+)
 
 EPS = 1e-8
 
@@ -55,12 +49,16 @@ def read_folder(
     """
     if "input_features" not in stored:
         return None
-    kind: Any = policy_type(stored_type(stored)).settings
+    kind: Any = PolicySettings.select(stored)
     if not issubclass(kind, LerobotSettings):
         return None
     name = kind.type
-    inputs, outputs = (read_features(stored, key) for key in ("input_features", "output_features"))
-    cameras = {key: shape for key, (feature, shape) in inputs.items() if feature == VISUAL}
+    inputs, outputs = (
+        LerobotProcessor.features(stored, key) for key in ("input_features", "output_features")
+    )
+    cameras = {
+        key: shape for key, (feature, shape) in inputs.items() if feature == LerobotProcessor.VISUAL
+    }
     if unknown := sorted(set(inputs) - set(cameras) - {STATE}) + sorted(set(outputs) - {ACTION}):
         raise ValueError(f"input_features: {unknown[0]}: {name} has cameras and {STATE} alone")
     sizes = {tuple(shape[1:]) for shape in cameras.values()}
@@ -78,16 +76,16 @@ def read_folder(
     }
     values |= kind.read_stored(stored, _image_figures(folder, list(cameras), name))
     if normalization is None:
-        robot = read_lerobot(folder)
+        robot = StoredNormalization.of_lerobot(folder)
         if robot.delta:
             raise ValueError(
-                f"{folder / LEROBOT}: relative_actions_processor: the actions {list(robot.delta)} "
+                f"{robot.where}: relative_actions_processor: the actions {list(robot.delta)} "
                 f"are differences to the state, and {name} is read with absolute actions alone"
             )
         maps = robot.maps
         if missing := [key for key in (STATE, ACTION) if key not in maps]:
             raise ConfigError(
-                f"{folder / LEROBOT}: has no normalization of {missing[0]}; restore the file"
+                f"{robot.where}: has no normalization of {missing[0]}; restore the file"
             )
         of_one_head: dict[str, Any] = {"heads": [""]}
         for key, affine in maps.items():
@@ -102,15 +100,17 @@ def _image_figures(folder: Path, cameras: list[str], name: str) -> dict[str, lis
     Raises:
         ValueError: they differ between cameras, or images have another normalization.
     """
-    path = folder / LEROBOT
-    step = find_step(path, "normalizer_processor")
-    mode = step["config"].get("norm_map", {}).get(VISUAL, "IDENTITY")
-    figures = read_statistics(path, step)
+    path = folder / LerobotProcessor.BEFORE
+    processor = LerobotProcessor(path)
+    step = processor.find("normalizer_processor")
+    mode = step["config"].get("norm_map", {}).get(LerobotProcessor.VISUAL, "IDENTITY")
+    figures = processor.statistics(step)
     if mode == "IDENTITY" or not any("mean" in figures.get(camera, {}) for camera in cameras):
         return IDENTITY
     if mode != "MEAN_STD":
         raise ValueError(
-            f"normalization_mapping: {VISUAL}: {mode}: {name} normalizes images by MEAN_STD"
+            f"normalization_mapping: {LerobotProcessor.VISUAL}: {mode}: {name} normalizes images "
+            "by MEAN_STD"
         )
     colors = {}
     for field, figure in (("image_mean", "mean"), ("image_std", "std")):
@@ -149,7 +149,7 @@ def describe_folder(
     facts = config.their_facts()
     features = {**facts["input_features"], **facts["output_features"]}
     colors = "MEAN_STD" if hasattr(config, "image_mean") else "IDENTITY"
-    modes = {VISUAL: colors, "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+    modes = {LerobotProcessor.VISUAL: colors, "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
     about = {
         "type": config.type.removeprefix("lerobot-"),
         **facts,

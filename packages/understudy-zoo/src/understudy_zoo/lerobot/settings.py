@@ -14,14 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy.policies.common.lerobot_processors import VISUAL, read_object
-from understudy.policies.registry import (
-    PolicyConfig,
-    PolicySettings,
-    PolicyType,
-    imported,
-    stored_type,
-)
+from understudy import LerobotProcessor, PolicyConfig, PolicySettings, PolicyType, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -247,7 +240,10 @@ class LerobotConfig(LerobotSettings, PolicyConfig):
 
     def their_facts(self) -> dict[str, Any]:
         """Return the features in the form of LeRobot's config.json, and the length of the chunk."""
-        images = {key: {"type": VISUAL, "shape": [3, *self.image_size]} for key in self.cameras}
+        images = {
+            key: {"type": LerobotProcessor.VISUAL, "shape": [3, *self.image_size]}
+            for key in self.cameras
+        }
         return {
             "input_features": {**images, STATE: {"type": "STATE", "shape": [self.state_dim]}},
             "output_features": {ACTION: {"type": "ACTION", "shape": [self.action_dim]}},
@@ -473,14 +469,14 @@ class LerobotSmolvlaSettings(LerobotSettings):
         file = _config_file(self.weights)
         stored = read_object(file)
         try:
-            if (name := stored_type(stored)) != self.type:
+            if (name := self.stored_type(stored)) != self.type:
                 raise ValueError(f"type: {stored.get('type', name)}: policy.type is {self.type}")
             if "input_features" in stored:
                 mapping = stored.get("normalization_mapping")
                 mode = "IDENTITY"
                 if isinstance(mapping, Mapping):
-                    mode = mapping.get(VISUAL, "IDENTITY")
-                figures = IDENTITY if mode == "IDENTITY" else {VISUAL: mode}
+                    mode = mapping.get(LerobotProcessor.VISUAL, "IDENTITY")
+                figures = IDENTITY if mode == "IDENTITY" else {LerobotProcessor.VISUAL: mode}
                 stored = self.read_stored(stored, figures)
             chunk = stored.get("chunk")
             if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
@@ -495,7 +491,9 @@ class LerobotSmolvlaSettings(LerobotSettings):
         `LerobotSettings.read_stored`.
         """
         if colors != IDENTITY:
-            raise ValueError(f"normalization_mapping: {VISUAL}: {cls.type} normalizes no images")
+            raise ValueError(
+                f"normalization_mapping: {LerobotProcessor.VISUAL}: {cls.type} normalizes no images"
+            )
         return super().read_stored(stored, colors)
 
 
@@ -544,8 +542,8 @@ def read_preset(kind: str, steps: int, with_chunk: bool) -> dict[str, Any]:
         ValueError: the preset needs an optimizer, a schedule or a normalization that a run lacks.
     """
     with optional_imports():
-        theirs = imported(kind)(device="cpu")
-        run = imported(PIPELINE)
+        theirs = _import(kind)(device="cpu")
+        run = _import(PIPELINE)
     data: dict[str, Any] = {
         "normalize": NORMALIZATIONS[theirs.normalization_mapping["ACTION"].value]
     }
@@ -610,7 +608,7 @@ def check_smolvla_start(config: LerobotSmolvlaConfig) -> None:
     """
     if not config.weights:
         return
-    from understudy.policies.weight_files import WeightFiles
+    from understudy import WeightFiles
 
     file = _config_file(config.weights)
     try:
@@ -648,7 +646,9 @@ def _import(target: str) -> Any:
     installed.
     """
     with optional_imports():
-        return imported(target) if ":" in target else import_module(target)
+        module_name, _, name = target.partition(":")
+        module = import_module(module_name)
+        return getattr(module, name) if name else module
 
 
 def _parsed(value: Any) -> Any:

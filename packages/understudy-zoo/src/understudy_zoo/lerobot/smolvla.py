@@ -6,21 +6,25 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape, prompts_of, value_of
-from understudy.policies.common.flow_matching import released_times
-from understudy.policies.common.normalizer import state_now
-from understudy.policies.common.settings import FLOW, POLICY
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Detail, Loss, padded_elements, valid_elements
-from understudy.policies.pi05.released_keys import WeightsError
-from understudy.policies.weight_files import WeightFiles, fill_state
+from understudy import (
+    Draws,
+    Loss,
+    LossTerm,
+    RandomSpec,
+    Use,
+    WeightFiles,
+    WeightsError,
+    spread_times,
+    valid_elements,
+)
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
 from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
@@ -34,6 +38,8 @@ HEAD, EMBEDDING = (
     f"model.vlm_with_expert.vlm.{part}.weight"
     for part in ("lm_head", "model.text_model.embed_tokens")
 )
+LEAST_TIME = 0.001
+"""Least flow time of a training."""
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
 
 
@@ -45,6 +51,7 @@ class LerobotSmolvla(LerobotPolicy):
     decide noise and flow time. Settings freeze the parts that LeRobot's freeze.
     """
 
+    tied_weights: ClassVar[Mapping[str, str]] = {HEAD: EMBEDDING}
     config: LerobotSmolvlaConfig
 
     def __init__(self, config: LerobotSmolvlaConfig, normalization: Record) -> None:
@@ -86,7 +93,7 @@ class LerobotSmolvla(LerobotPolicy):
     @property
     def loss_terms(self) -> tuple[str, ...]:
         """Name of the loss term: `flow`."""
-        return (FLOW,)
+        return (LossTerm.FLOW,)
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Noise and flow time of a sample, with LeRobot's distribution; to act the noise."""
@@ -95,12 +102,12 @@ class LerobotSmolvla(LerobotPolicy):
             return {"noise": RandomSpec("normal", shape)}
         return {
             "flow noise": RandomSpec("normal", shape),
-            "flow time": RandomSpec("uniform", (1,), released_times),
+            "flow time": RandomSpec("uniform", (1,), partial(spread_times, least=LEAST_TIME)),
         }
 
     def preprocess(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Tokenize the instructions, each with a line break behind it as in LeRobot."""
-        encoded = self._tokenize(prompts_of(batch), self.config.theirs.pad_language_to)
+        encoded = self._tokenize(self.prompts_of(batch), self.config.theirs.pad_language_to)
         return {
             **batch,
             TOKENS: encoded["input_ids"],
@@ -135,19 +142,12 @@ class LerobotSmolvla(LerobotPolicy):
             raise WeightsError(self.config.weights, missing, extra, shapes)
         return files
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a state dict into the policy; LeRobot's may lack the head that shares the
-        embedding's weights.
-        """
-        shared = {} if HEAD in weights else {HEAD: EMBEDDING}
-        fill_state(self.state_dict(), weights, shared)
-
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample, int64 [B]."""
         dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
         return {
-            FLOW: valid_elements(
-                value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
+            LossTerm.FLOW: valid_elements(
+                self.value_of(batch, f"{ACTION}_is_pad"), 1, self.config.action_dim, dim_is_pad
             )
         }
 
@@ -163,29 +163,23 @@ class LerobotSmolvla(LerobotPolicy):
             terms: see `Policy.losses`.
             detail: see `Policy.losses`.
         """
-        if terms is not None and FLOW not in terms:
+        if terms is not None and LossTerm.FLOW not in terms:
             return {}
         config = self.config
         actions = self.normalizer.actions(batch)
-        check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
+        self.check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
         # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
         squares = self.model(
             *self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0]
         )
-        pad = padded_elements(
-            value_of(batch, f"{ACTION}_is_pad"), self.normalizer.dim_is_pad(ACTION, batch)
-        )
-        squares = torch.where(pad, 0.0, squares[..., : config.action_dim].float())  # [B, T, A]
-        parts = None
-        if detail:
-            parts = Detail(
-                squares.sum(dim=1)[:, None], (~pad).sum(dim=1).expand(-1, config.action_dim)
-            )
-        return {FLOW: Loss(squares.sum(dim=(1, 2)), self.counts(batch, draws)[FLOW], parts)}
+        squares = squares[:, None, :, : config.action_dim].float()  # [B, 1, T, A]
+        is_pad = self.value_of(batch, f"{ACTION}_is_pad")
+        dim_is_pad = self.normalizer.dim_is_pad(ACTION, batch)
+        return {LossTerm.FLOW: Loss.of_errors(squares, is_pad, dim_is_pad, detail)}
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions, float32 [B, T, A] in the robot's units, in `num_steps` of the config, not
         `steps`.
 
@@ -221,7 +215,7 @@ class LerobotSmolvla(LerobotPolicy):
             device = images[0].device
             tokenized = self.preprocess(dict(batch))
             batch = {**batch, **{key: tokenized[key].to(device) for key in (TOKENS, TOKENS_MASK)}}
-        state = self.normalizer.states(batch, state_now(batch))
+        state = self.normalizer.present_states(batch)
         padded = F.pad(state, (0, self.config.theirs.max_state_dim - self.config.state_dim))
         return images, masks, batch[TOKENS], batch[TOKENS_MASK], padded
 

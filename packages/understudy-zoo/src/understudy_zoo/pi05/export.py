@@ -34,28 +34,23 @@ openpi's `safetensors.torch.load_model` takes one name of a tied tensor and refu
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.folder_facts import FACTS
-from understudy.policies.common.lerobot_processors import (
+from understudy import FOLDER_FACTS, LerobotProcessor, Pi05PolicyConfig, StoredNormalization
+from understudy_base import ACTION, STATE, ConfigError, Record
+from understudy_zoo.folder_formats import ForeignFolder, Robot
+from understudy_zoo.lerobot_processors import (
     BEFORE,
     DEVICE,
-    VISUAL,
     Step,
     map_figures,
     processor_files,
     to_json,
 )
-from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
-from understudy.policies.pi05.normalization import OPENPI, OPENPI_EPS
-from understudy.policies.pi05.released_folder import SIZES, variant
-from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
-from understudy.policies.pi05.text import TOKENIZER
-from understudy_base import ACTION, STATE, ConfigError, Record
-from understudy_zoo.folder_formats import ForeignFolder, Robot
 
 
 def check_prompts(config: Pi05PolicyConfig, tool: str) -> None:
@@ -81,19 +76,20 @@ def common_files(config: Pi05PolicyConfig, tool: str) -> tuple[dict[str, bytes],
     sizes = config.sizes
     if config.tokenizer:
         path = Path(config.tokenizer)
-        file = path / TOKENIZER if path.is_dir() else path
-        files[TOKENIZER] = file.read_bytes()
-    released = Sizes.BASE
+        (name,) = config.FILES["tokenizer"]
+        file = path / name if path.is_dir() else path
+        files[name] = file.read_bytes()
+    released = sizes.BASE
     if (sizes.vision, sizes.vlm, sizes.expert, sizes.vocab) != (
         released.vision,
         released.vlm,
         released.expert,
         released.vocab,
     ):
-        files[SIZES] = to_json(
+        files[sizes.FILE] = to_json(
             {name: value for name, value in asdict(sizes).items() if name != "adaptive"}
         )
-        notes.append(f"dimensions: {tool} has no name for these; {SIZES} has them")
+        notes.append(f"dimensions: {tool} has no name for these; {sizes.FILE} has them")
     notes.append(
         "images: understudy resizes with antialiasing; the torch code of openpi and LeRobot without"
     )
@@ -128,7 +124,7 @@ def lerobot_folder(
     features = _features(config, robot, robot_facts)
     files["config.json"] = to_json(_config(config, robot, robot_facts, features, dtype))
     files |= _processors(config, robot, robot_facts, features)
-    if config.tokenizer and config.sizes.vocab != Sizes.BASE.vocab:
+    if config.tokenizer and config.sizes.vocab != config.sizes.BASE.vocab:
         notes.append(
             "tokenizer: LeRobot loads tokenizers by name, and this one has none; give its step a "
             "tokenizer"
@@ -150,19 +146,17 @@ def lerobot_folder(
     files |= _facts_file(_common_facts(config, robot))
     return ForeignFolder(
         files,
-        _keys,
-        {f"model.{EXPERT_HEAD}": (config.sizes.vocab, config.sizes.expert.width)},
+        partial(_keys, config),
+        {f"model.{key}": shape for key, shape in config.unread_tensors().items()},
         notes,
     )
 
 
-def _keys(name: str) -> Sequence[str]:
+def _keys(config: Pi05PolicyConfig, name: str) -> Sequence[str]:
     """Both keys of the embedding: LeRobot has two parameters there, and a strict `load_state_dict`
     requires both.
     """
-    key = released_key(name)
-    names_there = (HEAD, EMBEDDING) if key == HEAD else (key,)
-    return [f"model.{name_there}" for name_there in names_there]
+    return [f"model.{key}" for key in config.released_keys(config.stored_name(name))]
 
 
 def _check(config: Pi05PolicyConfig, robot: Robot) -> None:
@@ -190,7 +184,7 @@ def _features(config: Pi05PolicyConfig, robot: Robot, facts: Record) -> dict[str
     side = config.sizes.vision.image
     cameras = [key for key in config.cameras if key in facts.get("cameras", config.cameras)]
     features: dict[str, dict[str, Any]] = {
-        key: {"type": VISUAL, "shape": [3, side, side]} for key in cameras
+        key: {"type": LerobotProcessor.VISUAL, "shape": [3, side, side]} for key in cameras
     }
     features[STATE] = {"type": "STATE", "shape": [robot.width(STATE)]}
     features[ACTION] = {"type": "ACTION", "shape": [robot.width(ACTION)]}
@@ -208,14 +202,17 @@ def _config(
     their_dtype = "bfloat16" if dtype == "bf16" else "float32"
     scale = 0.999 if released else 1.0
     offset = 0.001 if released else 0.0
-    fields = {
+    fields: dict[str, Any] = {
         "type": config.type,
         "n_obs_steps": 1,
         "input_features": {key: value for key, value in features.items() if key != ACTION},
         "output_features": {ACTION: features[ACTION]},
-        "normalization_mapping": {VISUAL: "IDENTITY", "STATE": mode, "ACTION": mode},
-        "paligemma_variant": variant(sizes.vlm),
-        "action_expert_variant": variant(sizes.expert),
+        "normalization_mapping": {
+            LerobotProcessor.VISUAL: "IDENTITY",
+            "STATE": mode,
+            "ACTION": mode,
+        },
+        **sizes.tower_names(),
         "dtype": their_dtype,
         "chunk_size": config.chunk,
         "n_action_steps": config.chunk,
@@ -264,7 +261,9 @@ def _processors(
 ) -> dict[str, bytes]:
     """Both processor files, and the file of statistics of each."""
     names, excluded = _relative_names(robot, facts)
-    named = {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == Sizes.BASE.vocab else {}
+    named = (
+        {"tokenizer_name": TOKENIZER_NAME} if config.sizes.vocab == config.sizes.BASE.vocab else {}
+    )
     text = {
         "max_length": config.prompt_tokens,
         "padding_side": "right",
@@ -273,7 +272,11 @@ def _processors(
     }
     normal = {
         "eps": EPS,
-        "norm_map": {VISUAL: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        "norm_map": {
+            LerobotProcessor.VISUAL: "IDENTITY",
+            "STATE": "MEAN_STD",
+            "ACTION": "MEAN_STD",
+        },
     }
     relative: Step = (
         "relative_actions_processor",
@@ -324,8 +327,7 @@ def openpi_folder(
         "pi05": sizes.adaptive,
         "action_dim": sizes.dim,
         "action_horizon": config.chunk,
-        "paligemma_variant": variant(sizes.vlm),
-        "action_expert_variant": variant(sizes.expert),
+        **sizes.tower_names(),
         "max_token_len": config.prompt_tokens,
         "discrete_state_input": config.prompt == "state",
     }
@@ -335,7 +337,9 @@ def openpi_folder(
         re.sub(r"[^\w.-]+", "_", str(list(normalization.get("heads", [""]))[head])).strip("._")
         or "robot"
     )
-    files[f"assets/{asset}/{OPENPI}"] = to_json({"norm_stats": _norm_stats(robot, sizes.adaptive)})
+    files[f"assets/{asset}/{StoredNormalization.OPENPI}"] = to_json(
+        {"norm_stats": _norm_stats(robot, sizes.adaptive)}
+    )
     settings = ", ".join(f"{name}={value!r}" for name, value in ours.items())
     notes.append(
         f"settings: openpi reads none from a folder; give its code Pi0Config({settings}), assets "
@@ -368,8 +372,8 @@ def openpi_folder(
     files |= _facts_file(facts | _common_facts(config, robot))
     return ForeignFolder(
         files,
-        lambda name: [released_key(name)],
-        {EXPERT_HEAD: (sizes.vocab, sizes.expert.width)},
+        lambda name: [config.stored_name(name)],
+        config.unread_tensors(),
         notes,
     )
 
@@ -386,7 +390,7 @@ def _common_facts(config: Pi05PolicyConfig, robot: Robot) -> dict[str, Any]:
 
 
 def _facts_file(facts: Record) -> dict[str, bytes]:
-    return {FACTS: to_json(facts)} if facts else {}
+    return {FOLDER_FACTS: to_json(facts)} if facts else {}
 
 
 def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float]]]:
@@ -401,7 +405,7 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
         ConfigError: a spread is below that of openpi's formula.
     """
     stats = {}
-    least = OPENPI_EPS / 2 if quantiles else OPENPI_EPS
+    least = StoredNormalization.OPENPI_EPS / 2 if quantiles else StoredNormalization.OPENPI_EPS
     for key, (offset, stored) in robot.maps.items():
         # A constant state must stay finite where it varies after all; a constant action has its
         # constant in reverse.
@@ -416,8 +420,8 @@ def _norm_stats(robot: Robot, quantiles: bool) -> dict[str, dict[str, list[float
         low = offset - spread
         stats[NAMES[key]] = {
             "mean": offset.tolist(),
-            "std": np.maximum(spread - OPENPI_EPS, 0).tolist(),
+            "std": np.maximum(spread - StoredNormalization.OPENPI_EPS, 0).tolist(),
             "q01": low.tolist(),
-            "q99": (low + np.maximum(2 * spread - OPENPI_EPS, 0)).tolist(),
+            "q99": (low + np.maximum(2 * spread - StoredNormalization.OPENPI_EPS, 0)).tolist(),
         }
     return stats

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.weight_files import JAX, TensorReader, digest_files, find_tree
+from understudy import TensorReader
 from understudy_base import require
 
 Shape = Sequence[int]
@@ -195,11 +195,12 @@ class JaxTree(TensorReader):
         """
         require("jax-weights")
         self.path = Path(path)
-        root = find_tree(path)
-        if root is None:
-            raise FileNotFoundError(f"{path} has no {JAX}, nor has its folder params")
+        manifest = self.find_jax_manifest(path)
+        if manifest is None:
+            raise FileNotFoundError(f"{path} has no arrays of JAX, nor has its folder params")
+        root = manifest.parent
         self._root = root
-        self._manifest = root / JAX
+        self._manifest = manifest
         self._version = self._stat()
         self._arrays = self._open(root)
         places = find_places({name: tuple(array.shape) for name, array in self._arrays.items()})
@@ -243,7 +244,9 @@ class JaxTree(TensorReader):
             OSError: a file cannot be read. ValueError: the tree changed since it was opened.
         """
         files = sorted(path for path in self._root.rglob("*") if path.is_file())
-        digest = digest_files({path.relative_to(self._root).as_posix(): path for path in files})
+        digest = self.digest_files(
+            {path.relative_to(self._root).as_posix(): path for path in files}
+        )
         self._check_version()
         return digest
 

@@ -12,16 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.config.train import (
-    AugmentConfig,
-    CheckpointConfig,
-    EmaConfig,
-    OptimConfig,
-    ScheduleConfig,
-    ValConfig,
-)
-from understudy.policies.registry import policy_type
+from understudy import policy_type
 from understudy.testing.runs import tiny_config
+from understudy_kit import override
 from understudy_zoo.lerobot.settings import (
     LerobotActConfig,
     LerobotDiffusionConfig,
@@ -178,19 +171,23 @@ def batch_of(count: int, slots: int = 4, times: int = 0, seed: int = 0) -> dict[
 def run_config(data: Path, out: Path, policy: Any, **changes: Any) -> Any:
     """Four steps of a policy with LeRobot's optimizer, without augmentation."""
     base = tiny_config(data, out)
-    optim = OptimConfig(
-        lr=1e-4, beta2=0.999, weight_decay_of={"*": 1e-4}, grad_clip_norm=10.0, ema=EmaConfig(0.0)
-    )
     settings = {
         "policy": policy,
-        "data": replace(base.data, chunk_size=policy.stored_chunk() or base.data.chunk_size),
-        "optim": optim,
-        "schedule": ScheduleConfig(kind="constant", warmup_steps=0),
+        "data": {"chunk_size": policy.stored_chunk() or base.data.chunk_size},
+        "optim": {
+            "lr": 1e-4,
+            "beta2": 0.999,
+            "weight_decay_of": {"*": 1e-4},
+            "grad_clip_norm": 10.0,
+            "ema": {"decay": 0.0},
+        },
+        "schedule": {"kind": "constant", "warmup_steps": 0},
         "steps": 4,
-        "checkpoint": CheckpointConfig(every=2),
-        "val": ValConfig(every=2),
+        "checkpoint": {"every": 2},
+        "val": {"every": 2},
+        "augment": {"shift": 0, "text_dropout": 0.0},
     }
-    return replace(base, augment=AugmentConfig(shift=0), **{**settings, **changes})
+    return replace(override(base, **settings), **changes)
 
 
 class Recorder:

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.common.settings import EncoderSettings
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.registry import PolicyConfig, PolicyType
+from understudy import EncoderSettings, Pi05PolicyConfig, Pi05Settings, PolicyConfig, PolicyType
 from understudy_base import Record
 
 SUCCESS = "success"

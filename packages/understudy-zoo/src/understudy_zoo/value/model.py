@@ -13,15 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape, value_of
-from understudy.policies.common.layers import Linear, layer_norm, zero_init
-from understudy.policies.common.observing import ObservingPolicy
-from understudy.policies.common.settings import POLICY
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Loss
-from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.targets import packing_of
-from understudy.policies.policy import Policy
+from understudy import Draws, Linear, Loss, ObservingPolicy, Pi05Policy, Policy, RandomSpec, Use
 from understudy_base import RETURN, RETURN_IS_PAD, Batch, Record
 from understudy_zoo.value.config import SUCCESS, TIME, Pi05ValueConfig, ValueConfig
 
@@ -61,11 +53,13 @@ class ReturnHead(nn.Module):
         """Build the layers."""
         super().__init__()
         self.hidden = Linear(width, width)
-        self.out = zero_init(Linear(width, bins))
+        self.out = Linear(width, bins).zeroed()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, width] to float32 [B, bins]."""
-        logits: Tensor = self.out(layer_norm(F.gelu(self.hidden(x))))
+        hidden = F.gelu(self.hidden(x))
+        normal = F.layer_norm(hidden.float(), hidden.shape[-1:])  # without learned scale
+        logits: Tensor = self.out(normal.to(hidden.dtype))
         return logits.float()
 
 
@@ -102,7 +96,7 @@ class ReturnPolicy(Policy):
 
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """1 for each sample with a known return, int64 [B]."""
-        counts = (~value_of(batch, RETURN_IS_PAD)).long()
+        counts = (~self.value_of(batch, RETURN_IS_PAD)).long()
         return dict.fromkeys((*self.loss_terms, *self.metrics), counts)
 
     def losses(
@@ -111,10 +105,10 @@ class ReturnPolicy(Policy):
         """Cross-entropy per sample, and the `metrics` that `terms` names; 0 where the return is not
         known.
         """
-        returns = value_of(batch, RETURN)
+        returns = self.value_of(batch, RETURN)
         counts = self.counts(batch, draws)
         logits = self.logits(batch)
-        check_shape(RETURN, returns, (len(logits),))
+        self.check_shape(RETURN, returns, (len(logits),))
         centers = bin_centers(self.config).to(logits.device)
         # before any arithmetic: 0 * NaN is NaN
         returns = torch.where(counts[VALUE] > 0, returns, centers[0])
@@ -137,7 +131,7 @@ class ReturnPolicy(Policy):
         logits = self.logits(batch)
         return logits.softmax(dim=1) @ bin_centers(self.config).to(logits.device)
 
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Refuse: raises ValueError, as the policy predicts no actions."""
         raise ValueError(
             f"a policy of type {self.config.type} predicts returns, not actions; see `understudy "
@@ -194,7 +188,7 @@ class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
     def logits(self, batch: Batch) -> Tensor:
         """Predict the distribution of the return, float32 [B, bins]."""
         observed, sizes = self._observed(batch)
-        packing = packing_of(sizes, self.sizes.vision.tokens, False) if self.packs else None
+        packing = self.packing(sizes, False)
         _, tokens = self.run(observed, None, hidden=True, packing=packing)
         assert tokens is not None
         counted = observed.valid[..., None]

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from understudy.policies.common.settings import FLOW
-from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings
-from understudy.policies.registry import PolicyType
+from understudy import LossTerm, Pi05PolicyConfig, Pi05Settings, PolicyType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +20,7 @@ class WorldActionSettings(Pi05Settings):
 
     FOLDER: ClassVar[str] = ""
     FORMATS: ClassVar[Mapping[str, str]] = {}
-    ALWAYS: ClassVar[tuple[str, ...]] = (FLOW,)
+    ALWAYS: ClassVar[tuple[str, ...]] = (LossTerm.FLOW,)
     # Those of pi0.5, and the layers of the future, which released weights lack.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[asf]*_proj*", "*time_mlp_*")
 

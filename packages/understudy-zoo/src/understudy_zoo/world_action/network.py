@@ -21,15 +21,13 @@ Basics: Let Denoising Generative Models Denoise").
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.common.layers import Linear, rows, zero_init
-from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES
-from understudy.policies.common.towers import ONE_BLOCK
-from understudy.policies.pi05.network import Pi0Network, Suffix
+from understudy import Linear, LossTerm, Pi05Policy, Suffix
 from understudy_zoo.world_action.config import WorldActionConfig
 
 CHANGE = 0.25
@@ -75,14 +73,17 @@ class Future(nn.Module):
         super().__init__()
         sizes = config.sizes
         width = config.sizes.expert.width
-        self.streams = {FLOW: (config.chunk, sizes.dim), DYNAMICS: (config.chunk, sizes.dim)}
+        self.streams = {
+            LossTerm.FLOW: (config.chunk, sizes.dim),
+            LossTerm.DYNAMICS: (config.chunk, sizes.dim),
+        }
         if config.imagined:
             count = config.imagined * len(config.cameras) * config.patches
-            self.streams[IMAGES] = (count, 3 * (config.patch_side // 2) ** 2)
-        ahead = {name: dim for name, (_, dim) in self.streams.items() if name != FLOW}
+            self.streams[LossTerm.IMAGES] = (count, 3 * (config.patch_side // 2) ** 2)
+        ahead = {name: dim for name, (_, dim) in self.streams.items() if name != LossTerm.FLOW}
         self.in_proj = nn.ModuleDict({name: Linear(dim, width) for name, dim in ahead.items()})
         self.out_proj = nn.ModuleDict(
-            {name: zero_init(Linear(width, dim)) for name, dim in ahead.items()}
+            {name: Linear(width, dim).zeroed() for name, dim in ahead.items()}
         )
         self.slots = nn.ParameterDict(
             {
@@ -91,11 +92,11 @@ class Future(nn.Module):
             }
         )
         if config.imagined:
-            self.now_proj = Linear(self.streams[IMAGES][1], width)
+            self.now_proj = Linear(self.streams[LossTerm.IMAGES][1], width)
 
     def suffix(
         self,
-        network: Pi0Network,
+        network: Pi05Policy,
         points: Mapping[str, Tensor],
         times: Mapping[str, Tensor],
         now: Tensor | None,
@@ -117,31 +118,35 @@ class Future(nn.Module):
         # One call of each layer: a sharded one adds up the gradients of two calls in another
         # sequence.
         before = alone.shape[2] if alone is not None else 0
-        actions = points[FLOW] if alone is None else torch.cat([alone, points[FLOW]], dim=2)
+        actions = points[LossTerm.FLOW]
+        if alone is not None:
+            actions = torch.cat([alone, actions], dim=2)
         tokens = []
         spread = [times[name] for name in self.streams]
         for name in self.streams:
-            padding = before if name == FLOW else 0
+            padding = before if name == LossTerm.FLOW else 0
             slots = F.pad(self.slots[name].float(), (0, 0, padding, 0))
-            if name == FLOW:
-                embedded = rows(network.action_in_proj, actions.float())
+            if name == LossTerm.FLOW:
+                embedded = network.action_in_proj.rows(actions.float())
             else:
-                embedded = rows(self.in_proj[name], points[name].float())
+                embedded = _layer(self.in_proj, name).rows(points[name].float())
             tokens.append(embedded + slots)
         if now is not None:
             count = tokens[-1].shape[2] // now.shape[1]
-            tokens[-1] = tokens[-1] + rows(self.now_proj, now).repeat(1, count, 1)[:, None]
+            tokens[-1] = tokens[-1] + self.now_proj.rows(now).repeat(1, count, 1)[:, None]
         groups: tuple[int, ...] = tuple(count for count, _ in self.streams.values())
         if alone_time is not None:
             spread = [alone_time, *spread]
             groups = (before, *groups)
         condition = network.condition(torch.stack(spread, dim=2).flatten(0, 1))
-        blocks = ((0, 0), (before, before)) if before else ONE_BLOCK
+        blocks: tuple[tuple[int, int], ...] = ((0, 0),)
+        if before:
+            blocks = (*blocks, (before, before))
         joined = torch.cat(tokens, dim=2).flatten(0, 1).to(network.dtype)
-        return Suffix(joined, condition, points[FLOW].shape[1], blocks, groups)
+        return Suffix(joined, condition, points[LossTerm.FLOW].shape[1], blocks, groups)
 
     def read(
-        self, network: Pi0Network, result: Tensor, count: int
+        self, network: Pi05Policy, result: Tensor, count: int
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Read the predictions of N rows of each sample from the expert's result.
 
@@ -150,15 +155,20 @@ class Future(nn.Module):
             And the velocity of the policy's block, where there is one.
         """
         whole = result.unflatten(0, (-1, count))
-        ahead = [tokens for name, (tokens, _) in self.streams.items() if name != FLOW]
+        ahead = [tokens for name, (tokens, _) in self.streams.items() if name != LossTerm.FLOW]
         actions, *parts = whole.split([whole.shape[2] - sum(ahead), *ahead], dim=2)
-        moves = rows(network.action_out_proj, actions)
-        joint_count = self.streams[FLOW][0]
+        moves = network.action_out_proj.rows(actions)
+        joint_count = self.streams[LossTerm.FLOW][0]
         alone_count = moves.shape[2] - joint_count
         alone, joint = moves.split([alone_count, joint_count], dim=2)
-        names = (name for name in self.streams if name != FLOW)
+        names = (name for name in self.streams if name != LossTerm.FLOW)
         predicted = {
-            name: rows(self.out_proj[name], part) for name, part in zip(names, parts, strict=True)
+            name: _layer(self.out_proj, name).rows(part)
+            for name, part in zip(names, parts, strict=True)
         }
         own_velocity = alone if alone_count else None
-        return {FLOW: joint, **predicted}, own_velocity
+        return {LossTerm.FLOW: joint, **predicted}, own_velocity
+
+
+def _layer(layers: nn.ModuleDict, name: str) -> Linear:
+    return cast(Linear, layers[name])

@@ -13,32 +13,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_image, check_shape, value_of
-from understudy.policies.common.flow_matching import (
+from understudy import (
+    Draws,
+    Imagined,
+    Linear,
+    Loss,
+    LossTerm,
+    Pi05Policy,
+    RandomSpec,
+    Stream,
+    Suffix,
+    TaskMode,
+    Use,
     euler,
-    noisy_actions,
-    shift_times,
+    masked_squared_error,
     spread_times,
-    velocity,
+    valid_elements,
 )
-from understudy.policies.common.images import letterbox
-from understudy.policies.common.layers import Linear
-from understudy.policies.common.settings import (
-    DYNAMICS,
-    FLOW,
-    FORWARD,
-    IMAGES,
-    INVERSE,
-    MODES,
-    POLICY,
-    TRAINS,
-)
-from understudy.policies.common.streams import KEY_OF, Stream, read_stream, samples_given
-from understudy.policies.draws import Draws, RandomSpec, Use
-from understudy.policies.losses import Detail, Imagined, Loss, masked_squared_error, valid_elements
-from understudy.policies.pi05.network import Observation, Suffix
-from understudy.policies.pi05.policy import Pi05Policy
-from understudy.policies.pi05.targets import Extent, widened
 from understudy_base import ACTION, MODE, Batch, Record
 from understudy_zoo.world_action.config import WorldActionConfig
 from understudy_zoo.world_action.network import CHANGE, Future, to_images, to_patches
@@ -47,6 +38,15 @@ IMAGE_SHIFT = 8.0
 """Shift of the flow times of images towards noise. A patch has hundreds of correlated numbers: at
 even times their noise hides so little that the network would denoise instead of predicting.
 """
+
+
+def shift_times(time: Tensor, factor: float) -> Tensor:
+    """Shift flow times in [0, 1] towards noise for factors above 1; 0 and 1 stay.
+
+    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis",
+    equation 23.
+    """
+    return factor * time / (1 + (factor - 1) * time)
 
 
 def image_times(uniform: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class WorldActionPolicy(Pi05Policy):
     @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in."""
-        return MODES if self.config.future else (POLICY,)
+        return TaskMode.ALL if self.config.future else (TaskMode.POLICY,)
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ class WorldActionPolicy(Pi05Policy):
             return spec
         draws = () if use == "act" else spec["flow time"].shape
         for name, shape in self.future.streams.items():
-            if name != FLOW:
+            if name != LossTerm.FLOW:
                 spec[f"{name} noise"] = RandomSpec("normal", (*draws, *shape))
                 if draws:
-                    times = image_times if name == IMAGES else spread_times
+                    times = image_times if name == LossTerm.IMAGES else spread_times
                     spec[f"{name} time"] = RandomSpec("uniform", draws, times)
         return spec
 
@@ -131,13 +131,13 @@ class WorldActionPolicy(Pi05Policy):
         for term, (_, dim) in self.future.streams.items():
             stream = self._stream(term, batch)
             width = self._width(term, dim)
-            masks = self._unlearnt(stream, batch) if term == FLOW else (stream.uncounted,)
+            masks = self._unlearnt(stream, batch) if term == LossTerm.FLOW else (stream.uncounted,)
             elements = [valid_elements(mask, number, width, stream.dim_is_pad) for mask in masks]
             counts[term] = torch.stack(elements).sum(dim=0)
         return counts
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
         units.
 
@@ -147,52 +147,62 @@ class WorldActionPolicy(Pi05Policy):
             steps: Euler steps.
             mode: "policy", or "inverse_dynamics": the actions that lead to the future in the batch.
         """
-        if mode not in self.modes or FLOW not in TRAINS[mode]:
-            names = f"{POLICY!r} or {INVERSE!r}" if self.config.future else repr(POLICY)
+        if mode not in self.modes or LossTerm.FLOW not in TaskMode.TRAINS[mode]:
+            names = (
+                f"{TaskMode.POLICY!r} or {TaskMode.INVERSE!r}"
+                if self.config.future
+                else repr(TaskMode.POLICY)
+            )
             raise ValueError(f"mode {mode!r} does not lead to actions here: use {names}")
-        if mode == POLICY:
+        if mode == TaskMode.POLICY:
             return super().act(batch, draws, steps)
         plain = {key: value for key, value in batch.items() if key != MODE}
         inputs = {
-            term: self._stream(term, plain).clean for term in self.future.streams if term != FLOW
+            term: self._stream(term, plain).clean
+            for term in self.future.streams
+            if term != LossTerm.FLOW
         }
-        return self.robot_actions(self._sample(batch, draws, steps, inputs)[FLOW], batch)
+        return self.robot_actions(self._sample(batch, draws, steps, inputs)[LossTerm.FLOW], batch)
 
     @torch.no_grad()
-    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(
+        self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "forward_dynamics"
+    ) -> Imagined:
         """Sample the states and images that follow, by Euler steps; see `Policy.imagine`."""
-        if mode not in self.modes or DYNAMICS not in TRAINS[mode] or not self.config.future:
+        if (
+            mode not in self.modes
+            or LossTerm.DYNAMICS not in TaskMode.TRAINS[mode]
+            or not self.config.future
+        ):
             raise ValueError(
-                f"mode {mode!r}: nothing to imagine; use a policy with a future in {FORWARD!r} or "
-                f"{POLICY!r}"
+                f"mode {mode!r}: nothing to imagine; use a policy with a future in "
+                f"{TaskMode.FORWARD!r} or {TaskMode.POLICY!r}"
             )
         plain = {key: value for key, value in batch.items() if key != MODE}
-        if mode == POLICY:
+        if mode == TaskMode.POLICY:
             plain = {**plain, ACTION: self.act(batch, draws, steps)}
             plain.pop(f"{ACTION}_is_pad", None)
         if f"{ACTION}_is_pad" in plain:
-            actions = self._stream(FLOW, plain).clean
+            actions = self._stream(LossTerm.FLOW, plain).clean
         else:  # those of a robot need no marks of padding
-            actions = widened(self.normalizer.actions(plain), self.sizes.dim)
-        sampled = self._sample(plain, draws, steps, {FLOW: actions})
-        images = self._images(sampled[IMAGES], plain) if IMAGES in sampled else None
-        states = sampled[DYNAMICS][..., : self.config.state_dim]
+            actions = self.widened(self.normalizer.actions(plain))
+        sampled = self._sample(plain, draws, steps, {LossTerm.FLOW: actions})
+        images = (
+            self._images(sampled[LossTerm.IMAGES], plain) if LossTerm.IMAGES in sampled else None
+        )
+        states = sampled[LossTerm.DYNAMICS][..., : self.config.state_dim]
         return Imagined(
             self.robot_actions(actions, plain), self.normalizer.robot_states(states, plain), images
         )
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _observed(self, batch: Batch) -> tuple[Observation, list[Extent]]:
-        """Embed the present of a batch."""
+    def observed_batch(self, batch: Batch) -> Batch:
+        """Return the batch with the present images alone."""
         if not self.config.future:
-            return super()._observed(batch)
-        return super()._observed(
-            {
-                **batch,
-                **{camera: present(value_of(batch, camera)) for camera in self.config.cameras},
-            }
-        )
+            return batch
+        images = {camera: present(self.value_of(batch, camera)) for camera in self.config.cameras}
+        return {**batch, **images}
 
     def _noisy(
         self, batch: Batch, draws: Draws, terms: Collection[str], detail: bool
@@ -209,21 +219,22 @@ class WorldActionPolicy(Pi05Policy):
         for term, stream in streams.items():
             noise = draws[f"{term} noise"]
             time = draws[f"{term} time"]
-            check_shape(
+            self.check_shape(
                 f"{term} noise",
                 noise,
                 (len(stream.clean), time.shape[1], *self.future.streams[term]),
             )
-            clean = stream.clean[:, None].expand_as(noise)
             if stream.given is None:
                 times[term] = time
             else:
                 times[term] = torch.where(stream.given[:, None], 0.0, time)
-            points[term] = noisy_actions(clean, noise, times[term])
-            targets[term] = clean if term == IMAGES else velocity(clean, noise)
+            points[term] = stream.points(noise, times[term])
+            targets[term] = stream.velocity(noise)
+            if term == LossTerm.IMAGES:  # clean patches
+                targets[term] = stream.clean[:, None].expand_as(noise)
         noise = draws["flow noise"]
         time = draws["flow time"]
-        alone = noisy_actions(streams[FLOW].clean[:, None].expand_as(noise), noise, time)
+        alone = streams[LossTerm.FLOW].points(noise, time)
         suffix = self.future.suffix(self, points, times, self._now(batch), alone, time)
 
         def read(result: Tensor) -> dict[str, Loss]:
@@ -233,9 +244,13 @@ class WorldActionPolicy(Pi05Policy):
                 stream = streams[term]
                 width = self._width(term, targets[term].shape[-1])
                 blocks = [(predicted[term], stream.uncounted)]
-                if term == FLOW and moves is not None:
+                if term == LossTerm.FLOW and moves is not None:
                     blocks = list(
-                        zip((moves, predicted[FLOW]), self._unlearnt(stream, batch), strict=True)
+                        zip(
+                            (moves, predicted[LossTerm.FLOW]),
+                            self._unlearnt(stream, batch),
+                            strict=True,
+                        )
                     )
                 parts = [
                     masked_squared_error(
@@ -243,11 +258,14 @@ class WorldActionPolicy(Pi05Policy):
                         targets[term][..., :width],
                         mask,
                         stream.dim_is_pad,
-                        detail and term != IMAGES,
+                        detail and term != LossTerm.IMAGES,
                     )
                     for output, mask in blocks
                 ]
-                losses[term] = _added(parts, draws[f"{term} time"])
+                total, *others = parts
+                for part in others:
+                    total = total.plus(part)
+                losses[term] = total.ordered(draws[f"{term} time"])
             return losses
 
         return suffix, read
@@ -262,14 +280,17 @@ class WorldActionPolicy(Pi05Policy):
         mode = batch.get(
             MODE, torch.zeros(len(stream.is_pad), dtype=torch.int64, device=stream.is_pad.device)
         )
-        is_inverse = (mode == MODES.index(INVERSE))[:, None]
-        is_policy = (mode == MODES.index(POLICY))[:, None]
+        is_inverse = (mode == TaskMode.ALL.index(TaskMode.INVERSE))[:, None]
+        is_policy = (mode == TaskMode.ALL.index(TaskMode.POLICY))[:, None]
         alone = stream.is_pad if self.training and self.config.acts else stream.is_pad | ~is_policy
         return alone, stream.is_pad | ~is_inverse
 
     def _width(self, term: str, dim: int) -> int:
         """Return the own dimensions of a stream: the robot's, or all of a patch."""
-        return {FLOW: self.config.action_dim, DYNAMICS: self.config.state_dim}.get(term, dim)
+        return {
+            LossTerm.FLOW: self.config.action_dim,
+            LossTerm.DYNAMICS: self.config.state_dim,
+        }.get(term, dim)
 
     def _stream(self, term: str, batch: Batch) -> Stream:
         """Read the target of a loss term from a training batch, as wide as the network.
@@ -277,16 +298,16 @@ class WorldActionPolicy(Pi05Policy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        if term != IMAGES:
-            stream = read_stream(term, batch, self.config, self.normalizer)
-            return stream._replace(clean=widened(stream.clean, self.sizes.dim))
+        if term != LossTerm.IMAGES:
+            stream = Stream.read(term, batch, self.config, self.normalizer)
+            return stream._replace(clean=self.widened(stream.clean))
         changes = []
         pads = []
         for camera in self.config.cameras:
-            images = value_of(batch, camera)
-            is_pad = value_of(batch, f"{camera}_is_pad")
-            check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
-            check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
+            images = self.value_of(batch, camera)
+            is_pad = self.value_of(batch, f"{camera}_is_pad")
+            self.check_image(camera, images, (None, 1 + self.config.imagined, 3, None, None))
+            self.check_shape(f"{camera}_is_pad", is_pad, tuple(images.shape[:2]))
             is_pad = is_pad[:, 1:]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
             if lacks is not None:
@@ -300,13 +321,11 @@ class WorldActionPolicy(Pi05Policy):
             pads.append(is_pad[..., None].expand(-1, -1, patches.shape[2]))
         clean = torch.stack(changes, dim=2).flatten(1, 3)
         marks = torch.stack(pads, dim=2).flatten(1, 3)
-        return Stream(clean, marks, None, samples_given(term, batch, self.config))
+        return Stream(clean, marks, None, Stream.samples_given(term, batch, self.config))
 
     def _patches(self, images: Tensor) -> Tensor:
         """Transform images uint8 [B, T, 3, H, W] into patches, float32 [B, T, P, dim]."""
-        pixels = letterbox(images.flatten(0, 1), self.sizes.vision.image).unflatten(
-            0, images.shape[:2]
-        )
+        pixels = self.resized(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         return to_patches(pixels, self.config.patch_side)
 
     def _now(self, batch: Batch) -> Tensor | None:
@@ -315,7 +334,7 @@ class WorldActionPolicy(Pi05Policy):
             return None
         parts = []
         for camera in self.config.cameras:
-            patches = self._patches(present(value_of(batch, camera))[:, None])[:, 0]
+            patches = self._patches(present(self.value_of(batch, camera))[:, None])[:, 0]
             lacks: Tensor | None = batch.get(f"{camera}_is_missing")
             if lacks is not None:
                 patches = torch.where(lacks[:, None, None], 0.0, patches)
@@ -329,7 +348,7 @@ class WorldActionPolicy(Pi05Policy):
         config = self.config
         side = self.sizes.vision.image
         now = torch.stack(
-            [letterbox(present(batch[camera]), side) for camera in config.cameras], dim=1
+            [self.resized(present(batch[camera])) for camera in config.cameras], dim=1
         )
         shape = (config.imagined, len(config.cameras), config.patches)
         change = to_images(changes.unflatten(1, shape) * CHANGE, side, config.patch_side)
@@ -346,10 +365,10 @@ class WorldActionPolicy(Pi05Policy):
         noises = {}
         for term in self.future.streams:
             if term not in inputs:
-                name = "noise" if term == FLOW else f"{term} noise"
-                noises[term] = value_of(draws, name)
+                name = "noise" if term == LossTerm.FLOW else f"{term} noise"
+                noises[term] = self.value_of(draws, name)
         for term, noise in noises.items():
-            check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
+            self.check_shape(f"{term} noise", noise, (None, *self.future.streams[term]))
         sizes = [noise[0].numel() for noise in noises.values()]
 
         def split(x: Tensor) -> dict[str, Tensor]:
@@ -363,7 +382,7 @@ class WorldActionPolicy(Pi05Policy):
             later = (time - 1 / steps).clamp(min=0)
             times = {term: torch.zeros_like(time) for term in inputs}
             for term in noises:
-                times[term] = shift_times(time, IMAGE_SHIFT) if term == IMAGES else time
+                times[term] = shift_times(time, IMAGE_SHIFT) if term == LossTerm.IMAGES else time
             suffix = self.future.suffix(
                 self,
                 {term: x[:, None] for term, x in {**points, **inputs}.items()},
@@ -375,11 +394,11 @@ class WorldActionPolicy(Pi05Policy):
             for term, noise in noises.items():
                 move = predicted[term][:, 0]
                 # from the clean patches to a velocity, in the even times of the integration
-                if term == IMAGES:
+                if term == LossTerm.IMAGES:
                     pace = (times[term] - shift_times(later, IMAGE_SHIFT)) * steps / times[term]
                     move = (points[term] - move) * pace[:, None, None]
                 else:
-                    move = torch.where(self._own_dims(batch, KEY_OF[term]), move, noise)
+                    move = torch.where(self._own_dims(batch, LossTerm.KEYS[term]), move, noise)
                 moves.append(move.flatten(1))
             return torch.cat(moves, dim=1)
 
@@ -393,18 +412,3 @@ def present(image: Tensor) -> Tensor:
     image itself.
     """
     return image[:, 0] if image.ndim == 5 else image
-
-
-def _added(parts: list[Loss], time: Tensor) -> Loss:
-    """Add the losses of both blocks; `time` [B, D] orders their draws."""
-    total, *rest = parts
-    for part in rest:
-        detail = None
-        if total.detail is not None and part.detail is not None:
-            detail = Detail(
-                total.detail.sum + part.detail.sum, total.detail.count + part.detail.count
-            )
-        total = Loss(total.sum + part.sum, total.count + part.count, detail)
-    if total.detail is not None:
-        total = total._replace(detail=total.detail._replace(order=time.argsort(dim=1)))
-    return total

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
-from understudy.policies.common.folder_facts import FACTS
+from understudy.policies.common.folder_facts import FOLDER_FACTS
 from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.normalization import find_normalization
 from understudy.policies.pi05.policy import Pi05Policy
@@ -109,8 +109,8 @@ def test_a_run_learns_the_differences_of_its_weights(tokenizer: Path, tmp_path: 
 )
 def test_damaged_facts_are_named(name: str, value: Any, tokenizer: Path, tmp_path: Path) -> None:
     path = exported(policy(tokenizer), dict(NORMALISATION), tmp_path / "w", "openpi")
-    facts = json.loads((path / FACTS).read_text())
-    (path / FACTS).write_text(json.dumps({**facts, name: value}))
+    facts = json.loads((path / FOLDER_FACTS).read_text())
+    (path / FOLDER_FACTS).write_text(json.dumps({**facts, name: value}))
     (path / "understudy.sha256").unlink(missing_ok=True)
     with pytest.raises((ConfigError, ValueError), match=name):
         load_policy(path)
@@ -122,10 +122,10 @@ def test_a_folder_that_does_not_state_its_differences_gets_a_line(
     path = exported(policy(tokenizer), dict(NORMALISATION), tmp_path / "w", "openpi")
     (path / "understudy.sha256").unlink(missing_ok=True)
     load_policy(path)
-    assert FACTS not in caplog.text
-    (path / FACTS).unlink()
+    assert FOLDER_FACTS not in caplog.text
+    (path / FOLDER_FACTS).unlink()
     load_policy(path)
-    assert str(path / FACTS) in caplog.text
+    assert str(path / FOLDER_FACTS) in caplog.text
 
 
 @pytest.mark.parametrize("without", ["norm_map", "ACTION"])

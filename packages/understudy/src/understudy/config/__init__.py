@@ -1,10 +1,11 @@
 """Settings: dataclasses, files and checks. No torch.
 
-other_trainers  equivalents of settings of other trainers, from a data file
-intervals       numbers of these settings, by their bounds
-hints           hints of a run's settings for names of other trainers
-train           settings of a training run
-data            settings of its data
-lora            settings of low-rank adapters
-rollout         settings of rollouts
+other_trainers     equivalents of settings of other trainers, from a data file
+intervals          numbers of these settings, by their bounds
+hints              hints of a run's settings for names of other trainers
+train              settings of a training run
+data               settings of its data
+lora               settings of low-rank adapters
+rollout            settings of rollouts
+gymnasium_options  options of Gymnasium's environments
 """

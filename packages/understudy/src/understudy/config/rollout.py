@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from understudy.config.gymnasium_options import GymnasiumOptions
 from understudy.config.intervals import Period
-from understudy.envs.gymnasium_options import GymnasiumOptions
 from understudy_kit import Interval, Positional
 
 

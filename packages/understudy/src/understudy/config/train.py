@@ -441,9 +441,7 @@ class TrainConfig:
         )
 
     def mode_weights(self) -> dict[str, float]:
-        """Return the weight of each mode, in the sequence of `policies.common.settings.MODES`; they
-        sum to 1.
-        """
+        """Return the weight of each mode, in the sequence of `TaskMode.ALL`; they sum to 1."""
         if isinstance(self.mode, dict):
             named = {str(mode): weight for mode, weight in self.mode.items()}
         elif self.mode == "joint":

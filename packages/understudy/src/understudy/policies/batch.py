@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy_base import ACTION, PROMPT_METADATA, STATE, TASK, Batch
+from understudy_base import ACTION, PROMPT_METADATA, SOURCE, STATE, TASK, Batch
 from understudy_data.prompt_metadata import add_metadata
 
 CUT_SUFFIX = "_is_cut"
@@ -77,6 +77,21 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
         # from pageable memory the copy would wait
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+HOST_KEYS = ("position", SOURCE)
+"""Keys that a training reads on the host, and that stay there."""
+
+
+def batch_to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on
+    the host.
+    """
+    copied = dict(batch)
+    for key, value in batch.items():
+        if isinstance(value, Tensor) and key not in HOST_KEYS:
+            copied[key] = to_device(value, device)
+    return copied
 
 
 def has_values(tensor: Tensor) -> bool:

@@ -26,8 +26,8 @@ from understudy.policies.acting import (
     predict,
     react,
 )
-from understudy.policies.draws import Draws, generate_draws, make_draws
-from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
+from understudy.policies.draws import Draws, make_draws
+from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
 from understudy_base import ACTION, HEAD, STATE, TASK, Batch, Record
@@ -86,26 +86,17 @@ def load_policy(
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
     torch_device(str(device))  # before anything is read
-    folder = policy_folder.find(directory)
+    folder = policy_folder.find_policy(directory)
     with given_code(code):
         saved = policy_folder.load(folder, normalization, norm_asset)
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
     facts = Contract.read_folder(folder) if (contract, action_bounds) != ("off", "off") else None
-    check_acts(saved.config, folder)
+    saved.config.check_acts(folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
     return RobotPolicy(
         policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds
     )
-
-
-def check_acts(config: Any, folder: str | Path) -> None:
-    """Raise ValueError where a saved policy predicts no actions."""
-    if not config.ACTS:
-        fix = "`understudy score RUN DATA OUT` writes its figures into a dataset"
-        raise ValueError(
-            f"{folder} holds a policy of type {config.type}, which predicts no actions; {fix}"
-        )
 
 
 class RobotPolicy:
@@ -440,10 +431,16 @@ class RobotPolicy:
                 policy.random_spec("act"), seed, np.array([position + self._step]), "rollout"
             )
         if draws is None:
-            draws = generate_draws(policy.random_spec("act"), rows, generator)
+            draws = policy.generate_draws("act", rows, generator)
         return Prepared(
             batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories
         )
+
+    def predict(self, prepared: Sequence[Prepared]) -> list[np.ndarray]:
+        """Predict the chunks of prepared observations, of this robot or of its copies; see
+        `acting.predict`.
+        """
+        return predict(self.policy, prepared)
 
     def accept(self, prepared: Prepared) -> None:
         """Add a prepared observation to the history, once its chunk is there."""
@@ -543,7 +540,7 @@ class RobotPolicy:
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""
-        image_times, state_times = seen_times(self.policy.config, self.metadata.get("fps"))
+        image_times, state_times = self.config.seen_times(self.metadata.get("fps"))
         times = {}
         if image_times:
             times = dict.fromkeys(self.policy.config.cameras, image_times)
@@ -563,7 +560,7 @@ class RobotPolicy:
         windows = {
             key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch
         }
-        fps = step_rate(self.policy.config, self.metadata.get("fps"), time)
+        fps = self.config.step_rate(self.metadata.get("fps"), time)
         copies = [history.copy() for history in self._histories]
         copies = copies or [ObservationHistory(windows, fps) for _ in range(rows)]
         if len(copies) != rows:

@@ -40,6 +40,49 @@ class Loss(NamedTuple):
     `count` exactly.
     """
 
+    @classmethod
+    def of_errors(
+        cls, errors: Tensor, is_pad: Tensor, dim_is_pad: Tensor | None = None, detail: bool = False
+    ) -> "Loss":
+        """Sum errors per sample over every element whose slot and dimension are not padded.
+
+        A padded prediction or target that is not finite must be replaced before the error is
+        computed: its gradient would not be finite either (`masked_squared_error`).
+
+        Args:
+            errors: float32 [B, D, T, A]; D draws of noise and time for the same sample.
+            is_pad: bool [B, T]; True where the target repeats a frame beyond the episode.
+            dim_is_pad: bool [B, A]; True where the sample's robot has no such dimension. None: it
+                has all.
+            detail: also fill `detail`.
+
+        Returns:
+            Loss whose count is `valid_elements`.
+        """
+        _, draws, _, dim = errors.shape
+        pad = padded_elements(is_pad, dim_is_pad)  # [B, T, 1 or A]
+        errors = torch.where(pad[:, None], 0.0, errors)
+        parts = None
+        if detail:
+            parts = Detail(errors.sum(dim=2), (~pad).sum(dim=1).expand(-1, dim))
+        return cls(errors.sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim, dim_is_pad), parts)
+
+    def plus(self, other: "Loss") -> "Loss":
+        """Return the loss of the elements of both; details are added where both have them."""
+        detail = None
+        if self.detail is not None and other.detail is not None:
+            sums = self.detail.sum + other.detail.sum
+            detail = Detail(sums, self.detail.count + other.detail.count)
+        return Loss(self.sum + other.sum, self.count + other.count, detail)
+
+    def ordered(self, time: Tensor) -> "Loss":
+        """Return the loss whose detail orders its draws by their stratified times [B, D]: the d-th
+        earliest lies in the d-th interval.
+        """
+        if self.detail is None:
+            return self
+        return self._replace(detail=self.detail._replace(order=time.argsort(dim=1)))
+
 
 def valid_elements(
     is_pad: Tensor, draws: int, dim: int, dim_is_pad: Tensor | None = None
@@ -90,12 +133,10 @@ def masked_squared_error(
     a `where` placed after a NaN is still 0 * NaN. Selecting a zero difference first keeps both
     value and gradient clean.
     """
-    _, draws, _, dim = predicted.shape
     pad = padded_elements(is_pad, dim_is_pad)[:, None]  # [B, 1, T, 1 or A]
     zero = torch.zeros((), dtype=predicted.dtype, device=predicted.device)
     squares = (torch.where(pad, zero, predicted) - torch.where(pad, zero, target)).square()
-    parts = Detail(squares.sum(dim=2), (~pad[:, 0]).sum(dim=1).expand(-1, dim)) if detail else None
-    return Loss(squares.sum(dim=(1, 2, 3)), valid_elements(is_pad, draws, dim, dim_is_pad), parts)
+    return Loss.of_errors(squares, is_pad, dim_is_pad, detail)
 
 
 def scalar(losses: Mapping[str, Loss]) -> Tensor:

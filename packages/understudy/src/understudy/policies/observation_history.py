@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any
 
 import numpy as np
 
@@ -25,37 +24,6 @@ TOLERANCE_S = 1e-4
 """Seconds by which a time may miss a step or the start of an episode, as in
 `datasets/time_windows.py`.
 """
-
-
-def seen_times(config: Any, fps: float | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the times of the images and of the states that a policy sees; () where it sees the
-    present alone.
-
-    Args:
-        config: settings or config of a policy.
-        fps: control steps per second; None: unknown. Times that the policy counts in steps are then
-            in steps.
-    """
-    if steps := getattr(config, "past_steps", 0):
-        times = (*(-step / (fps or 1) for step in range(steps, 0, -1)), 0.0)
-        return times, times
-    return getattr(config, "image_times", ()), getattr(config, "state_times", ())
-
-
-def step_rate(config: Any, fps: float | None, time: float | None) -> float | None:
-    """Return the `fps` of a policy's `ObservationHistory`: 1 for times in steps (`seen_times`).
-
-    Raises:
-        ValueError: the observation has a `time`, and the times are in steps.
-    """
-    if fps is not None or not getattr(config, "past_steps", 0):
-        return fps
-    if time is not None:
-        raise ValueError(
-            f"time is {time}, and the policy names no frame rate; leave it out, and observe each "
-            "step"
-        )
-    return 1.0
 
 
 @dataclass(frozen=True)

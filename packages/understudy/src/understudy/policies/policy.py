@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from understudy.policies import batch as batches
 from understudy.policies import policy_folder
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
-from understudy.policies.common.settings import FORWARD, POLICY, is_trained
-from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.common.settings import TaskMode
+from understudy.policies.draws import Draws, RandomSpec, Use, generate_draws, make_draws
 from understudy.policies.losses import Imagined, Loss, valid_elements
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import (
@@ -66,6 +67,8 @@ class Policy(nn.Module):
     Training weighs each mean by `counts`. Validation then has one group, all samples, and frames
     have no loss weights.
     """
+    tied_weights: ClassVar[Mapping[str, str]] = {}
+    """Names of weights that a stored state dict may lack -> the name there of an equal one."""
     packs: bool = False
     """Whether `losses` computes the valid tokens of a batch alone, where the policy has tokens;
     runs with `max_num_tokens` set it.
@@ -74,10 +77,28 @@ class Policy(nn.Module):
     """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set
     it, so that compiled blocks meet few lengths.
     """
+    STATE_HISTORY: ClassVar[str] = batches.STATES
+    """Key that `split_states` gives to the states over time, [B, T, S]."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer
     """Normalization of states and actions, and its inverse."""
+
+    value_of = staticmethod(batches.value_of)
+    prompts_of = staticmethod(batches.prompts_of)
+    check_shape = staticmethod(batches.check_shape)
+    check_image = staticmethod(batches.check_image)
+    split_states = staticmethod(batches.split_states)
+
+    def from_present(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch as `act` takes it, without past actions and the future that `losses`
+        alone reads; see `batch.from_present`.
+        """
+        return batches.from_present(batch, self.config)
+
+    def batch_to_device(self, batch: Batch) -> dict[str, Any]:
+        """Copy a batch to the device of the weights; what the host reads stays there."""
+        return batches.batch_to_device(batch, next(self.parameters()).device)
 
     @property
     def input_keys(self) -> tuple[str, ...]:
@@ -109,7 +130,7 @@ class Policy(nn.Module):
     @property
     def modes(self) -> tuple[str, ...]:
         """Task modes that the policy can be trained in (`common/settings.py`)."""
-        return (POLICY,)
+        return (TaskMode.POLICY,)
 
     def trained_terms(self, mode: str) -> tuple[str, ...]:
         """Loss terms that a sample of a task mode trains.
@@ -117,13 +138,32 @@ class Policy(nn.Module):
         The default leaves out `flow`, `dynamics` and `images` where the mode gives what they
         predict.
         """
-        return tuple(term for term in self.loss_terms if is_trained(term, mode))
+        return tuple(term for term in self.loss_terms if TaskMode.is_trained(term, mode))
 
     def random_spec(self, use: Use) -> dict[str, RandomSpec]:
         """Random numbers per sample that `losses` ("train", "validation") or `act` ("act") takes;
         none by default.
         """
         return {}
+
+    def make_draws(self, use: Use, seed: int, positions: Any, purpose: str = "") -> Draws:
+        """Draw the numbers of `random_spec` on the CPU, keyed by position; see `draws.make_draws`.
+
+        Args:
+            use: what the numbers are for.
+            seed: seed of the run.
+            positions: int64 [B], the number that identifies each sample.
+            purpose: prefix of the names in the key.
+        """
+        return make_draws(self.random_spec(use), seed, positions, purpose)
+
+    def generate_draws(
+        self, use: Use, count: int, generator: torch.Generator | None = None
+    ) -> Draws:
+        """Draw the numbers of `random_spec` for `count` samples on the CPU; see
+        `draws.generate_draws`.
+        """
+        return generate_draws(self.random_spec(use), count, generator)
 
     def time_edges(self, term: str) -> tuple[float, ...]:
         """Return the edges of the intervals of flow time that the draws of a loss term in a
@@ -227,7 +267,7 @@ class Policy(nn.Module):
         counts = self.counts(batch, draws)
         return {term: Loss(losses[term].float() * counts[term], counts[term]) for term in terms}
 
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Predict actions, float32 [B, T, A] in the robot's units; 0 in dimensions that a robot
         does not have.
 
@@ -291,7 +331,9 @@ class Policy(nn.Module):
         """Whether `imagine` can predict the consequences of given actions."""
         return False
 
-    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(
+        self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "forward_dynamics"
+    ) -> Imagined:
         """Predict the states that follow, and images where the policy has them; optional
         (`imagines`).
 
@@ -398,7 +440,8 @@ class Policy(nn.Module):
         Raises:
             ValueError: names or shapes differ.
         """
-        fill_state(self.state_dict(), weights, {})
+        tied = {name: other for name, other in self.tied_weights.items() if name not in weights}
+        fill_state(self.state_dict(), weights, tied)
 
     def save(
         self,
@@ -525,7 +568,8 @@ def _check_shapes(policy: Policy, saved: policy_folder.Saved, where: object) -> 
     """
     stored = stored_shapes(saved.weights)
     for name, tensor in policy.state_dict().items():
-        if name not in stored and type(policy).load_weights is not Policy.load_weights:
+        has_own = type(policy).load_weights is not Policy.load_weights
+        if name not in stored and (has_own or name in policy.tied_weights):
             continue
         if stored.get(name) != (shape := tuple(tensor.shape)):
             there = stored.get(name, "missing")

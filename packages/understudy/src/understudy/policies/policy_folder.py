@@ -200,7 +200,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
         )
 
 
-def find(place: str | Path) -> Path:
+def find_policy(place: str | Path) -> Path:
     """Return the folder of a policy: the place itself, the policy of a run directory, or a
     repository of the hub.
 

@@ -222,6 +222,47 @@ class PolicySettings:
         """
         return 0
 
+    def seen_times(self, fps: float | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the times of the images and of the states that the policy sees; () where it sees
+        the present alone.
+
+        Args:
+            fps: control steps per second; None: unknown. Times that the policy counts in steps are
+                then in steps.
+        """
+        if steps := self.past_steps:
+            times = (*(-step / (fps or 1) for step in range(steps, 0, -1)), 0.0)
+            return times, times
+        return self.image_times, self.state_times
+
+    def step_rate(self, fps: float | None, time: float | None = None) -> float | None:
+        """Return the `fps` of the policy's `ObservationHistory`: 1 for times in steps
+        (`seen_times`).
+
+        Args:
+            fps: control steps per second; None: unknown.
+            time: time of an observation in seconds; None: it has none.
+
+        Raises:
+            ValueError: the observation has a `time`, and the times are in steps.
+        """
+        if fps is not None or not self.past_steps:
+            return fps
+        if time is not None:
+            raise ValueError(
+                f"time is {time}, and the policy names no frame rate; leave it out, and observe "
+                "each step"
+            )
+        return 1.0
+
+    def check_acts(self, folder: object) -> None:
+        """Raise ValueError where the policy that a folder holds predicts no actions."""
+        if not self.ACTS:
+            fix = "`understudy score RUN DATA OUT` writes its figures into a dataset"
+            raise ValueError(
+                f"{folder} holds a policy of type {self.type}, which predicts no actions; {fix}"
+            )
+
     @property
     def past_actions(self) -> int:
         """Actions before the present that training reads: `action` of a batch is [B, past_actions +
@@ -325,6 +366,11 @@ class PolicySettings:
             ValueError: there is no such type.
         """
         return policy_type(pin(stored_type(values))).settings
+
+    @staticmethod
+    def stored_type(stored: Record) -> str:
+        """Return the `type` of a stored config, also of one of LeRobot; see `stored_type`."""
+        return stored_type(stored)
 
     @classmethod
     def by_hand(cls, word: str) -> str:

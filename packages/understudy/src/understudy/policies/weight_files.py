@@ -80,6 +80,35 @@ class TensorReader(Mapping[str, Tensor]):
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
 
+    @staticmethod
+    def find_jax_manifest(path: str | Path) -> Path | None:
+        """Return the file of a tree of arrays in JAX's format, in a folder or in its folder
+        `params`; None: there is none.
+        """
+        for folder in (Path(path), Path(path) / "params"):
+            manifest = folder / "manifest.ocdbt"
+            if manifest.is_file():
+                return manifest
+        return None
+
+    @staticmethod
+    def digest_files(files: Mapping[str, Path]) -> str:
+        """Return the SHA-256 of a file, or of the names and SHA-256 of several, in hexadecimal
+        digits.
+
+        Args:
+            files: name -> path.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        digests = {name: file_sha256(path) for name, path in files.items()}
+        if len(digests) == 1:
+            return next(iter(digests.values()))
+        return hashlib.sha256(
+            "".join(f"{digest} {name}\n" for name, digest in digests.items()).encode()
+        ).hexdigest()
+
     def __getitem__(self, key: str) -> Tensor:
         return self.read(key)
 
@@ -196,7 +225,7 @@ class WeightFiles(TensorReader):
         Raises:
             OSError: a file cannot be read. ValueError: it changed since it was opened first.
         """
-        digest = digest_files({path.name: path for path in self._versions})
+        digest = self.digest_files({path.name: path for path in self._versions})
         for path in self._versions:
             self._check_version(path)
         return digest
@@ -206,18 +235,9 @@ class WeightFiles(TensorReader):
             raise ValueError(f"{file} changed while its tensors were read: load it again")
 
 
-JAX = "manifest.ocdbt"
-"""File of a tree of arrays in JAX's format."""
 WEIGHT_FORMATS = "understudy.weights"
 """Group of entry points: other formats of weights -> class of a `TensorReader`, made from a path.
 """
-
-
-def find_tree(path: str | Path) -> Path | None:
-    """Return the folder of a JAX tree at `path` or in its folder `params`; None: there is none."""
-    return next(
-        (folder for folder in (Path(path), Path(path) / "params") if (folder / JAX).is_file()), None
-    )
 
 
 def open_tree(path: str | Path) -> TensorReader | None:
@@ -227,7 +247,9 @@ def open_tree(path: str | Path) -> TensorReader | None:
         ValueError: the tree is damaged.
         MissingExtraError: its reader is not installed.
     """
-    if find_tree(path) is None or any((Path(path) / name).is_file() for name in (FILE, INDEX)):
+    if TensorReader.find_jax_manifest(path) is None or any(
+        (Path(path) / name).is_file() for name in (FILE, INDEX)
+    ):
         return None
     tree: TensorReader = load_entry_point(
         WEIGHT_FORMATS, "jax", f"{path}: the reader of JAX's format", "zoo"
@@ -245,23 +267,6 @@ def open_weights(path: str | Path) -> TensorReader:
     """
     tree = open_tree(path)
     return WeightFiles(path) if tree is None else tree
-
-
-def digest_files(files: Mapping[str, Path]) -> str:
-    """Return the SHA-256 of a file, or of the names and SHA-256 of several, in hexadecimal digits.
-
-    Args:
-        files: name -> path.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    digests = {name: file_sha256(path) for name, path in files.items()}
-    if len(digests) == 1:
-        return next(iter(digests.values()))
-    return hashlib.sha256(
-        "".join(f"{digest} {name}\n" for name, digest in digests.items()).encode()
-    ).hexdigest()
 
 
 def rows_of_part(shape: Sequence[int]) -> int:

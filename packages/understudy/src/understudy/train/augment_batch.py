@@ -13,9 +13,9 @@ from torch import Tensor
 
 from understudy.policies.batch import to_device
 from understudy.policies.common.images import drop_texts, shift_images
-from understudy.policies.common.settings import MODES
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import Draws, RandomSpec, make_draws
-from understudy_base import PROMPT_METADATA, SOURCE, TASK, Batch
+from understudy_base import PROMPT_METADATA, TASK, Batch
 from understudy_data.load.instructions import draw_instructions
 from understudy_data.order import sample_uniform
 from understudy_data.prompt_metadata import drop_fields, label
@@ -24,21 +24,18 @@ if TYPE_CHECKING:
     from understudy.config.data import DataConfig
     from understudy.config.train import AugmentConfig
 
-HOST_KEYS = ("position", SOURCE)
-"""Keys that a training reads on the host, and that stay there."""
-
 
 def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Tensor:
-    """Draw the mode of each position: indexes into `MODES`, int64 [n].
+    """Draw the mode of each position: indexes into `TaskMode.ALL`, int64 [n].
 
     Args:
         seed: seed of the run.
         positions: int64 [n], on the host.
         shares: share of each mode by name; they sum to 1.
     """
-    bounds = np.cumsum([shares.get(mode, 0.0) for mode in MODES])
+    bounds = np.cumsum([shares.get(mode, 0.0) for mode in TaskMode.ALL])
     # where the sum is just below 1
-    last = max(number for number, mode in enumerate(MODES) if shares.get(mode))
+    last = max(number for number, mode in enumerate(TaskMode.ALL) if shares.get(mode))
     drawn = sample_uniform(seed, "task mode", positions.numpy()).reshape(-1)
     return torch.from_numpy(
         np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64)
@@ -105,17 +102,6 @@ def shift_cameras(
         )
         changed[camera] = shifted.view_as(images)
     return changed
-
-
-def batch_to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Copy a batch to `device`; `position` and `source`, which the host reads, and texts stay on
-    the host.
-    """
-    copied = dict(batch)
-    for key, value in batch.items():
-        if isinstance(value, Tensor) and key not in HOST_KEYS:
-            copied[key] = to_device(value, device)
-    return copied
 
 
 def draw_on_device(

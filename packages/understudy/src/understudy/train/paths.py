@@ -126,7 +126,7 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
                 )
             )
     if model_id(config.init_from):
-        config = replace(config, init_from=str(policy_folder.find(config.init_from)))
+        config = replace(config, init_from=str(policy_folder.find_policy(config.init_from)))
     return replace(config, policy=replace(policy, **paths)) if paths else config
 
 

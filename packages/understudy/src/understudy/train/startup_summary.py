@@ -15,7 +15,7 @@ from understudy.config.train import TrainConfig
 from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
-from understudy.policies.common.settings import DYNAMICS, FLOW, IMAGES, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
 from understudy.train.data.run_data import RunData
 from understudy.train.data.same_content import describe_copies, describe_rates
@@ -32,7 +32,7 @@ MAX_SOURCES = 60
 MAX_NAMED = 5
 """Sources that a note names."""
 WEIGHTS_IN = {"order": "the order", "loss": "the loss", "both": "the order and the loss"}
-LOSS_NAMES = {FLOW: "action", DYNAMICS: "dynamics", IMAGES: "images"}
+LOSS_NAMES = {LossTerm.FLOW: "action", LossTerm.DYNAMICS: "dynamics", LossTerm.IMAGES: "images"}
 """Loss term -> its name in messages."""
 
 
@@ -69,7 +69,7 @@ def startup_summary(
     shares = config.mode_weights()
     trained: dict[str, Collection[str]] = {}
     for mode in shares:
-        trained[mode] = policy.trained_terms(mode) if policy else TRAINS[mode]
+        trained[mode] = policy.trained_terms(mode) if policy else TaskMode.TRAINS[mode]
     terms = tuple(LOSS_NAMES) if policy is None else policy.loss_terms
     lines += describe_modes(
         config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained
@@ -149,8 +149,8 @@ def describe_modes(
     shares: Mapping[str, float],
     images: bool = False,
     always: Collection[str] = (),
-    terms: Sequence[str] = (FLOW, DYNAMICS, IMAGES),
-    trained: Mapping[str, Collection[str]] = TRAINS,
+    terms: Sequence[str] = (LossTerm.FLOW, LossTerm.DYNAMICS, LossTerm.IMAGES),
+    trained: Mapping[str, Collection[str]] = TaskMode.TRAINS,
 ) -> list[str]:
     """Return one line for each loss that not every sample trains.
 
@@ -173,7 +173,7 @@ def describe_modes(
         share = 1.0
         if not acts:
             share = sum(share for part, share in shares.items() if term in trained[part])
-        if share < 1 - 1e-12 and (term != IMAGES or images):
+        if share < 1 - 1e-12 and (term != LossTerm.IMAGES or images):
             samples = "on no sample"
             if share:
                 samples = f"on {Fraction(share).limit_denominator(1000)} of the samples"

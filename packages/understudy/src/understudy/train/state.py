@@ -37,14 +37,14 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.optim.moving_average import ema_decay, make_average, update_average
 from understudy.optim.param_groups import freeze, loss_weights
 from understudy.optim.state import local
-from understudy.policies.common.settings import MODES
+from understudy.policies.batch import batch_to_device
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
 from understudy.policies.registry import policy_type
 from understudy.policies.weight_files import OnMeta, TensorReader, stored_dtypes
 from understudy.train import precision
 from understudy.train.augment_batch import (
-    batch_to_device,
     draw_modes,
     draw_on_device,
     drop_instructions,
@@ -141,7 +141,7 @@ class TrainState:
         """Groups with separate training losses: key of a batch -> name of each of its numbers."""
         if self.policy.scalar_losses:
             return {}
-        modes = {MODE: MODES} if self.config.learns_dynamics() else {}
+        modes = {MODE: TaskMode.ALL} if self.config.learns_dynamics() else {}
         sources = {SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}
         return {**sources, **modes}
 

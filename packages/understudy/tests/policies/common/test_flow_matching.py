@@ -87,3 +87,11 @@ def test_dimensions_of_other_robots_do_not_guide() -> None:
     other = torch.where(own, chunk, 9.0)
     assert torch.equal(guided(chunk, own), guided(other, own))
     assert not torch.equal(guided(chunk, None), guided(other, None))
+
+
+def test_the_least_time_is_that_of_the_released_training_to_the_bit() -> None:
+    uniform = torch.rand(50, 3, generator=torch.Generator().manual_seed(2))
+    times = spread_times(uniform)
+    assert torch.equal(spread_times(uniform, least=0.001), 0.999 * times + 0.001)
+    assert torch.equal(spread_times(uniform, least=0.0), times)
+    assert spread_times(torch.zeros(1, 1), least=0.001).item() == pytest.approx(0.001)

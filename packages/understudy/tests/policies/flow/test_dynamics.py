@@ -11,7 +11,7 @@ from torch import Tensor
 
 from understudy.distributed.unused_parameters import check_unused_parameters, record_leaves
 from understudy.policies.common.layers import sinusoids
-from understudy.policies.common.settings import FORWARD, INVERSE, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.testing.policies import NORMALIZATION, batch, config, draws
@@ -83,8 +83,11 @@ def test_without_a_future_the_network_and_its_first_weights_are_what_they_were()
         ("out_proj.weight", (12, 32)),
         ("out_proj.bias", (12,)),
     ]
-    assert (policy().loss_terms, policy().modes) == (("flow", "dynamics"), MODES)
-    assert (policy(future=False).loss_terms, policy(future=False).modes) == (("flow",), (POLICY,))
+    assert (policy().loss_terms, policy().modes) == (("flow", "dynamics"), TaskMode.ALL)
+    assert (policy(future=False).loss_terms, policy(future=False).modes) == (
+        ("flow",),
+        (TaskMode.POLICY,),
+    )
 
 
 def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
@@ -95,7 +98,9 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
         (~data["observation.state_is_pad"][:, 1:]).sum(dim=1),
     )
     for term, valid, width in zip(("flow", "dynamics"), steps, (3, 2)):
-        lesson = torch.tensor([term in TRAINS[MODES[mode]] for mode in data["mode"].tolist()])
+        lesson = torch.tensor(
+            [term in TaskMode.TRAINS[TaskMode.ALL[mode]] for mode in data["mode"].tolist()]
+        )
         assert found[term].count.tolist() == (valid * width * 2 * lesson).tolist()
         assert ((found[term].sum != 0) == (lesson & (valid > 0))).all()
         detail = found[term].detail
@@ -120,18 +125,20 @@ def test_a_mode_zeroes_its_loss_and_nothing_else() -> None:
     )
 
 
-@pytest.mark.parametrize(("mode", "own"), [(FORWARD, slice(0, 3)), (INVERSE, slice(3, 5))])
+@pytest.mark.parametrize(
+    ("mode", "own"), [(TaskMode.FORWARD, slice(0, 3)), (TaskMode.INVERSE, slice(3, 5))]
+)
 def test_what_is_given_comes_without_noise_and_without_a_time(mode: str, own: slice) -> None:
-    model, (data, noise, time) = policy(), lessons([MODES.index(mode)] * 4)
-    term = TRAINS[mode][0]
+    model, (data, noise, time) = policy(), lessons([TaskMode.ALL.index(mode)] * 4)
+    term = TaskMode.TRAINS[mode][0]
     before = model.flow_losses(data, noise, time)[term].sum
     other = noise.clone()
     times = time.clone()
     other[..., own] += 3
-    times[..., 0 if mode == FORWARD else 1] = 0.9
+    times[..., 0 if mode == TaskMode.FORWARD else 1] = 0.9
     assert torch.equal(model.flow_losses(data, other, times)[term].sum, before)
     assert not torch.equal(model.flow_losses(data, noise + 0.1, time)[term].sum, before)
-    key = "action" if mode == FORWARD else "observation.state"
+    key = "action" if mode == TaskMode.FORWARD else "observation.state"
     moved = data | {key: data[key] + 0.5}
     # and it matters
     assert not torch.equal(model.flow_losses(moved, noise, time)[term].sum, before)
@@ -202,7 +209,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with refused("mode", kind=ValueError):
         plain.imagine(batch(2), {"noise": draws(2)[0][:, 0]})
     with refused("'forward_dynamics'", "inverse_dynamics", kind=ValueError):
-        model.act(data, {"noise": noise[:, 0]}, mode=FORWARD)
+        model.act(data, {"noise": noise[:, 0]}, mode=TaskMode.FORWARD)
     with pytest.raises(ValueError, match="state_dim"):
         policy(state_dim=0)
 
@@ -225,10 +232,14 @@ def test_to_act_the_state_of_now_is_enough_and_the_noise_of_what_is_given_does_n
     assert not torch.equal(
         foreseen, model.imagine(now | {"action": data["action"] + 1}, {"noise": noise[:, 0]}).states
     )
-    assert model.imagine(now, {"noise": noise[:, 0]}, mode=POLICY).states.shape == (2, 4, 2)
+    assert model.imagine(now, {"noise": noise[:, 0]}, mode=TaskMode.POLICY).states.shape == (
+        2,
+        4,
+        2,
+    )
 
 
-@pytest.mark.parametrize("mode", [FORWARD, INVERSE])
+@pytest.mark.parametrize("mode", [TaskMode.FORWARD, TaskMode.INVERSE])
 def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> None:
     model, (data, noise, _) = policy(), lessons([0, 0])
     points: list[Tensor] = []
@@ -237,8 +248,10 @@ def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> Non
         lambda _, inputs: points.append(inputs[0].view(2, 4, 5))
     )
     model.time.register_forward_pre_hook(lambda _, inputs: times.append(inputs[0].view(2, 2, 64)))
-    (model.imagine if mode == FORWARD else model.act)(data, {"noise": noise[:, 0]}, 3, mode)
-    given = 0 if mode == FORWARD else 1
+    (model.imagine if mode == TaskMode.FORWARD else model.act)(
+        data, {"noise": noise[:, 0]}, 3, mode
+    )
+    given = 0 if mode == TaskMode.FORWARD else 1
     assert len(points) == len(times) == 3
     for k, (x, time) in enumerate(zip(points, times)):
         assert torch.equal(time[:, given], sinusoids(torch.zeros(2), 64))
@@ -246,7 +259,11 @@ def test_what_is_given_stays_as_it_is_all_the_way_at_time_zero(mode: str) -> Non
             time[:, 1 - given], sinusoids(torch.full((2,), 1 - k / 3), 64), rtol=0, atol=1e-3
         )
         assert torch.equal(x.split([3, 2], dim=2)[given], points[0].split([3, 2], dim=2)[given])
-    pads = data["action_is_pad"] if mode == FORWARD else data["observation.state_is_pad"][:, 1:]
+    pads = (
+        data["action_is_pad"]
+        if mode == TaskMode.FORWARD
+        else data["observation.state_is_pad"][:, 1:]
+    )
     assert (points[0].split([3, 2], dim=2)[given] == 0).all(dim=2).tolist() == pads.tolist()
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from understudy.config.train import DataConfig, TrainConfig
-from understudy.policies.common.settings import MODES
+from understudy.policies.common.settings import TaskMode
 from understudy.testing.mixtures import NAMES, TOP, WRIST, mixed, tiny_sources
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import RunData, dataset_fingerprint, file_digests, open_data
@@ -134,7 +134,7 @@ def test_source_names_are_unique() -> None:
 
 
 def test_mode_weights_match_the_policy_modes() -> None:
-    assert tuple(TrainConfig().mode_weights()) == MODES
+    assert tuple(TrainConfig().mode_weights()) == TaskMode.ALL
     assert TrainConfig().mode_weights() == {
         "policy": 1,
         "forward_dynamics": 0,

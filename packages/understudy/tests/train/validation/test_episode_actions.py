@@ -14,7 +14,7 @@ import torch
 from understudy.testing.runs import SHORT, trained_run
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.validation.open_loop import STEPS, EpisodeActions, choose_starts
+from understudy.train.validation.open_loop import EpisodeActions, choose_starts
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.selection.select import split_episodes
@@ -65,7 +65,7 @@ def test_predictions_are_those_of_single_frames(trained: Path) -> None:
             [(name, spec)] = policy.random_spec("act").items()
             noise = torch.from_numpy(sample_normal(state.config.seed, "open loop", key, spec.shape))
             with torch.no_grad():
-                [chunk] = policy.act(batch, {name: noise}, STEPS, "policy")
+                [chunk] = policy.act(batch, {name: noise}, EpisodeActions.STEPS, "policy")
             steps = min(CHUNK, length - start)
             np.testing.assert_allclose(
                 found["actions"][start : start + steps], chunk[:steps, :2], atol=1e-5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.policies.common.settings import FORWARD, POLICY
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import make_draws
 from understudy.testing.policies import batch, policy
 from understudy.train.validation.imagined import Futures, moved, psnr
@@ -55,7 +55,7 @@ def test_a_flow_policy_imagines_states_after_given_actions() -> None:
     assert found.images is None
     # the other never moves
     torch.testing.assert_close(found.actions[0, :, (0, 2)], given["action"][0, :, (0, 2)])
-    own = model.imagine(given, draws, 3, POLICY)
+    own = model.imagine(given, draws, 3, TaskMode.POLICY)
     assert torch.equal(own.actions, model.act(given, draws, 3))
 
 
@@ -64,5 +64,5 @@ def test_a_policy_says_whether_it_imagines(future: bool) -> None:
     model: Any = policy(future=future)
     assert model.imagines == future
     if not future:
-        with pytest.raises(ValueError, match=FORWARD):
+        with pytest.raises(ValueError, match=TaskMode.FORWARD):
             model.imagine(batch(1), make_draws(model.random_spec("act"), 3, torch.arange(1)))

@@ -29,7 +29,7 @@ from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track.metrics_file import finite
 from understudy.train.validation import validation_loss
 from understudy.train.validation.metrics import TermSums, best_metrics, group_losses
-from understudy.train.validation.open_loop import STEPS
+from understudy.train.validation.open_loop import EpisodeActions
 from understudy.train.validation.validation_loss import SampleTable, evaluate
 from understudy_data.datasets.format.features import Feature
 from understudy_data.load.images.decoded_cache import DecodedImages, decoded_bytes
@@ -169,7 +169,9 @@ def test_it_is_what_a_slow_obvious_computation_finds(
                 assert row["count"] == valid * DRAWS * width
                 if place % 2 == 0:
                     noise = torch.from_numpy(validate_noise(at))
-                    proposed = policy.act(batch, {"noise": noise}, STEPS)[0, :valid, :width]
+                    proposed = policy.act(batch, {"noise": noise}, EpisodeActions.STEPS)[
+                        0, :valid, :width
+                    ]
                     row["error"] = (proposed - one["action"][:valid]).numpy().astype(float)
                 found.append(row)
                 place += 1

@@ -55,20 +55,13 @@ def velocity(actions: Tensor, noise: Tensor) -> Tensor:
     return noise - actions
 
 
-def shift_times(time: Tensor, factor: float) -> Tensor:
-    """Shift flow times in [0, 1] towards noise for factors above 1; 0 and 1 stay.
-
-    Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis",
-    equation 23.
-    """
-    return factor * time / (1 + (factor - 1) * time)
-
-
-def spread_times(uniform: Tensor) -> Tensor:
+def spread_times(uniform: Tensor, least: float = 0.0) -> Tensor:
     """Map uniform draws to flow times, one stratum per draw of a sample.
 
     Args:
         uniform: float32 [B, D] in [0, 1), independent.
+        least: least flow time: the times t become (1 - least) t + least. That of the
+            released pi0 is 0.001.
 
     Returns:
         float32 [B, D]: draw d lies in the d-th of D equally likely intervals of Beta(1.5, 1), pi0's
@@ -83,7 +76,8 @@ def spread_times(uniform: Tensor) -> Tensor:
     # sample's times would then depend on the number of samples drawn with it, and so on the number
     # of processes. Padding fills all vectors.
     padded = F.pad(places.flatten(), (0, -places.numel() % VECTOR))
-    return padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
+    times = padded.pow(2.0 / 3.0)[: places.numel()].view_as(places)
+    return (1 - least) * times + least if least else times
 
 
 def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:
@@ -102,13 +96,6 @@ def euler(field: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) 
         time = torch.full((noise.shape[0],), 1 - k / steps, dtype=noise.dtype, device=noise.device)
         x = x - field(x, time) / steps
     return x
-
-
-def released_times(uniform: Tensor) -> Tensor:
-    """Map uniform draws [B, D] to the flow times of the released training, 0.999 Beta(1.5, 1) +
-    0.001, stratified.
-    """
-    return 0.999 * spread_times(uniform) + 0.001
 
 
 def delays(uniform: Tensor, most: int) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from understudy.policies.common.lerobot_processors import read_object
 from understudy_base import ConfigError
 
-FACTS = "understudy.json"
+FOLDER_FACTS = "understudy.json"
 """Name of the file."""
 
 
@@ -27,7 +27,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is damaged, or has a fact that this version does not know.
     """
-    path = folder / FACTS
+    path = folder / FOLDER_FACTS
     if not path.is_file():
         return {}
     facts = read_object(path)

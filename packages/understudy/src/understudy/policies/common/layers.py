@@ -5,7 +5,7 @@ input, normalization layers in float32. There is no autocast: this file shows th
 operation.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,24 @@ class Linear(nn.Linear):
         weight = self.weight.to(input.dtype)
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return F.linear(input, weight, bias)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Map x [..., in] to [..., out] as a matrix: torch returns a product of more dimensions as
+        a view.
+
+        FSDP2 warns of views that a sharded module returns: an operation in place would drop its
+        hook.
+        """
+        product: Tensor = self(x.flatten(0, -2))
+        return product.unflatten(0, x.shape[:-1])
+
+    def zeroed(self) -> Self:
+        """Set weight and bias to 0, and return the layer: a residual or modulation that starts as
+        the identity.
+        """
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        return self
 
 
 class Conv1d(nn.Conv1d):
@@ -82,16 +100,6 @@ class _Float32Rows(torch.autograd.Function):
         ), None
 
 
-def rows(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer to x [..., in] as to a matrix: torch returns a product of more dimensions as a
-    view.
-
-    FSDP2 warns of views that a sharded module returns: an operation in place would drop its hook.
-    """
-    product: Tensor = layer(x.flatten(0, -2))
-    return product.unflatten(0, x.shape[:-1])
-
-
 def layer_norm(x: Tensor) -> Tensor:
     """Normalize to zero mean and unit variance over the last dimension, computed in float32,
     without learned scale.
@@ -107,13 +115,6 @@ def group_norm(x: Tensor, groups: int) -> Tensor:
     norm's would).
     """
     return F.group_norm(x.float(), groups).to(x.dtype)
-
-
-def zero_init(layer: Linear) -> Linear:
-    """Set weight and bias of a layer to 0: a residual or modulation that starts as the identity."""
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def sinusoids(time: Tensor, dim: int) -> Tensor:
@@ -136,7 +137,7 @@ class Layer(nn.Module):
     def __init__(self, width: int) -> None:
         """Build the layer for vectors of `width`."""
         super().__init__()
-        self.modulate = zero_init(Linear(width, 3 * width))
+        self.modulate = Linear(width, 3 * width).zeroed()
         self.grow = Linear(width, 2 * width)
         self.shrink = Linear(2 * width, width)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, value_of
+from understudy.policies.losses import padded_elements
 from understudy_base import ACTION, HEAD, STATE, Batch, Record
 
 
@@ -239,6 +240,22 @@ class Normalizer(nn.Module):
             mask = of_batch if mask is None else mask | of_batch
         return mask
 
+    def padded_elements(self, key: str, batch: Batch) -> Tensor:
+        """Mark the elements of a key over time that have no target: those of slots outside of the
+        episode (`<key>_is_pad`), and of dimensions that the robot lacks.
+
+        Returns:
+            bool [B, T, dim], or [B, T, 1] where all robots have all dimensions.
+
+        Raises:
+            ValueError: `<key>_is_pad` is missing, or a wrong shape.
+        """
+        return padded_elements(value_of(batch, f"{key}_is_pad"), self.dim_is_pad(key, batch))
+
+    def blank(self, key: str, batch: Batch, x: Tensor) -> Tensor:
+        """Return x [B, ..., dim] with 0 in the dimensions of a key that the robot lacks."""
+        return blanked(x, self.dim_is_pad(key, batch))
+
     def actions(self, batch: Batch) -> Tensor:
         """Normalize `action` [B, T, A] of a batch, float32; differences to the state where its head
         learns those.
@@ -264,6 +281,12 @@ class Normalizer(nn.Module):
         return blanked(
             self.state.normalize(values, self.head(batch)), self.dim_is_pad(STATE, batch)
         )
+
+    def present_states(self, batch: Batch) -> Tensor:
+        """Normalize the present states of a batch, float32 [B, S]; those that follow may be behind
+        them.
+        """
+        return self.states(batch, state_now(batch))
 
     def robot_states(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert normalized states, float32 [B, ..., S], to the robot's units; 0 behind its own

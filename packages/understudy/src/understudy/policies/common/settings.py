@@ -13,9 +13,10 @@ first mode only.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from understudy.policies.registry import PolicySettings
+from understudy_base import ACTION, STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,28 +83,39 @@ def age_problems(name: str, ages: Sequence[float]) -> list[str]:
     return []
 
 
-FLOW = "flow"
-DYNAMICS = "dynamics"
-IMAGES = "images"
-"""Loss terms: of the action chunk, of the states that follow, and of the images that follow."""
+class LossTerm:
+    """Names of loss terms: of the action chunk, and of the states and the images that follow."""
 
-POLICY = "policy"
-FORWARD = "forward_dynamics"
-INVERSE = "inverse_dynamics"
-MODES = (POLICY, FORWARD, INVERSE)
-"""Modes; their positions are the numbers under `mode` in a batch."""
-
-TRAINS = {POLICY: (FLOW, DYNAMICS, IMAGES), FORWARD: (DYNAMICS, IMAGES), INVERSE: (FLOW,)}
-"""Loss terms that each mode trains, of those that a policy has; the streams of the others are
-given.
-"""
+    FLOW: Final = "flow"
+    DYNAMICS: Final = "dynamics"
+    IMAGES: Final = "images"
+    KEYS: Final = {FLOW: ACTION, DYNAMICS: STATE}
+    """Key of a batch that each term of vectors predicts."""
 
 
-def is_trained(term: str, mode: str) -> bool:
-    """Return whether a mode trains a loss term; each mode trains terms of other names, those of
-    policies of users.
+class TaskMode:
+    """Names of task modes, and what each of them trains; see the module."""
+
+    POLICY: Final = "policy"
+    FORWARD: Final = "forward_dynamics"
+    INVERSE: Final = "inverse_dynamics"
+    ALL: Final = (POLICY, FORWARD, INVERSE)
+    """Their positions are the numbers under `mode` in a batch."""
+    TRAINS: Final[Mapping[str, tuple[str, ...]]] = {
+        POLICY: (LossTerm.FLOW, LossTerm.DYNAMICS, LossTerm.IMAGES),
+        FORWARD: (LossTerm.DYNAMICS, LossTerm.IMAGES),
+        INVERSE: (LossTerm.FLOW,),
+    }
+    """Loss terms that each mode trains, of those that a policy has; the streams of the others are
+    given.
     """
-    return term in TRAINS[mode] or term not in (FLOW, DYNAMICS, IMAGES)
+
+    @classmethod
+    def is_trained(cls, term: str, mode: str) -> bool:
+        """Return whether a mode trains a loss term; each mode trains terms of other names, those of
+        policies of users.
+        """
+        return term in cls.TRAINS[mode] or term not in cls.TRAINS[cls.POLICY]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,17 +31,14 @@ from understudy.policies.common.flow_matching import (
     sample_given,
     sample_guided,
     spread_times,
-    velocity,
 )
-from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids, zero_init
+from understudy.policies.common.layers import Layer, Linear, layer_norm, sinusoids
 from understudy.policies.common.normalizer import Normalizer, blanked
 from understudy.policies.common.observing import ObservingPolicy
-from understudy.policies.common.settings import DYNAMICS, FLOW, FORWARD, POLICY, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.common.streams import (
-    KEY_OF,
     VALIDATION_DRAWS,
     Stream,
-    read_stream,
     read_values,
 )
 from understudy.policies.draws import Draws, RandomSpec, Use
@@ -99,7 +96,7 @@ class FlowPolicy(ObservingPolicy):
     For the keys of a batch see `Policy`. Padded dimensions and missing cameras count nothing and
     reach nothing, whatever values the batch holds there. With `future`, training needs
     `observation.state` [B, 1 + T, S], of now and after each action, and `observation.state_is_pad`
-    bool [B, 1 + T]. It also needs `mode` int64 [B] (`modes.MODES`) unless all samples have mode
+    bool [B, 1 + T]. It also needs `mode` int64 [B] (`TaskMode.ALL`) unless all samples have mode
     "policy". To act, [B, S] is enough.
     """
 
@@ -123,7 +120,7 @@ class FlowPolicy(ObservingPolicy):
         self.time = Linear(64 * len(self._streams), width)
         self.in_proj = Linear(config.chunk * config.noise_dim, width)
         self.layers = nn.ModuleList(Layer(width) for _ in range(config.layers))
-        self.out_proj = zero_init(Linear(width, config.chunk * config.noise_dim))
+        self.out_proj = Linear(width, config.chunk * config.noise_dim).zeroed()
         self.delay = Linear(64, width) if config.max_delay else None
 
     @property
@@ -242,7 +239,7 @@ class FlowPolicy(ObservingPolicy):
                 times[number] = torch.where(stream.given[:, None], 0.0, times[number])
             points.append(blanked(stream.points(stream_noise, times[number]), stream.dim_is_pad))
             # [B, D, T, dim]
-            targets.append(velocity(stream.clean[:, None].expand_as(stream_noise), stream_noise))
+            targets.append(stream.velocity(stream_noise))
         known_delay = 0 if delay is None else delay
         predicted = self._velocity(
             torch.cat(points, dim=3),
@@ -256,19 +253,13 @@ class FlowPolicy(ObservingPolicy):
             )
             if term in computed
         }
-        if detail:  # the d-th earliest of a sample's stratified times lies in the d-th interval
-            order = {
-                term: stream_noise.argsort(dim=1)
-                for term, stream_noise in zip(self._streams, drawn)
-            }
-            losses = {
-                t: x._replace(detail=x.detail and x.detail._replace(order=order[t]))
-                for t, x in losses.items()
-            }
+        if detail:
+            times_of = dict(zip(self._streams, drawn))
+            losses = {term: loss.ordered(times_of[term]) for term, loss in losses.items()}
         return losses
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions; see `Policy.act`.
 
         Args:
@@ -279,7 +270,7 @@ class FlowPolicy(ObservingPolicy):
                 (as for training).
         """
         return self.normalizer.robot_actions(
-            self._sample(batch, draws["noise"], steps, mode, FLOW)[FLOW], batch
+            self._sample(batch, draws["noise"], steps, mode, LossTerm.FLOW)[LossTerm.FLOW], batch
         )
 
     @torch.no_grad()
@@ -290,18 +281,20 @@ class FlowPolicy(ObservingPolicy):
         """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
         integrate = make_integration(self.config, self.normalizer, batch, executing, delay, horizon)
         num_given = delay if horizon is None else 0
-        actions = self._sample(batch, draws["noise"], steps, POLICY, FLOW, integrate, num_given)[
-            FLOW
-        ]
+        actions = self._sample(
+            batch, draws["noise"], steps, TaskMode.POLICY, LossTerm.FLOW, integrate, num_given
+        )[LossTerm.FLOW]
         return self.normalizer.robot_actions(actions, batch)
 
     @torch.no_grad()
-    def imagine(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = FORWARD) -> Imagined:
+    def imagine(
+        self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "forward_dynamics"
+    ) -> Imagined:
         """Sample the states that follow; see `Policy.imagine`. There are no images."""
-        sampled = self._sample(batch, draws["noise"], steps, mode, DYNAMICS)
+        sampled = self._sample(batch, draws["noise"], steps, mode, LossTerm.DYNAMICS)
         units = self.normalizer
-        actions = units.robot_actions(sampled[FLOW], batch)
-        states = units.robot_states(sampled[DYNAMICS], batch)
+        actions = units.robot_actions(sampled[LossTerm.FLOW], batch)
+        states = units.robot_states(sampled[LossTerm.DYNAMICS], batch)
         return Imagined(actions, states, None)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -309,12 +302,12 @@ class FlowPolicy(ObservingPolicy):
     @property
     def _streams(self) -> tuple[str, ...]:
         """Names of the streams that are found from noise side by side, by their loss terms."""
-        return (FLOW, DYNAMICS) if self.config.future else (FLOW,)
+        return (LossTerm.FLOW, LossTerm.DYNAMICS) if self.config.future else (LossTerm.FLOW,)
 
     def _stream(self, batch: Batch, term: str, delay: Tensor | None = None) -> Stream:
         """Target of `term` in a batch for training; the first `delay` actions are given."""
-        stream = read_stream(term, batch, self.config, self.normalizer)
-        if delay is None or term != FLOW:
+        stream = Stream.read(term, batch, self.config, self.normalizer)
+        if delay is None or term != LossTerm.FLOW:
             return stream
         return stream._replace(first=given_actions(delay, self.config.chunk))
 
@@ -353,18 +346,24 @@ class FlowPolicy(ObservingPolicy):
         """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B,
         T, dim] each.
         """
-        if mode not in self.modes or term not in self._streams or term not in TRAINS[mode]:
-            able = [name for name in self.modes if term in TRAINS[name] and term in self._streams]
-            result = "actions" if term == FLOW else "states"
+        if mode not in self.modes or term not in self._streams or term not in TaskMode.TRAINS[mode]:
+            able = [
+                name
+                for name in self.modes
+                if term in TaskMode.TRAINS[name] and term in self._streams
+            ]
+            result = "actions" if term == LossTerm.FLOW else "states"
             reason = f"mode {mode!r} does not lead to {result} with this policy"
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
         condition = self._condition(batch, delay)
         check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
-        pads = {name: self.normalizer.dim_is_pad(KEY_OF[name], batch) for name in self._streams}
+        pads = {
+            name: self.normalizer.dim_is_pad(LossTerm.KEYS[name], batch) for name in self._streams
+        }
         start = []
         for name, part in zip(self._streams, self._split(noise)):
-            if name in TRAINS[mode]:
+            if name in TaskMode.TRAINS[mode]:
                 start.append(blanked(part, pads[name]))
             else:
                 start.append(self._given_stream(batch, name))
@@ -372,12 +371,12 @@ class FlowPolicy(ObservingPolicy):
         def field(x: Tensor, time: Tensor) -> Tensor:
             times = []
             for name in self._streams:
-                time_of_stream = time if name in TRAINS[mode] else torch.zeros_like(time)
+                time_of_stream = time if name in TaskMode.TRAINS[mode] else torch.zeros_like(time)
                 times.append(time_of_stream)
             moves = self._velocity(x[:, None], torch.stack(times, dim=1)[:, None], condition)[:, 0]
             parts = []
             for name, part in zip(self._streams, self._split(moves)):
-                if name in TRAINS[mode]:
+                if name in TaskMode.TRAINS[mode]:
                     parts.append(blanked(part, pads[name]))
                 else:
                     parts.append(torch.zeros_like(part))
@@ -390,12 +389,12 @@ class FlowPolicy(ObservingPolicy):
         """Stream that a mode gives as an input, [B, T, dim]; slots are padded where the batch has a
         mask.
         """
-        if f"{KEY_OF[term]}_is_pad" not in batch:
+        if f"{LossTerm.KEYS[term]}_is_pad" not in batch:
             return read_values(term, batch, self.config, self.normalizer)
         return self._stream(batch, term).clean
 
     def _width(self, term: str) -> int:
-        return self.config.action_dim if term == FLOW else self.config.state_dim
+        return self.config.action_dim if term == LossTerm.FLOW else self.config.state_dim
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         """[..., A + S] -> of each stream, [..., dim]."""

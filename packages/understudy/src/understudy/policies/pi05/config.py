@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.settings import TowerSizes, age_problems, times_of
-from understudy.policies.pi05.released_keys import released_key
+from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import RESERVED, TextSettings
 from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
 from understudy_base import Record
@@ -72,6 +72,10 @@ class Sizes:
     """
     TINY: ClassVar["Sizes"]
     """A network that trains on a CPU in minutes."""
+    FILE: ClassVar[str] = "sizes.json"
+    """File with the dimensions of a network whose towers have no name in openpi and LeRobot, as
+    `from_mapping` reads it.
+    """
 
     vision: VisionSizes
     """The vision encoder."""
@@ -93,6 +97,15 @@ class Sizes:
     def __post_init__(self) -> None:
         if problems := self.problems():
             raise ValueError("; ".join(problems))
+
+    def tower_names(self) -> dict[str, str]:
+        """Return the names of both towers in openpi and LeRobot, by the fields of their configs;
+        `OTHER` of one that has none.
+        """
+        return {
+            "paligemma_variant": TOWER_NAMES.get(self.vlm, OTHER),
+            "action_expert_variant": TOWER_NAMES.get(self.expert, OTHER),
+        }
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -212,6 +225,12 @@ TINY = Sizes.TINY = Sizes(
 )
 
 
+TOWER_NAMES = {BASE.vlm: "gemma_2b", BASE.expert: "gemma_300m"}
+"""Names of towers in openpi and LeRobot."""
+OTHER = "other"
+"""Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
+RELEASED_LEAST = 0.001
+"""Least flow time of the released training."""
 NETWORK_SIZE = (0, 0)
 """Value of `image_size` that means the image size of the network."""
 MOST_SAMPLES = 2**12
@@ -454,6 +473,11 @@ class Pi05Settings(TextSettings, PolicySettings):
             )
         return problems
 
+    @property
+    def least_time(self) -> float:
+        """Least flow time of the training that `flow_time` names."""
+        return 0.0 if self.flow_time == "beta" else RELEASED_LEAST
+
     def stored_name(self, name: str) -> str:
         """Return the released name of a parameter: other tools find every weight of a saved
         folder.
@@ -504,6 +528,17 @@ class Pi05PolicyConfig(Pi05Settings, PolicyConfig):
     """Dimensions of the network (`Sizes`) as a JSON object; None: those of `size`. config.json
     always has them.
     """
+
+    @staticmethod
+    def released_keys(key: str) -> tuple[str, ...]:
+        """Return the keys of the tensor that a released key names: of the head, to which the
+        embedding is tied, both.
+        """
+        return (HEAD, EMBEDDING) if key == HEAD else (key,)
+
+    def unread_tensors(self) -> dict[str, tuple[int, int]]:
+        """Return key and shape of each tensor that released files have and no network reads."""
+        return {EXPERT_HEAD: (self.sizes.vocab, self.sizes.expert.width)}
 
     def __post_init__(self) -> None:
         problems = self.fact_problems()

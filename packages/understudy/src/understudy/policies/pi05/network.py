@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from understudy.policies.batch import check_shape, host_values, to_device
 from understudy.policies.common.flow_matching import euler, noisy_actions, time_features, velocity
-from understudy.policies.common.layers import Conv2d, Embedding, Linear, rows, zero_init
+from understudy.policies.common.layers import Conv2d, Embedding, Linear
 from understudy.policies.common.towers import (
     ONE_BLOCK,
     AdaRMSNorm,
@@ -359,7 +359,7 @@ class Pi0Network(nn.Module):
         for module in self.modules():
             # a fresh expert is the identity in all its layers, as in the paper
             if isinstance(module, AdaRMSNorm):
-                zero_init(module.dense)
+                module.dense.zeroed()
 
     def _build_expert(self, sizes: Sizes) -> None:
         """Build the layers of the expert outside of `layers`."""
@@ -636,7 +636,7 @@ class Pi0Network(nn.Module):
         marks = [shown, token_masks]
         if states is not None:
             past = torch.where(states.valid[..., None], states.values, 0.0)
-            parts.insert(1, rows(self.proprio_history_proj, past.float()).to(self.dtype))
+            parts.insert(1, self.proprio_history_proj.rows(past.float()).to(self.dtype))
             marks.insert(1, states.valid)
         lengths = tuple(part.shape[1] for part in parts)
         mask = key_mask(*marks, lengths=lengths, batch=batch, device=tokens.device)
@@ -711,7 +711,7 @@ class Pi0Network(nn.Module):
     def condition(self, time: Tensor) -> Tensor:
         """Map flow times [...] to the condition of adaptive norms, float32 [..., expert width]."""
         spread = time_features(time, self.sizes.expert.width)
-        return F.silu(rows(self.time_mlp_out, F.silu(rows(self.time_mlp_in, spread))))
+        return F.silu(self.time_mlp_out.rows(F.silu(self.time_mlp_in.rows(spread))))
 
     def suffix(
         self, x: Tensor, time: Tensor, state: Tensor | None = None, candidates: int = 1
@@ -720,7 +720,7 @@ class Pi0Network(nn.Module):
         `compute`.
         """
         check_shape("noisy actions", x, (len(time), None, self.sizes.dim))
-        action = rows(self.action_in_proj, x.float())
+        action = self.action_in_proj.rows(x.float())
         if self.sizes.adaptive:
             return Suffix(action.to(self.dtype), self.condition(time), candidates)
         # [B * N, width] or [B * N, chunk, width]
@@ -732,7 +732,7 @@ class Pi0Network(nn.Module):
         if spread.ndim == 2:
             spread = spread[:, None].expand_as(action)
         with_time = torch.cat([action, spread], dim=2)
-        mixed = rows(self.action_time_mlp_out, F.silu(rows(self.action_time_mlp_in, with_time)))
+        mixed = self.action_time_mlp_out.rows(F.silu(self.action_time_mlp_in.rows(with_time)))
         first = self.state_proj(state.float()).repeat_interleave(candidates, dim=0)[:, None]
         return Suffix(
             torch.cat([first, mixed], dim=1).to(self.dtype), None, candidates, ((0, 0), (1, 0))
@@ -740,7 +740,7 @@ class Pi0Network(nn.Module):
 
     def action_velocity(self, read: Tensor, like: Tensor) -> Tensor:
         """Compute the velocity, float32 in the shape of `like`, from the last tokens of `run`."""
-        return rows(self.action_out_proj, read[:, -like.shape[-2] :]).view_as(like)
+        return self.action_out_proj.rows(read[:, -like.shape[-2] :]).view_as(like)
 
     def _read(self, actions: Tensor, suffix: Suffix) -> Tensor:
         return self.expert_norm(actions, suffix.condition, suffix.groups)[0].float()

@@ -15,19 +15,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from understudy.policies.common.folder_facts import FACTS, read_facts
+from understudy.policies.common.folder_facts import FOLDER_FACTS, read_facts
 from understudy.policies.common.lerobot_processors import (
-    LEROBOT,
-    LEROBOT_OUT,
+    LerobotProcessor,
     find_padding,
-    find_step,
     is_masked,
     read_object,
-    read_statistics,
     to_numbers,
 )
 from understudy_base import ACTION, STATE, ConfigError, Record
@@ -36,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredNormalization:
     """Normalization as it is stored next to weights."""
 
     where: Path
@@ -49,6 +46,70 @@ class Stored:
     """Action dimensions that are differences to the state; None: unknown."""
     whole: Record | None = None
     """The content of an own file."""
+
+    OPENPI: ClassVar[str] = "norm_stats.json"
+    """Name of openpi's file."""
+    OPENPI_EPS: ClassVar[float] = 1e-6
+    """Number that openpi adds to a deviation, and to the size of a range."""
+
+    find_padding = staticmethod(find_padding)
+
+    @classmethod
+    def of_lerobot(cls, folder: Path) -> Self:
+        """Read the processors of a folder of LeRobot.
+
+        Raises:
+            ConfigError: a file is damaged, or the two contradict each other.
+        """
+        before = LerobotProcessor(folder / LerobotProcessor.BEFORE)
+        behind = LerobotProcessor(folder / LerobotProcessor.BEHIND)
+        step = before.find("normalizer_processor")
+        figures = before.statistics(step)
+        maps, padding = _maps(before.path, step, figures, (STATE, ACTION))
+        if behind.path.is_file():
+            back = behind.find("unnormalizer_processor")
+            other, _ = _maps(behind.path, back, behind.statistics(back), (ACTION,))
+            if other.get(ACTION) != maps.get(ACTION):
+                raise ConfigError(
+                    f"{folder}: {before.path.name} and {behind.path.name} normalize 'action' "
+                    "differently; restore the files"
+                )
+        return cls(before.path, maps, padding, _delta(before.path, maps))
+
+    @classmethod
+    def of_openpi(cls, path: Path, quantiles: bool) -> Self:
+        """Read a file of openpi, normalized by quantiles or by mean and deviation.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        content = read_object(path).get("norm_stats")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: has no norm_stats; restore the file")
+        needed = ("q01", "q99") if quantiles else ("mean", "std")
+        maps = {}
+        padding = {}
+        for key, name in ((STATE, "state"), (ACTION, "actions")):
+            if name not in content:
+                continue
+            figures = read_figures(content[name], needed, f"{path}: {name!r}")
+            low, high = (figures[figure] for figure in needed)
+            if quantiles:
+                maps[key] = map_range(low, high, high - low + cls.OPENPI_EPS)
+            else:
+                maps[key] = map_deviation(low, high + cls.OPENPI_EPS)
+            padding[key] = find_padding(content[name], f"{path}: {name!r}")
+        return cls(path, maps, padding)
+
+    @classmethod
+    def openpi_files(cls, folder: Path) -> dict[str, Path]:
+        """Return openpi's files by the ID of their asset; "" is one next to the weights."""
+        assets = folder / "assets"
+        files = {
+            str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(cls.OPENPI))
+        }
+        neighbor = folder / cls.OPENPI
+        return {"": neighbor} | files if neighbor.is_file() else files
 
 
 def map_range(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> dict[str, list[float]]:
@@ -143,35 +204,6 @@ def read_figures(entry: Any, names: Sequence[str], where: str) -> dict[str, np.n
     return figures
 
 
-RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
-"""LeRobot's modes that map a range to -1..1, and its ends."""
-KINDS = {STATE: "STATE", ACTION: "ACTION"}
-"""LeRobot's types of features."""
-
-
-def read_lerobot(folder: Path) -> Stored:
-    """Read the processors of a folder.
-
-    Raises:
-        ConfigError: a file is damaged, or the two contradict each other.
-    """
-    path = folder / LEROBOT
-    step = find_step(path, "normalizer_processor")
-    figures = read_statistics(path, step)
-    maps, padding = _maps(path, step, figures, (STATE, ACTION))
-    if (folder / LEROBOT_OUT).is_file():
-        back = find_step(folder / LEROBOT_OUT, "unnormalizer_processor")
-        other, _ = _maps(
-            folder / LEROBOT_OUT, back, read_statistics(folder / LEROBOT_OUT, back), (ACTION,)
-        )
-        if other.get(ACTION) != maps.get(ACTION):
-            raise ConfigError(
-                f"{folder}: {LEROBOT} and {LEROBOT_OUT} normalize 'action' differently; restore "
-                "the files"
-            )
-    return Stored(path, maps, padding, _delta(path, maps))
-
-
 def _maps(
     path: Path, step: Record, figures: Mapping[str, Record], keys: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -188,20 +220,20 @@ def _maps(
     for key in keys:
         if key not in features and key not in figures:
             continue
-        mode = str(modes.get(KINDS[key], "IDENTITY"))
+        mode = str(modes.get(LerobotProcessor.KINDS[key], "IDENTITY"))
         where = f"{path}: {key!r}"
         if key == STATE and chosen is not None and key not in chosen:
             mode = "IDENTITY"
         if mode == "IDENTITY":
             is_left_out = key == STATE and chosen is not None and key not in chosen
-            if key in figures and KINDS[key] not in modes and not is_left_out:
+            if key in figures and LerobotProcessor.KINDS[key] not in modes and not is_left_out:
                 logger.warning(
                     "%s has statistics, and norm_map of %s has no mode for them: they are not "
                     "used, as in LeRobot. If the weights were trained with them, add the mode of "
                     'the training, as "norm_map": {"%s": "MEAN_STD"}',
                     where,
                     step.get("registry_name", "the step"),
-                    KINDS[key],
+                    LerobotProcessor.KINDS[key],
                 )
             width = int(
                 np.prod(
@@ -222,8 +254,8 @@ def _maps(
         if mode == "MEAN_STD":
             values = read_figures(figures[key], ("mean", "std"), where)
             maps[key] = map_deviation(values["mean"], values["std"] + eps)
-        elif mode in RANGES:
-            low, high = RANGES[mode]
+        elif mode in LerobotProcessor.RANGES:
+            low, high = LerobotProcessor.RANGES[mode]
             values = read_figures(figures[key], (low, high), where)
             size = values[high] - values[low]
             maps[key] = map_range(values[low], values[high], np.where(size == 0, eps, size))
@@ -273,19 +305,6 @@ def _delta(path: Path, maps: Record) -> tuple[int, ...]:
     return tuple(dims)
 
 
-OPENPI = "norm_stats.json"
-"""Name of the file."""
-OPENPI_EPS = 1e-6
-
-
-def openpi_files(folder: Path) -> dict[str, Path]:
-    """Return openpi's files by the ID of their asset; "" is one next to the weights."""
-    assets = folder / "assets"
-    files = {str(path.parent.relative_to(assets)): path for path in sorted(assets.rglob(OPENPI))}
-    neighbor = folder / OPENPI
-    return {"": neighbor} | files if neighbor.is_file() else files
-
-
 def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
     """Return the file of an asset; "" takes the only one.
 
@@ -303,31 +322,6 @@ def choose_asset(files: Mapping[str, Path], asset: str, folder: Path) -> Path:
             "--policy.norm-asset ID"
         )
     return next(iter(files.values()))
-
-
-def read_openpi(path: Path, quantiles: bool) -> Stored:
-    """Read a file, normalized by quantiles or by mean and deviation.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
-    content = read_object(path).get("norm_stats")
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: has no norm_stats; restore the file")
-    needed = ("q01", "q99") if quantiles else ("mean", "std")
-    maps = {}
-    padding = {}
-    for key, name in ((STATE, "state"), (ACTION, "actions")):
-        if name not in content:
-            continue
-        figures = read_figures(content[name], needed, f"{path}: {name!r}")
-        low, high = (figures[figure] for figure in needed)
-        if quantiles:
-            maps[key] = map_range(low, high, high - low + OPENPI_EPS)
-        else:
-            maps[key] = map_deviation(low, high + OPENPI_EPS)
-        padding[key] = find_padding(content[name], f"{path}: {name!r}")
-    return Stored(path, maps, padding)
 
 
 OWN = "normalisation.json"
@@ -379,7 +373,9 @@ class NormalizationSettings:
         )
 
 
-def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = True) -> Stored:
+def find_normalization(
+    weights: str | Path, asset: str = "", quantiles: bool = True
+) -> StoredNormalization:
     """Find and read the normalization next to weights.
 
     Args:
@@ -398,28 +394,30 @@ def find_normalization(weights: str | Path, asset: str = "", quantiles: bool = T
             f"policy.weights: {folder} does not exist; name a safetensors file or its folder"
         )
     folder = folder.parent if folder.is_file() or folder.name == "params" else folder
-    if asset or not any((folder / name).is_file() for name in (OWN, LEROBOT)):
-        if files := openpi_files(folder):
+    if asset or not any((folder / name).is_file() for name in (OWN, LerobotProcessor.BEFORE)):
+        if files := StoredNormalization.openpi_files(folder):
             return _with_facts(
-                read_openpi(choose_asset(files, asset, folder), quantiles), read_facts(folder)
+                StoredNormalization.of_openpi(choose_asset(files, asset, folder), quantiles),
+                read_facts(folder),
             )
         if asset:
             raise ConfigError(
-                f"policy.norm_asset: {asset}: {folder} has no assets/{asset}/{OPENPI}"
+                f"policy.norm_asset: {asset}: {folder} has no "
+                f"assets/{asset}/{StoredNormalization.OPENPI}"
             )
     if (folder / OWN).is_file():
         return _read_own(folder / OWN)
-    if (folder / LEROBOT).is_file():
-        return _with_facts(read_lerobot(folder), read_facts(folder))
+    if (folder / LerobotProcessor.BEFORE).is_file():
+        return _with_facts(StoredNormalization.of_lerobot(folder), read_facts(folder))
     raise ConfigError(
-        f"policy.weights: {folder} has no normalization (assets/ID/{OPENPI} or {LEROBOT}), and the "
-        "weights mean nothing without the one that they were trained with; add its file, or "
-        "compute one from this data, with which they have to be trained further: "
-        "--policy.normalization data"
+        f"policy.weights: {folder} has no normalization (assets/ID/{StoredNormalization.OPENPI} or "
+        f"{LerobotProcessor.BEFORE}), and the weights mean nothing without the one that they were "
+        "trained with; add its file, or compute one from this data, with which they have to be "
+        "trained further: --policy.normalization data"
     )
 
 
-def _with_facts(stored: Stored, facts: Record) -> Stored:
+def _with_facts(stored: StoredNormalization, facts: Record) -> StoredNormalization:
     """Return a normalization with the facts that the file of another tool cannot hold.
 
     Raises:
@@ -431,7 +429,8 @@ def _with_facts(stored: Stored, facts: Record) -> Stored:
         width = len(maps[key]["offset"]) if key in maps else 0
         if above := [dim for dim in facts.get(name, ()) if dim >= width]:
             raise ConfigError(
-                f"{stored.where.parent}: {FACTS}: {name}: {above[0]}: {key} has {width} dimensions"
+                f"{stored.where.parent}: {FOLDER_FACTS}: {name}: {above[0]}: {key} has {width} "
+                "dimensions"
             )
     if constant := facts.get("constant"):
         spread = np.asarray(maps[STATE]["spread"], np.float64)
@@ -444,7 +443,7 @@ def _with_facts(stored: Stored, facts: Record) -> Stored:
     return replace(stored, maps=maps, padding=padding, delta=delta)
 
 
-def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
+def fit_normalization(stored: StoredNormalization, computed: Record) -> dict[str, Any]:
     """Return a stored normalization in the shape of one that was computed from the data of a run.
 
     Raises:
@@ -484,14 +483,14 @@ def fit_normalization(stored: Stored, computed: Record) -> dict[str, Any]:
     return fitted | {"delta": computed["delta"], "dims": dims}
 
 
-def _read_own(path: Path) -> Stored:
+def _read_own(path: Path) -> StoredNormalization:
     content = read_object(path)
     if ACTION not in content:
         raise ConfigError(f"{path}: has no {ACTION!r}; restore the file")
-    return Stored(path, {}, {}, None, content)
+    return StoredNormalization(path, {}, {}, None, content)
 
 
-def _check_own(stored: Stored, computed: Record, fix: str) -> None:
+def _check_own(stored: StoredNormalization, computed: Record, fix: str) -> None:
     """Raise ConfigError unless an own normalization has the heads, dimensions and differences of
     the data.
     """

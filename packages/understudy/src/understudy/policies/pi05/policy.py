@@ -25,13 +25,14 @@ from understudy.policies.common.flow_matching import (
     check_delay,
     delays,
     euler,
-    released_times,
     sample_given,
     sample_guided,
     spread_times,
 )
+from understudy.policies.common.images import letterbox
 from understudy.policies.common.normalizer import Normalizer, state_now
-from understudy.policies.common.settings import FLOW, POLICY
+from understudy.policies.common.settings import LossTerm, TaskMode
+from understudy.policies.common.towers import Packing
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
@@ -107,7 +108,7 @@ class Pi05Policy(Policy, Pi0Network):
         """Names of the loss terms: `flow`, and `text` and `fast` where the policy predicts these
         tokens.
         """
-        terms = [FLOW]
+        terms = [LossTerm.FLOW]
         if self.config.response_tokens:
             terms.append(TEXT)
         if self.config.fast:
@@ -170,7 +171,7 @@ class Pi05Policy(Policy, Pi0Network):
         if use == "act":
             return {"noise": RandomSpec("normal", (config.chunk, dim))}
         draws = VALIDATION_DRAWS if use == "validation" else config.noise_samples
-        times = spread_times if config.flow_time == "beta" else released_times
+        times = partial(spread_times, least=config.least_time)
         spec = {
             "flow noise": RandomSpec("normal", (draws, config.chunk, dim)),
             "flow time": RandomSpec("uniform", (draws,), times),
@@ -236,8 +237,8 @@ class Pi05Policy(Policy, Pi0Network):
     def counts(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
         """Number of valid elements of each sample per loss term, int64 [B]."""
         counts = {}
-        for term in (term for term in self.loss_terms if term == FLOW or term in TOKENS):
-            if term == FLOW:
+        for term in (term for term in self.loss_terms if term == LossTerm.FLOW or term in TOKENS):
+            if term == LossTerm.FLOW:
                 dims = self.normalizer.dim_is_pad(ACTION, batch)
                 counts[term] = valid_elements(
                     unlearnt_actions(batch, draws, self.config.chunk),
@@ -271,9 +272,7 @@ class Pi05Policy(Policy, Pi0Network):
         suffix = read = None
         if len(predicted) < len(computed):
             suffix, read = self._noisy(batch, draws, computed, detail)
-        packing = None
-        if self.packs:
-            packing = packing_of(sizes, self.sizes.vision.tokens, tail is not None)
+        packing = self.packing(sizes, tail is not None)
         result, hidden = self.run(
             observed,
             suffix,
@@ -287,7 +286,7 @@ class Pi05Policy(Policy, Pi0Network):
         return losses
 
     @torch.no_grad()
-    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = POLICY) -> Tensor:
+    def act(self, batch: Batch, draws: Draws, steps: int = 10, mode: str = "policy") -> Tensor:
         """Sample actions from the noise of `random_spec("act")`, float32 [B, T, A] in the robot's
         units.
 
@@ -295,7 +294,8 @@ class Pi05Policy(Policy, Pi0Network):
         """
         if mode not in self.modes:
             raise ValueError(
-                f"mode {mode!r}: a policy of type {self.config.type} acts in mode {POLICY!r} only"
+                f"mode {mode!r}: a policy of type {self.config.type} acts in mode "
+                f"{TaskMode.POLICY!r} only"
             )
         observed = self._before_acting(batch)
         check_shape(
@@ -339,7 +339,7 @@ class Pi05Policy(Policy, Pi0Network):
         check_delay(delay, horizon, length, config.max_delay)
         observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
-        chunk = widened(self.normalizer.actions({**batch, ACTION: rest}), self.sizes.dim)
+        chunk = self.widened(self.normalizer.actions({**batch, ACTION: rest}))
         field = self._field(observed, batch, draws["noise"])
         if horizon is None:
             actions = sample_given(field, draws["noise"], chunk, delay, steps)
@@ -348,6 +348,31 @@ class Pi05Policy(Policy, Pi0Network):
                 field, draws["noise"], chunk, delay, horizon, steps, dims=self._own_dims(batch)
             )
         return self.robot_actions(actions, batch)
+
+    def observed_batch(self, batch: Batch) -> Batch:
+        """Return the batch whose images, texts and states the towers see; those of training may
+        have more frames.
+        """
+        return batch
+
+    def packing(self, sizes: Sequence[Extent], tail: bool) -> Packing | None:
+        """Return the tokens that count, with `packs`; None: all that the batch is padded to.
+
+        Args:
+            sizes: extent of each sample.
+            tail: whether the batch has text to predict.
+        """
+        return packing_of(sizes, self.sizes.vision.tokens, tail) if self.packs else None
+
+    def resized(self, images: Tensor) -> Tensor:
+        """Resize images uint8 [N, 3, H, W] to the network's square, in -1..1: float32 [N, 3, side,
+        side].
+        """
+        return letterbox(images, self.sizes.vision.image)
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Pad vectors [..., n] with zeros to the width of the network's, [..., dim]."""
+        return widened(x, self.sizes.dim)
 
     def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
@@ -392,7 +417,7 @@ class Pi05Policy(Policy, Pi0Network):
 
         def read(result: Tensor) -> dict[str, Loss]:
             moves = self.action_velocity(result, noisy)
-            return {FLOW: flow_loss(batch, draws, moves, clean, self.normalizer, detail)}
+            return {LossTerm.FLOW: flow_loss(batch, draws, moves, clean, self.normalizer, detail)}
 
         return suffix, read
 
@@ -400,6 +425,7 @@ class Pi05Policy(Policy, Pi0Network):
         """Embed the images and the prompt of a batch, without the cameras and the padding that no
         sample needs.
         """
+        batch = self.observed_batch(batch)
         sizes = known_extents(batch, self.config.cameras)
         config = self.config
         tokens = value_of(batch, PROMPT[0])
@@ -417,7 +443,7 @@ class Pi05Policy(Policy, Pi0Network):
         values = value_of(batch, STATES)
         is_pad = value_of(batch, STATES_IS_PAD)
         check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
-        return States(widened(self.normalizer.states(batch, values), self.sizes.dim), ~is_pad)
+        return States(self.widened(self.normalizer.states(batch, values)), ~is_pad)
 
     def _before_acting(self, batch: Batch) -> Observation:
         """Embed a batch to act on, with the response that the expert sees."""
@@ -439,7 +465,7 @@ class Pi05Policy(Policy, Pi0Network):
             return None
         state = state_now(batch)
         check_shape(STATE, state, (None, self.config.state_dim))
-        return widened(self.normalizer.states(batch, state), self.sizes.dim)
+        return self.widened(self.normalizer.states(batch, state))
 
     def _field(self, observed: Observation, batch: Batch, noise: Tensor) -> Field:
         """Make the velocity field of a batch that starts at `noise` [B, T, dim].

@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from understudy.policies.common.folder_facts import FACTS, read_facts
-from understudy.policies.common.lerobot_processors import VISUAL, read_features, read_object
-from understudy.policies.common.settings import TowerSizes
-from understudy.policies.pi05.config import Pi05PolicyConfig, Sizes
-from understudy.policies.pi05.normalization import Stored, find_normalization
+from understudy.policies.common.folder_facts import FOLDER_FACTS, read_facts
+from understudy.policies.common.lerobot_processors import LerobotProcessor, read_object
+from understudy.policies.pi05.config import TOWER_NAMES, Pi05PolicyConfig, Sizes
+from understudy.policies.pi05.normalization import StoredNormalization, find_normalization
 from understudy.policies.pi05.released_keys import (
     EMBEDDING,
     HEAD,
@@ -47,17 +46,6 @@ from understudy_base import ACTION, STATE, ConfigError, Record
 logger = logging.getLogger(__name__)
 
 PARTS = ("vision", "vlm", "expert")
-VARIANTS = {Sizes.BASE.vlm: "gemma_2b", Sizes.BASE.expert: "gemma_300m"}
-"""Names of towers in openpi and LeRobot."""
-OTHER = "other"
-"""Name of a tower that neither tool has; LeRobot refuses it before it reads weights."""
-SIZES = "sizes.json"
-"""File with the dimensions of a network that has no such name, as `Sizes.from_mapping` reads it."""
-
-
-def variant(tower: TowerSizes) -> str:
-    """Return the name of a tower in both tools; `OTHER` if it has none."""
-    return VARIANTS.get(tower, OTHER)
 
 
 def complete_dimensions(shapes: Shapes, stated: Record, where: object) -> dict[str, Any]:
@@ -276,7 +264,7 @@ def read_folder(
                 "code of openpi): they are taken as absolute. Name those that are in %s, "
                 '{"delta": [0, 1, 2]}, or {"delta": []}',
                 folder,
-                folder / FACTS,
+                folder / FOLDER_FACTS,
             )
         normalization = _normalization(found, widths)
     if _tool(stored) != "understudy":
@@ -335,15 +323,15 @@ def _stated(folder: Path, stored: Record) -> Record:
     """Return the dimensions that a folder states: in its config, in sizes.json, or by the names of
     its towers.
     """
-    in_file = read_object(folder / SIZES) if (folder / SIZES).is_file() else None
-    for where, dimensions in ((CONFIG, stored.get("dimensions")), (SIZES, in_file)):
+    in_file = read_object(folder / Sizes.FILE) if (folder / Sizes.FILE).is_file() else None
+    for where, dimensions in ((CONFIG, stored.get("dimensions")), (Sizes.FILE, in_file)):
         if dimensions is not None:
             if not isinstance(dimensions, Mapping):
                 raise ValueError(f"{where}: dimensions: {dimensions!r}: must be an object")
             return dimensions
     named: Values = {}
     for field, part in (("paligemma_variant", "vlm"), ("action_expert_variant", "expert")):
-        for tower, name in VARIANTS.items():
+        for tower, name in TOWER_NAMES.items():
             if stored.get(field) == name:
                 named[part] = asdict(tower)
     return named
@@ -371,11 +359,14 @@ def _translate(stored: Record, kind: str) -> Values:
                     "inputs"
                 )
         inputs, outputs = (
-            read_features(stored, name) for name in ("input_features", "output_features")
+            LerobotProcessor.features(stored, name)
+            for name in ("input_features", "output_features")
         )
         if inputs:
             values["cameras"] = [
-                key for key, (type_, _) in inputs.items() if type_ == VISUAL and EMPTY not in key
+                key
+                for key, (type_, _) in inputs.items()
+                if type_ == LerobotProcessor.VISUAL and EMPTY not in key
             ]
             values["state_dim"] = inputs[STATE][1][0] if STATE in inputs else 0
         if ACTION in outputs:
@@ -394,7 +385,7 @@ def _translate(stored: Record, kind: str) -> Values:
     }
 
 
-def _normalization(stored: Stored, widths: Mapping[str, int | None]) -> Values:
+def _normalization(stored: StoredNormalization, widths: Mapping[str, int | None]) -> Values:
     """Return a stored normalization as normalisation.json has it.
 
     Args:
@@ -474,9 +465,10 @@ def _compare(stored: Record, config: Pi05PolicyConfig) -> Iterator[tuple[str, An
     width = ("the network's width of actions", sizes.dim)
     type_name = "pi05" if sizes.adaptive else "pi0"
     kind = ("policy.type", type_name)
+    names = sizes.tower_names()
     towers = {
-        "paligemma_variant": ("the network's language tower", variant(sizes.vlm)),
-        "action_expert_variant": ("the network's action expert", variant(sizes.expert)),
+        "paligemma_variant": ("the network's language tower", names["paligemma_variant"]),
+        "action_expert_variant": ("the network's action expert", names["action_expert_variant"]),
     }
     tables: dict[str, dict[str, tuple[str, Any]]] = {
         "chunk_size": {  # LeRobot

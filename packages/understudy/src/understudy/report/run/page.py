@@ -28,9 +28,8 @@ from understudy.report.run.validation import (
 )
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
-from understudy.train.checkpoint.export import describe_policy
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.track.metrics_file import FALL, Verdict, compare_losses
+from understudy.train.track.metrics_file import Verdict, compare_losses
 from understudy_base import Batch, Record, Records
 from understudy_kit import Block, Blocks, Curve, refuse_foreign, render_page
 
@@ -123,7 +122,7 @@ def write_report(
     ]
     verdict = compare_losses(train, val)
     summary = Block.paragraph(summarize(verdict), "verdict") if verdict else None
-    choice = describe_policy(root)
+    choice = RunDir(root).describe_policy()
     described_policy = Block.paragraph(f"policy/ is of {choice}") if choice else None
     top = [
         Block.paragraph(
@@ -193,7 +192,7 @@ def summarize(verdict: Verdict) -> str:
         fit = "One validation"
     elif verdict.falling:
         fit = f"Underfitting: the validation {loss} is still falling"
-    elif factor >= 1 + FALL:
+    elif factor >= 1 + Verdict.FALL:
         fit = f"Overfitting: the last validation {loss} is {factor:.3g} × the lowest"
     else:
         fit = f"Converged: the validation {loss} no longer falls"

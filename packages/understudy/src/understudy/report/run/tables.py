@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from understudy.policies.common.settings import is_trained
+from understudy.policies.common.settings import TaskMode
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base import Record
 
@@ -22,7 +22,7 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         mode: Task mode of the validation (`TrainConfig.val_mode`).
     """
     terms = several_terms(result)
-    trained = [term for term in terms if is_trained(term, mode)]
+    trained = [term for term in terms if TaskMode.is_trained(term, mode)]
     suffix = f" of {' and '.join(trained)}, in mode {mode}" if trained else ""
     parts = [f"step {result['step']}, validation loss{suffix}"]
     head = ("", "loss", "standard error", *terms, "samples", "episodes")
@@ -48,7 +48,7 @@ def format_validation(result: Record, mode: str = "policy") -> str:
     for source, entry in result["sources"].items():
         if "dims" in entry:
             rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
-            parts.append(aligned((f"{short(source)}: dimension", "loss"), rows))
+            parts.append(aligned((f"{short_text(source)}: dimension", "loss"), rows))
     if "open_loop" in result:
         parts += _open_loop(result["open_loop"])
     if "modes" in result:
@@ -90,7 +90,7 @@ def mode_rows(modes: Mapping[str, Record]) -> list[tuple[str, ...]]:
             if kind == "sources":
                 errors = (figures.get("open_loop") or {}).get("sources", {})
             groups += [
-                (short(name), entry, errors.get(name, {}).get("normalised"))
+                (short_text(name), entry, errors.get(name, {}).get("normalised"))
                 for name, entry in of_kind.items()
             ]
         for name, entry, error in groups:
@@ -145,7 +145,7 @@ def _decibels(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def short(name: str) -> str:
+def short_text(name: str) -> str:
     """Put a name, any text of a dataset's task, on one line and cut it to `LONGEST` characters."""
     characters = list(name)
     for index, character in enumerate(characters):
@@ -167,7 +167,7 @@ def _open_loop(result: Record) -> list[str]:
         ]
         if still := len(entry["mse"]) - len(off):
             rows.append((f"{still} {STILL}", "", ""))
-        title = f"{short(source)}, {entry['samples']} frames: joint, in the robot's units"
+        title = f"{short_text(source)}, {entry['samples']} frames: joint, in the robot's units"
         parts.append(aligned((title, "mean squared error", "mean absolute error"), rows))
     return parts
 
@@ -187,7 +187,7 @@ def _row(name: str, entry: Record, terms: Sequence[str]) -> tuple[str, ...]:
     means = entry.get("terms", {})
     losses = _term_cells(means, terms)
     return (
-        short(name),
+        short_text(name),
         _number(entry["loss"]),
         se,
         *losses,

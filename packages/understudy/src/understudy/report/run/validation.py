@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from understudy.report.run.tables import KINDS, STILL, mode_rows, several_terms, short, with_error
+from understudy.report.run.tables import (
+    KINDS,
+    STILL,
+    mode_rows,
+    several_terms,
+    short_text,
+    with_error,
+)
 from understudy.train.track.metrics_file import STEPS, mean_loss
 from understudy.train.validation.metrics import notes_on_groups
 from understudy_base import Record, Records
@@ -226,7 +233,7 @@ def task_chart(val: Records) -> Block | None:
     lines = []
     for index, task in enumerate(tasks):
         losses = [{"step": r["step"], **r["tasks"][task]} for r in val if task in r["tasks"]]
-        lines.append(Curve.from_records(short(task), losses, "loss", index, points=True))
+        lines.append(Curve.from_records(short_text(task), losses, "loss", index, points=True))
     return Block.chart("validation loss per task", "step", "validation loss", lines)
 
 

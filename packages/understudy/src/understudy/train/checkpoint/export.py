@@ -73,6 +73,19 @@ class ExportConfig:
             )
         return problems
 
+    def open_run(self) -> "ExportedRun":
+        """Find the checkpoint to export; see `open_run`."""
+        return open_run(self)
+
+    @staticmethod
+    @contextmanager
+    def path_errors() -> Iterator[None]:
+        """Turn the FileExistsError of the block, about the folder to write, into a ConfigError."""
+        try:
+            yield
+        except FileExistsError as error:
+            raise ConfigError(f"output_dir: {error}") from error
+
     def is_graph(self) -> bool:
         """Return whether the format is a graph of tensors."""
         return self.format in ("torch_export", "onnx")
@@ -99,39 +112,75 @@ def export(config: ExportConfig) -> None:
     from understudy.policies import policy_folder
     from understudy_base import refuse_existing
 
-    source, record, facts = read_run(config)
-    target = Path(config.output_dir or Path(config.run) / "export")
-    network = policy_folder.read_config(record["policy"])
-    normalization = record["normalisation"]
-    with path_errors():
-        policy_folder.check_replaceable(target, network.type)
+    run = config.open_run()
+    target = run.target
+    with config.path_errors():
+        policy_folder.check_replaceable(target, run.network.type)
         refuse_existing(target, "output_dir", config.overwrite)
-    weights = policy_weights(source, config.dtype)
-    policy_folder.save(target, network, normalization, weights, facts, is_new=not config.overwrite)
-    print_written(config, source, target, weights)
+    weights = run.weights()
+    policy_folder.save(
+        target, run.network, run.normalization, weights, run.facts, is_new=not config.overwrite
+    )
+    run.print_written(weights)
 
 
-def print_written(
-    config: ExportConfig, source: Path, target: Path, weights: "Mapping[str, Tensor]"
-) -> None:
-    """Print the folder, its weights and the choice of the checkpoint."""
-    size = sum(weight.numel() for weight in weights.values())
-    print(f"{target}: {size:,} weights in {config.dtype} of {source.name}")
-    print(f"  {describe_source(config, source)}")
+@dataclass(frozen=True)
+class ExportedRun:
+    """The checkpoint that an export writes, and what is known about it."""
+
+    config: ExportConfig
+    """Settings of the command."""
+    checkpoint: Path
+    """Path of the checkpoint."""
+    network: Any
+    """Config of the policy, a `PolicyConfig` with its settings."""
+    normalization: dict[str, Any]
+    """That of the run; settings only say where a new run takes one from."""
+    metadata: dict[str, Any]
+    """Facts about the robots, as the run recorded them."""
+    facts: dict[str, Any]
+    """The same, with the origin of the policy in its contract."""
+
+    @property
+    def target(self) -> Path:
+        """Path of the folder to write."""
+        name = "export" if self.config.format == "understudy" else f"export-{self.config.format}"
+        return Path(self.config.output_dir or Path(self.config.run) / name)
+
+    @property
+    def contract(self) -> "dict[str, Any] | None":
+        """Contract of the policy; None: the run has none."""
+        from understudy.policies import policy_folder
+
+        return self.facts.get(policy_folder.CONTRACT)
+
+    def weights(self) -> "dict[str, Tensor]":
+        """Read the policy's state dict; see `policy_weights`."""
+        return policy_weights(self.checkpoint, self.config.dtype)
+
+    def describe(self) -> str:
+        """Return a line about the step of the checkpoint, next to the best one."""
+        from understudy.train.checkpoint.checkpoint import describe_choice
+        from understudy.train.checkpoint.run_dir import RunDir
+
+        metric = RunDir(Path(self.config.run)).settings().checkpoint.keep_best
+        return describe_choice(self.checkpoint, metric)
+
+    def print_written(self, weights: "Mapping[str, Tensor]") -> None:
+        """Print the folder, its weights and the choice of the checkpoint."""
+        size = sum(weight.numel() for weight in weights.values())
+        about = f"{size:,} weights in {self.config.dtype} of {self.checkpoint.name}"
+        print(f"{self.target}: {about}")
+        print(f"  {self.describe()}")
 
 
-def describe_source(config: ExportConfig, source: Path) -> str:
-    """Return a line about the step of the checkpoint `source`, next to the best one."""
-    from understudy.train.checkpoint.checkpoint import describe_choice
-    from understudy.train.checkpoint.run_dir import RunDir
+def open_run(config: ExportConfig) -> ExportedRun:
+    """Find the checkpoint to export.
 
-    return describe_choice(source, RunDir(Path(config.run)).settings().checkpoint.keep_best)
-
-
-def read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """Return the path of the checkpoint to export, order.json of its run, and the facts about the
-    robots.
+    Raises:
+        ConfigError: no run, or no such checkpoint.
     """
+    from understudy.policies import policy_folder
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.data.input_contract import with_provenance
 
@@ -140,20 +189,16 @@ def read_run(config: ExportConfig) -> tuple[Path, dict[str, Any], dict[str, Any]
         run.checkpoints, config.checkpoint, run.settings().checkpoint.keep_best
     )
     record = run.read_record()
-    return (
+    metadata = record.get("metadata")
+    step = int(source.name.rpartition("-")[2])
+    return ExportedRun(
+        config,
         source,
-        record,
-        with_provenance(record.get("metadata"), run.root, int(source.name.rpartition("-")[2])),
+        policy_folder.read_config(record["policy"]),
+        record["normalisation"],
+        metadata or {},
+        with_provenance(metadata, run.root, step),
     )
-
-
-@contextmanager
-def path_errors() -> Iterator[None]:
-    """Turn the FileExistsError of the block, about the folder to write, into a ConfigError."""
-    try:
-        yield
-    except FileExistsError as error:
-        raise ConfigError(f"output_dir: {error}") from error
 
 
 def policy_weights(checkpoint: Path, dtype: str) -> "dict[str, Tensor]":
@@ -249,23 +294,3 @@ def find_checkpoint(checkpoints: Path, step: int | str, metric: str) -> Path:
         listed = ", ".join(map(str, sorted({*steps, *best}))) or "none yet"
         raise ConfigError(f"checkpoint: {step} is not in {checkpoints}; there are: {listed}")
     return path
-
-
-def describe_policy(root: Path) -> str | None:
-    """Describe the step of the policy that a run has exported, next to the best one; None: it is
-    unknown, or no run.
-    """
-    import json
-
-    from understudy.train.checkpoint.checkpoint import describe_choice
-    from understudy.train.checkpoint.run_dir import RunDir
-    from understudy_client import Contract
-
-    run = RunDir(root)
-    try:
-        contract = json.loads((run.policy / Contract.FILE).read_text(encoding="utf-8"))
-        step = contract["provenance"]["step"]
-        metric = run.settings().checkpoint.keep_best
-        return describe_choice(run.checkpoints / f"step-{int(step):08d}", metric)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NotRequired
+from typing import IO, TYPE_CHECKING, Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads typing's from Python 3.12 on
 
@@ -39,10 +39,15 @@ from understudy.policies.own_code.sources import CODE, MODULES
 from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
+from understudy.train.track import metrics_file
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
+from understudy_client import Contract
 from understudy_data.hub.download import pull
 from understudy_data.hub.ids import model_id, near_path, parse_address
 from understudy_kit import dump_yaml, read_file, validate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 5
 """Version of a run directory; another one is refused. Format 1 had no version, and a single
@@ -166,6 +171,44 @@ class RunDir:
                 "it, or start a new run"
             )
         return dict(content)
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the records of metrics.jsonl, of one kind if given; none if there is no file.
+
+        Raises:
+            ConfigError: a line before the last is not a record; names file and line.
+        """
+        return metrics_file.read(self.metrics, kind)
+
+    def verdict(self) -> metrics_file.Verdict | None:
+        """Return training and validation loss at the latest validation; None without one."""
+        return metrics_file.read_verdict(self.metrics)
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints, ascending."""
+        from understudy.train.checkpoint import checkpoint
+
+        return checkpoint.list_steps(self.checkpoints)
+
+    def read_tensors(self, step: int) -> "dict[str, Tensor]":
+        """Read all tensors of the checkpoint of a step, by name."""
+        from understudy.train.checkpoint import checkpoint
+
+        return checkpoint.read_tensors(self.checkpoints / f"step-{step:08d}")
+
+    def describe_policy(self) -> str | None:
+        """Describe the step of the policy that the run has exported, next to the best one; None: it
+        is unknown, or no run.
+        """
+        from understudy.train.checkpoint.checkpoint import describe_choice
+
+        try:
+            contract = json.loads((self.policy / Contract.FILE).read_text(encoding="utf-8"))
+            step = contract["provenance"]["step"]
+            metric = self.settings().checkpoint.keep_best
+            return describe_choice(self.checkpoints / f"step-{int(step):08d}", metric)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def require_policy(self) -> Path:
         """Return the folder of the exported policy.

@@ -36,7 +36,6 @@ from understudy.train.data.sources import (
     open_source,
     place_of,
     recorded_sizes,
-    split_source,
     with_view,
 )
 from understudy.train.precision import compute_dtype
@@ -337,9 +336,8 @@ def open_data(
         shares_dataset = uses[places[number]] > 1
         entry = entries[number]
         try:
-            return split_source(
+            return source.split(
                 names[number],
-                source,
                 config,
                 cameras,
                 sizes,

@@ -7,7 +7,6 @@ from numbers import Integral
 from typing import Any
 
 from understudy.config.train import TrainConfig
-from understudy.policies.observation_history import seen_times
 from understudy_base import ACTION, STATE, ConfigError
 
 FARTHEST = 2**16
@@ -38,7 +37,7 @@ def sample_windows(
         windows[key] = [frames / fps for frames in offsets]
     if config.learns_dynamics():
         windows[STATE] = steps
-    image_times, state_times = seen_times(config.policy, fps)
+    image_times, state_times = config.policy.seen_times(fps)
     windows |= {camera: list(image_times) for camera in cameras if image_times}
     if state_times and has_state:
         windows[STATE] = list(state_times)

@@ -66,6 +66,15 @@ class BadEpisodesError(DatasetError):
         return {**super().fields(), "settings": self.settings}
 
 
+RecordedSources = Sequence[Record]
+"""Entry of each source in order.json when a run is resumed, then those of its updates.
+
+An entry has its episode ids from `first` to `last`, and the number of its `tasks`, so that appended
+ones are no part of it. An update of a source has the number of that source as `of`, and its bad
+episodes are unknown until it is opened.
+"""
+
+
 @dataclass(frozen=True)
 class Source:
     """A dataset that a policy can be trained on."""
@@ -86,14 +95,91 @@ class Source:
             self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name
         )
 
+    def split(
+        self,
+        name: str,
+        config: TrainConfig,
+        cameras: Sequence[str],
+        sizes: Mapping[str, tuple[int, int]],
+        recorded: Record | None = None,
+        check_files: bool = True,
+        shares_dataset: bool = False,
+        responds: bool = False,
+    ) -> "SourceSplit":
+        """Split the source into a training and a validation part.
 
-RecordedSources = Sequence[Record]
-"""Entry of each source in order.json when a run is resumed, then those of its updates.
+        Args:
+            name: name of the source.
+            config: settings of the run.
+            cameras: the policy's cameras.
+            sizes: (height, width) of those that some source lacks.
+            recorded: see `open_source`.
+            check_files: whether to look for missing files.
+            shares_dataset: whether another source is of the same dataset; its split then depends
+                on ids alone, so that both hold out the same episodes.
+            responds: whether any source has a `response`.
 
-An entry has its episode ids from `first` to `last`, and the number of its `tasks`, so that appended
-ones are no part of it. An update of a source has the number of that source as `of`, and its bad
-episodes are unknown until it is opened.
-"""
+        Raises:
+            DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or
+                files are missing.
+            ConfigError: the policy asks for windows that the run cannot have.
+        """
+        settings = self.config
+        catalog = self.catalog
+        own_cameras = [camera for camera in cameras if camera in self.cameras]
+        _raise_all(_unusable_features(config, self, own_cameras), catalog)
+        response = settings.response if responds else None
+        options: dict[str, Any] = {
+            "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in self.keys),
+            "keys": [*self.keys, *own_cameras],
+            "missing_cameras": {
+                camera: sizes[camera] for camera in cameras if camera not in own_cameras
+            },
+            "name": name,
+            "response": response,
+        }
+        selection = _select(settings)
+        windows = frame_offsets(
+            options["delta_timestamps"], float(catalog.fps), (*self.keys, *cameras, *INDEX_KEYS)
+        )
+        usable = selection.apply(catalog, reach(list(windows.values())))
+        held = recorded or {}
+        ids = SegmentTable(usable.segments, usable.stop, catalog.files).episodes
+        span = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1])))
+        appended = "of" in held
+        ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
+        _raise_all(_lost_episodes(held, ids), catalog)
+        before = None if appended and "skipped" not in held else recorded
+        skipped, notes = skip_incomplete(
+            settings, catalog, ids, own_cameras, self.keys, config.data, before, check_files
+        )
+        tasks = None if appended or shares_dataset else _tasks_of(catalog, ids)
+        trained, validated = _split_episodes(
+            config, self, ids, np.array(skipped, np.int64), appended, tasks
+        )
+        if config.data.prompt_metadata:  # of each source the metadata that it has
+            present = prompt_names(catalog)
+            options["prompt_metadata"] = [
+                field for field in config.data.prompt_metadata if field in present
+            ]
+        if target := config.policy.return_target:
+            options["returns"] = ReturnTarget(**target)
+        selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
+        training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
+        validation = None
+        if len(validated):
+            validation = EpisodeDataset(
+                catalog, select=replace(selection, episodes=validated), **options
+            )
+            validation.video_frames.share_open_files(training.video_frames)
+        training.view = self.view
+        return SourceSplit(
+            training,
+            validation,
+            (*usable.notes, *notes, *_more_notes(training, len(ids))),
+            skipped,
+            span,
+        )
 
 
 def open_source(
@@ -284,94 +370,6 @@ class SourceSplit:
     """Ids of the skipped incomplete episodes."""
     span: tuple[int, int]
     """First and last id of the source's part of the dataset."""
-
-
-def split_source(
-    name: str,
-    source: Source,
-    config: TrainConfig,
-    cameras: Sequence[str],
-    sizes: Mapping[str, tuple[int, int]],
-    recorded: Record | None = None,
-    check_files: bool = True,
-    shares_dataset: bool = False,
-    responds: bool = False,
-) -> SourceSplit:
-    """Split a source into a training and a validation part.
-
-    Args:
-        name: name of the source.
-        source: the source.
-        config: settings of the run.
-        cameras: the policy's cameras.
-        sizes: (height, width) of those that some source lacks.
-        recorded: see `open_source`.
-        check_files: whether to look for missing files.
-        shares_dataset: whether another source is of the same dataset; its split then depends on ids
-            alone, so that both hold out the same episodes.
-        responds: whether any source has a `response`.
-
-    Raises:
-        DatasetError: images are not RGB, the selection is empty, episodes cannot be split, or files
-            are missing.
-        ConfigError: the policy asks for windows that the run cannot have.
-    """
-    settings = source.config
-    catalog = source.catalog
-    own_cameras = [camera for camera in cameras if camera in source.cameras]
-    _raise_all(_unusable_features(config, source, own_cameras), catalog)
-    response = settings.response if responds else None
-    options: dict[str, Any] = {
-        "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in source.keys),
-        "keys": [*source.keys, *own_cameras],
-        "missing_cameras": {
-            camera: sizes[camera] for camera in cameras if camera not in own_cameras
-        },
-        "name": name,
-        "response": response,
-    }
-    selection = _select(settings)
-    windows = frame_offsets(
-        options["delta_timestamps"], float(catalog.fps), (*source.keys, *cameras, *INDEX_KEYS)
-    )
-    usable = selection.apply(catalog, reach(list(windows.values())))
-    held = recorded or {}
-    ids = SegmentTable(usable.segments, usable.stop, catalog.files).episodes
-    span = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1])))
-    appended = "of" in held
-    ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
-    _raise_all(_lost_episodes(held, ids), catalog)
-    before = None if appended and "skipped" not in held else recorded
-    skipped, notes = skip_incomplete(
-        settings, catalog, ids, own_cameras, source.keys, config.data, before, check_files
-    )
-    tasks = None if appended or shares_dataset else _tasks_of(catalog, ids)
-    trained, validated = _split_episodes(
-        config, source, ids, np.array(skipped, np.int64), appended, tasks
-    )
-    if config.data.prompt_metadata:  # of each source the metadata that it has
-        present = prompt_names(catalog)
-        options["prompt_metadata"] = [
-            field for field in config.data.prompt_metadata if field in present
-        ]
-    if target := config.policy.return_target:
-        options["returns"] = ReturnTarget(**target)
-    selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
-    training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
-    validation = None
-    if len(validated):
-        validation = EpisodeDataset(
-            catalog, select=replace(selection, episodes=validated), **options
-        )
-        validation.video_frames.share_open_files(training.video_frames)
-    training.view = source.view
-    return SourceSplit(
-        training,
-        validation,
-        (*usable.notes, *notes, *_more_notes(training, len(ids))),
-        skipped,
-        span,
-    )
 
 
 def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:

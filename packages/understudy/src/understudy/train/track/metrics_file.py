@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,13 +127,14 @@ def truncate(path: Path, step: int) -> None:
 
 STEPS = 100
 """Most steps of the mean of the training loss."""
-FALL = 0.01
-"""Share by which a validation loss has to fall to be called falling."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Training and validation loss at the latest validation of a run."""
+
+    FALL: ClassVar[float] = 0.01
+    """Share by which a validation loss has to fall to be called falling."""
 
     term: str
     """Loss term that both have; "" for the loss."""
@@ -161,8 +162,12 @@ class Verdict:
         return (
             self.lowest_step == self.step
             and self.before is not None
-            and self.validation <= (1 - FALL) * self.before
+            and self.validation <= (1 - self.FALL) * self.before
         )
+
+    def loss_of(self, record: Record) -> float | None:
+        """Return the loss of a record, of the term of this verdict; None where it has none."""
+        return loss_of(record, self.term)
 
     def __str__(self) -> str:
         loss = f"{self.term} loss" if self.term else "loss"
@@ -183,7 +188,7 @@ class Verdict:
         if self.lowest_step == self.step:
             return (
                 f"the last of {self.validations:,} validations is the lowest, by less than "
-                f"{FALL:.0%}"
+                f"{self.FALL:.0%}"
             )
         return f"lowest at step {self.lowest_step:,}: {self.lowest:.4g}"
 

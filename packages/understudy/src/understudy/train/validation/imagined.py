@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from understudy.distributed.mesh import Mesh
+from understudy.policies.batch import batch_to_device
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
-from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.augment_batch import draw_on_device
 from understudy_base import STATE, TASK, Batch, write_bytes
 from understudy_data.load.validation_data import UNREADABLE, ValidationData
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
-from understudy.policies.common.settings import FLOW, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy_base import ConfigError, Record
 from understudy_data.load.instructions import split_task
 from understudy_data.load.validation_data import ValidationData
@@ -205,7 +205,9 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
     name = config.checkpoint.keep_best
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
-        if name == "open_loop" and not (config.policy.ACTS and FLOW in TRAINS[config.val_mode()]):
+        if name == "open_loop" and not (
+            config.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[config.val_mode()]
+        ):
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so "
                 "none are compared"

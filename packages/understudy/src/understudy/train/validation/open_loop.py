@@ -9,24 +9,20 @@ other actions.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.batch import from_present
 from understudy.policies.common.normalizer import of_head
-from understudy.policies.common.settings import FLOW, MODES, POLICY, TRAINS
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
-from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.augment_batch import draw_on_device
 from understudy.train.state import TrainState
-from understudy_base import ACTION, MODE, Batch, ConfigError
+from understudy_base import ACTION, MODE, TASK, Batch, ConfigError
 from understudy_data.load.validation_data import UNREADABLE, ValidationData
-
-STEPS = 10
-"""Euler steps of the sampling."""
 
 
 class OpenLoop:
@@ -62,9 +58,7 @@ class OpenLoop:
         chosen = self._chosen[first:last] - part.start
         some = chosen if len(chosen) else np.zeros(1, np.int64)
         rows = torch.from_numpy(some)
-        inputs = from_present(
-            {key: _rows(value, rows) for key, value in batch.items()}, policy.config
-        )
+        inputs = policy.from_present({key: _rows(value, rows) for key, value in batch.items()})
         recorded = inputs[ACTION]
         proposed = predict_actions(
             policy, inputs, self._held.identity(part)[some], self._seed, self._mode
@@ -146,7 +140,7 @@ def predict_actions(policy: Policy, batch: Batch, identity: Tensor, seed: int, m
     draws = draw_on_device(
         policy.random_spec("act"), seed, identity, batch[ACTION].device, "open loop"
     )
-    return policy.act(batch, draws, STEPS, mode)
+    return policy.act(batch, draws, EpisodeActions.STEPS, mode)
 
 
 def _rows(value: Any, some: Tensor) -> Any:
@@ -177,9 +171,12 @@ class EpisodeActions:
         ConfigError: the run trained no policy to act.
     """
 
+    STEPS: ClassVar[int] = 10
+    """Euler steps of the sampling."""
+
     def __init__(self, state: TrainState, held: ValidationData) -> None:
         self._mode = state.config.val_mode()
-        if FLOW not in TRAINS[self._mode] or not state.config.policy.ACTS:
+        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not state.config.policy.ACTS:
             of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
         self._state = state
@@ -189,6 +186,41 @@ class EpisodeActions:
     def episodes(self, source: int) -> np.ndarray:
         """Return the ids of the validation episodes of a source, int64, ascending."""
         return np.unique(self._held.episode[self._held.source == source])
+
+    @torch.no_grad()
+    def chunks(self, source: int, episode: int) -> Iterator[tuple[int, int, np.ndarray, str]]:
+        """Predict the chunks of an episode one by one: the rounding of a batch may depend on its
+        size.
+
+        Args:
+            source: index of the source in `held`.
+            episode: its id.
+
+        Yields:
+            Frame; identity, which keys the noise; actions, float32 [T, A] in the robot's units; and
+            instruction.
+
+        Raises:
+            ConfigError: a frame cannot be read.
+        """
+        held = self._held
+        policy = self._state.eval_policy.eval()
+        rows = np.flatnonzero((held.source == source) & (held.episode == episode))
+        chosen = rows[choose_starts(held.frame[rows], policy.config.chunk)]
+        for number in chosen.tolist():
+            part = slice(number, number + 1)
+            batch = held.read(part)
+            if error := batch.pop(UNREADABLE):
+                reason = next(iter(error.values()))
+                raise ConfigError(f"episode {episode}: a frame cannot be read: {reason}")
+            identity = held.identity(part)
+            task = batch[TASK][0]
+            inputs = policy.batch_to_device(policy.preprocess(batch))
+            [actions] = predict_actions(
+                policy, inputs, identity, self._state.config.seed, self._mode
+            )
+            frame = int(held.frame[number])
+            yield frame, int(identity[0]), actions.float().cpu().numpy(), task
 
     @torch.no_grad()
     def predict(self, source: int, episode: int, length: int) -> dict[str, Any]:
@@ -226,9 +258,11 @@ class EpisodeActions:
                 span = slice(low, min(low + BATCH, len(part)))
                 batch = policy.preprocess(part.read(span))
                 unreadable = batch.pop(UNREADABLE)
-                if self._mode != POLICY:
-                    batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
-                inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
+                if self._mode != TaskMode.POLICY:
+                    batch[MODE] = torch.full(
+                        (span.stop - span.start,), TaskMode.ALL.index(self._mode)
+                    )
+                inputs = policy.from_present(policy.batch_to_device(batch))
                 proposed = predict_actions(
                     policy, inputs, part.identity(span), state.config.seed, self._mode
                 )

@@ -29,11 +29,12 @@ from torch import Tensor
 from understudy.config.train import TrainConfig
 from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, RankError, reshard_weights
-from understudy.policies.common.settings import FLOW, FORWARD, MODES, POLICY, TRAINS
+from understudy.policies.batch import batch_to_device
+from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy, evaluating
-from understudy.train.augment_batch import batch_to_device, draw_on_device
+from understudy.train.augment_batch import draw_on_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
@@ -160,7 +161,7 @@ def validate(
                         name: table[name] for name in OF_MODE if name in table
                     }
                 result["modes"] = figures_of_modes
-            if FORWARD in modes and policy.imagines:
+            if TaskMode.FORWARD in modes and policy.imagines:
                 with keyed_generators(make_key(config.seed, "imagine"), mesh.device):
                     futures = imagine_frames(policy, held, config.seed, mesh)
                 result["imagined"] = futures.figures
@@ -179,7 +180,7 @@ def evaluate(
     mesh: Mesh,
     weights: Mapping[str, float],
     *,
-    mode: str = POLICY,
+    mode: str = TaskMode.POLICY,
     open_loop: int = 0,
     per_dim: bool = False,
     threads: int = 1,
@@ -217,7 +218,7 @@ def evaluate(
             cannot read a frame.
     """
     sampler = None
-    if open_loop and FLOW in TRAINS[mode] and policy.config.ACTS:
+    if open_loop and LossTerm.FLOW in TaskMode.TRAINS[mode] and policy.config.ACTS:
         sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
     table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
     with (
@@ -263,8 +264,10 @@ def _evaluate_chunk(
     sampler: OpenLoop | None,
     device: torch.device,
 ) -> None:
-    if mode != POLICY:
-        chunk.batch[MODE] = torch.full((chunk.part.stop - chunk.part.start,), MODES.index(mode))
+    if mode != TaskMode.POLICY:
+        chunk.batch[MODE] = torch.full(
+            (chunk.part.stop - chunk.part.start,), TaskMode.ALL.index(mode)
+        )
     inputs = batch_to_device(chunk.batch, device)
     draws = draw_on_device(
         policy.random_spec("validation"), seed, held.identity(chunk.part), device

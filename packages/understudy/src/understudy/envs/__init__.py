@@ -1,4 +1,0 @@
-"""Simulated environments.
-
-gymnasium_options  their settings
-"""
