@@ -13,7 +13,6 @@ import numpy as np
 from understudy_base import DatasetError, Progress, SourceError
 from understudy_data.datasets.format.catalog import INFO, Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
-from understudy_data.datasets.selection.motion import named_motion
 from understudy_data.datasets.selection.select import difference, open_episodes
 from understudy_data.parts import Workers
 from understudy_data.storage.remote_options import RemoteOptions
@@ -52,6 +51,7 @@ from understudy_tools.check.rules.statistics import check_statistics
 from understudy_tools.check.rules.values import check_units, check_values
 from understudy_tools.check.rules.videos import check_places, check_videos
 from understudy_tools.check.sensor_facts import SensorFacts, read_sensor_facts
+from understudy_tools.motion import named_motion
 
 ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
 """Standard key -> other usual keys of openpi, LIBERO and ALOHA."""

@@ -23,11 +23,11 @@ from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy_data.datasets.format.pairing import MIXED, doubtful_places
 from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
-from understudy_data.datasets.selection import motion
-from understudy_data.datasets.selection.motion import Speeds, moves, named_motion, rate_dims
 from understudy_data.parts import Lost, Part, Workers, cut_parts
 from understudy_data.plain_values import storable
+from understudy_tools import motion
 from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
+from understudy_tools.motion import Speeds, moves, named_motion, rate_dims
 
 ACTION = "action"
 STATE = "observation.state"
@@ -123,7 +123,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest
             distance from first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: idle frames (`datasets/selection/motion.py`); `idle_end`: those after the last motion.
+        idle: idle frames (`motion.py`); `idle_end`: those after the last motion.
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b""
             unread.
         used_tasks: table row -> each task_index in its rows.

@@ -16,7 +16,7 @@ from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
     from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.selection.motion import IdleRule
+    from understudy_tools.motion import IdleRule
 
 SHOWN = 10
 """Episodes that the summary names."""
@@ -160,7 +160,7 @@ def find_ranges(
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy_data.datasets.selection.motion import FindRanges
+    from understudy_tools.motion import FindRanges
 
     keys = keys_of(config, catalog)
     rule = rule_of(config, catalog, keys, workers)
@@ -304,7 +304,7 @@ def rule_of(
     """Rule of the preset with the given changes; reads the rows where thresholds are shares of
     speeds.
     """
-    from understudy_data.datasets.selection.motion import IdleRule, motion_thresholds
+    from understudy_tools.motion import IdleRule, motion_thresholds
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
@@ -327,7 +327,7 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
         DatasetError: A column does not exist or is not numeric, or a dimension is beyond their
             width.
     """
-    from understudy_data.datasets.selection.motion import motion_keys, numeric_keys
+    from understudy_tools.motion import motion_keys, numeric_keys
 
     numeric = numeric_keys(catalog)
     keys = list(config.keys)

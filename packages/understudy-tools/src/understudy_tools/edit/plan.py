@@ -21,10 +21,10 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.selection.keep_ranges import match_keys, read_object
-from understudy_data.datasets.selection.motion import FindRanges, IdleRule
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.parts import Lost, Part, Workers
 from understudy_tools.bucket import Bucket
+from understudy_tools.motion import FindRanges, IdleRule
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]
 def cut_at_pauses(
     catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule
 ) -> list[Piece]:
-    """Cut episodes at their idle gaps, which are left out (`data.selection.motion`).
+    """Cut episodes at their idle gaps, which are left out (`motion.py`).
 
     Args:
         catalog: the source.

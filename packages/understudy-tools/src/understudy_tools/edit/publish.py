@@ -35,7 +35,6 @@ from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.format.views import FOLDER as VIEWS
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.selection.motion import numeric_keys
 from understudy_data.datasets.stats.running import NAMES
 from understudy_data.datasets.write.dataset_files import (
     FILES_PER_CHUNK,
@@ -49,6 +48,7 @@ from understudy_tools.edit.annotations import piece_metadata
 from understudy_tools.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy_tools.edit.plan import Base, Piece, Plan
 from understudy_tools.edit.write_set import write_set
+from understudy_tools.motion import numeric_keys
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
