@@ -30,3 +30,7 @@ from understudy_data.prompt_metadata import label as label
 from understudy_data.prompt_metadata import metadata_lines as metadata_lines
 from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
 from understudy_data.video.encode import check_size as check_size
+from understudy_data.hub.download import pull as pull
+from understudy_data.hub.ids import HubId as HubId
+from understudy_data.hub.ids import near_path as near_path
+from understudy_data.hub.upload import push as push

@@ -9,5 +9,4 @@ motion   values that show motion, thresholds from their own speeds, and frame ra
          pauses
 report   the page of `check`, and the episode browser of `view`
 testing  helpers of tests
-upload   a folder as one commit of a repository
 """

@@ -33,7 +33,7 @@ from understudy_data.datasets.format.pairing import check_pairing, pair_by_colum
 from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy_data.datasets.format.sensors import Sensor, read_sensors
 from understudy_data.datasets.format.views import View, read_view
-from understudy_data.hub.ids import model_id, near_path
+from understudy_data.hub.ids import HubId, near_path
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.dataset_version import folder_of, publication_name
@@ -633,7 +633,7 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     A path in a folder that exists is local: a typing error must not wait for the network.
     """
-    repository = model_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
+    repository = HubId.of_model(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
     if repository is None:
         return root
     address = f"hf://datasets/{root}"
