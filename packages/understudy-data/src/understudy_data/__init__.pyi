@@ -4,6 +4,7 @@ first used.
 
 from understudy_data.checksums import file_sha256 as file_sha256
 from understudy_data.checksums import write_checksums as write_checksums
+from understudy_data.datasets.check_files import FileCheck as FileCheck
 from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog as Catalog
 from understudy_data.datasets.format.features import Feature as Feature
@@ -11,6 +12,10 @@ from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.selection.select import open_episodes as open_episodes
 from understudy_data.datasets.write.writer import EpisodeWriter as EpisodeWriter
 from understudy_data.datasets.write.writer import check_features as check_features
+from understudy_data.hub.download import pull as pull
+from understudy_data.hub.ids import HubId as HubId
+from understudy_data.hub.ids import near_path as near_path
+from understudy_data.hub.upload import push as push
 from understudy_data.load.choose_order import choose_order as choose_order
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
@@ -30,7 +35,3 @@ from understudy_data.prompt_metadata import label as label
 from understudy_data.prompt_metadata import metadata_lines as metadata_lines
 from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
 from understudy_data.video.encode import check_size as check_size
-from understudy_data.hub.download import pull as pull
-from understudy_data.hub.ids import HubId as HubId
-from understudy_data.hub.ids import near_path as near_path
-from understudy_data.hub.upload import push as push

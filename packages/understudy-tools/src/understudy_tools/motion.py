@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.parts import Lost, Part, Workers, cut_parts
@@ -95,12 +95,12 @@ class EpisodeWork:
     def depends_on(self, part: Part) -> Any:
         """Return the metadata, the settings, and the versions of the files."""
         paths = sorted({self.catalog.data_path(row) for row in part})
-        return self._mark, marks(self.catalog, paths)
+        return self._mark, self.catalog.marks(paths)
 
     @cached_property
     def _mark(self) -> str:
         return (
-            f"{catalog_mark(self.catalog)} "
+            f"{self.catalog.mark} "
             f"{[value for name, value in vars(self).items() if name != 'catalog']}"
         )
 

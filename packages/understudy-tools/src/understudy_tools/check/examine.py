@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy_base import DatasetError, Progress, SourceError
-from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.datasets.selection.select import difference, open_episodes
 from understudy_data.parts import Workers
@@ -239,9 +239,11 @@ def _unreadable(address: str, error: DatasetError, begin: float) -> Report:
     """Return the report of a dataset whose metadata cannot be read; where there is none, raise the
     error.
     """
-    if not os.path.exists(os.path.join(address, INFO)):
+    if not os.path.exists(os.path.join(address, Catalog.INFO)):
         raise error
-    place = Place(file=str(error.where or INFO).removeprefix(os.path.abspath(address) + "/"))
+    place = Place(
+        file=str(error.where or Catalog.INFO).removeprefix(os.path.abspath(address) + "/")
+    )
     finding = Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)
     return Report(address, "", 0, 0, {}, (finding,), seconds=time.monotonic() - begin)
 

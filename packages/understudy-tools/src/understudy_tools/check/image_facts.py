@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError, SourceError
-from understudy_data.datasets.check_files import rows_without_files
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
+from understudy_data import FileCheck
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import spread_evenly
 from understudy_data.datasets.read.image_column import ImageColumns
 from understudy_data.datasets.read.rows import Rows
@@ -156,7 +156,7 @@ class ReadVideos:
 
     def depends_on(self, part: Part) -> Any:
         """Return the versions of the videos."""
-        return self.catalog.root, marks(self.catalog, map(self.path, part))
+        return self.catalog.root, self.catalog.marks(map(self.path, part))
 
 
 def read_videos(
@@ -164,7 +164,7 @@ def read_videos(
 ) -> VideoFacts:
     """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
     facts = VideoFacts()
-    absent = rows_without_files(catalog)
+    absent = FileCheck(catalog).absent_rows()
     work = ReadVideos(catalog)
     items: list[tuple[str, int, int]] = []
     for camera in catalog.episodes.videos:
@@ -384,11 +384,11 @@ class ReadImages:
         paths |= {
             self.catalog.video_path(c, row) for c, row in part if self.catalog.features[c].is_video
         }
-        return self._mark, self.keys, self.whole, marks(self.catalog, sorted(paths))
+        return self._mark, self.keys, self.whole, self.catalog.marks(sorted(paths))
 
     @cached_property
     def _mark(self) -> str:
-        return catalog_mark(self.catalog)
+        return self.catalog.mark
 
 
 def _bits(flags: np.ndarray) -> int:

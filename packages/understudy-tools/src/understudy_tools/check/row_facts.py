@@ -17,11 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError
-from understudy_data.datasets.check_files import rows_without_files
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
-from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data import FileCheck
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy_data.datasets.format.pairing import MIXED, doubtful_places
 from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
 from understudy_data.parts import Lost, Part, Workers, cut_parts
 from understudy_data.plain_values import storable
@@ -224,14 +222,7 @@ class ReadRows:
         """Read files; the facts are those of the rows `rows_of`."""
         table = self.catalog.episodes
         rows = self.rows_of(part)
-        places = {
-            name: getattr(table, name)[rows]
-            for name in ("ids", "lengths", "index_from", "data_file", "data_row")
-        }
-        places |= {
-            name: getattr(table, name) for name in ("data", "own_files", "lists_places", "pairing")
-        }
-        some = replace(self.catalog, episodes=EpisodeTable(**places))
+        some = replace(self.catalog, episodes=table.take(rows))
         facts = RowFacts(len(rows))
         idle = IdleCounter(rate_dims(some, named_motion(numeric_keys(some))), self.thresholds)
         if {ACTION, STATE} <= some.features.keys():
@@ -241,7 +232,7 @@ class ReadRows:
         firsts = FrameStride(self.catalog, rows)
         for file in part:
             count = _read_file(
-                some, file, np.flatnonzero(places["data_file"] == file), facts, idle, firsts
+                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, firsts
             )
             facts.rows += count
             facts.files += count > 0
@@ -262,11 +253,11 @@ class ReadRows:
 
     def depends_on(self, part: Part) -> Any:
         """Return the metadata, the thresholds, and the versions of the files."""
-        return self._mark, marks(self.catalog, map(self._path, part))
+        return self._mark, self.catalog.marks(map(self._path, part))
 
     @cached_property
     def _mark(self) -> str:
-        return f"{catalog_mark(self.catalog)} {self.thresholds}"
+        return f"{self.catalog.mark} {self.thresholds}"
 
     def _path(self, file: int) -> str:
         return self.catalog.episodes.data.find(self.catalog.files, file)
@@ -288,7 +279,7 @@ def read_rows(
     workers = workers or Workers()
     facts = RowFacts(len(table))
     rows_of_files = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
-    present = table.data_file[(table.lengths > 0) & ~rows_without_files(catalog)["data"]]
+    present = table.data_file[(table.lengths > 0) & ~FileCheck(catalog).absent_rows()["data"]]
     files = np.unique(present)
     frames = rows_of_files[np.unique(present)]
     progress(int(rows_of_files.sum() - frames.sum()))
@@ -471,7 +462,7 @@ def _find_episodes(
     if table.own_files:
         facts.found[rows] = total
         if ids is not None and total:
-            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else MIXED
+            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else table.MIXED
         return np.zeros(len(rows), np.int64), lengths == total
     if ids is None or (table.pairing == "files" and total == int(lengths.sum())):
         starts = table.data_row[rows]
@@ -497,8 +488,8 @@ def _find_episodes(
     starts = np.zeros(len(rows), np.int64)
     there = right > left
     starts[there] = begins[order][left[there]]
-    facts.is_doubtful[rows] = doubtful_places(
-        table, rows, starts, facts.found[rows], columns.get("index"), total
+    facts.is_doubtful[rows] = table.doubtful_places(
+        rows, starts, facts.found[rows], columns.get("index"), total
     )
     return starts, (right - left == 1) & (facts.found[rows] == lengths)
 

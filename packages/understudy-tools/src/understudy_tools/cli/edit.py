@@ -213,10 +213,10 @@ def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     """Return a catalog with the lengths of whole rows, and name the episodes whose length
     changes.
     """
+    from understudy_data import FileCheck
     from understudy_data.datasets.format.episode_table import describe_ids
-    from understudy_data.datasets.read.row_lengths import with_lengths_of_rows
 
-    counted = with_lengths_of_rows(catalog)
+    counted = FileCheck(catalog).counted()
     changed = counted.episodes.lengths != catalog.episodes.lengths
     if changed.any():
         count = plural(int(changed.sum()), "episode has", "episodes have")
@@ -574,7 +574,6 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
         {} where sources state different facts, or one states none.
     """
     from understudy_client import Contract, RobotFacts
-    from understudy_data.datasets.format.meta_files import read_json
 
     path = f"meta/{Contract.FILE}"
     contracts = []
@@ -582,7 +581,7 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
         if not source.files.exists(path):
             return {}
         robot = _hold(
-            RobotFacts.read_stated(read_json(source.files, path), source.files.where(path)),
+            RobotFacts.read_stated(source.read_json(path), source.files.where(path)),
             plan,
             source.stored_names,
         )

@@ -178,20 +178,20 @@ def _check_dataset(folder: Path) -> str:
             killed, for example, or rows and videos may be those of different episodes.
     """
     from understudy_base import DatasetError
-    from understudy_data.datasets.check_files import broken_episodes, unfinished_recording
+    from understudy_data import FileCheck
     from understudy_data.datasets.format.catalog import Catalog
 
     try:
         catalog = Catalog.open(folder)
         problems = [gap.line for gap in catalog.missing_files() or []]
-        contradiction, irregular = unfinished_recording(catalog)
+        files = FileCheck(catalog)
+        contradiction, irregular = files.unfinished()
         if contradiction:
             problems.append(contradiction)
         if not problems:
             rows = catalog.episodes.rows_of(catalog.episodes.ids)
-            problems = [
-                bad.line for bad in broken_episodes(catalog, catalog.episodes.videos, (), rows)
-            ]
+            broken = files.broken_episodes(catalog.episodes.videos, (), rows)
+            problems = [bad.line for bad in broken]
     except DatasetError as error:
         raise ConfigError(f"path: {error}") from error
     if problems:

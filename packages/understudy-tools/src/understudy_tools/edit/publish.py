@@ -28,17 +28,14 @@ from pathlib import Path
 import numpy as np
 
 from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
-from understudy_data.datasets.check_files import unfinished_recording
+from understudy_data import FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.datasets.format.recorded_stats import aggregate
-from understudy_data.datasets.format.views import FOLDER as VIEWS
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.running import NAMES
 from understudy_data.datasets.write.dataset_files import (
     FILES_PER_CHUNK,
-    is_recorded_here,
     replace_json,
     statistic_value,
 )
@@ -109,7 +106,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
                 fix=f"{fix}: {used[0]}",
             )
         old = Catalog.open(out) if out.is_symlink() else None
-        published = read_json(old.files, LEDGER) if old else {}
+        published = old.read_json(LEDGER) if old else {}
         writers = list[Catalog]()
         pieces = list[Piece]()
         added = dict.fromkeys(names, 0)
@@ -182,11 +179,12 @@ def _check_finished(writer: Catalog) -> None:
         DatasetError: files are missing, or contradict the table: another recorder was killed, for
             example, and its next episodes may be those again.
     """
-    if is_recorded_here(writer.files):
+    files = FileCheck(writer)
+    if files.is_recorded_here:
         return
     if gaps := writer.missing_files():
         raise DatasetError(gaps[0].line, where=writer.root, fix=_COPY.format(root=writer.root))
-    contradiction, irregular = unfinished_recording(writer)
+    contradiction, irregular = files.unfinished()
     if contradiction:
         raise DatasetError(contradiction, where=writer.root, fix=_COPY.format(root=writer.root))
     if irregular:
@@ -324,7 +322,7 @@ def _add_version(
             shutil.copytree(store / old_version, version, symlinks=True, dirs_exist_ok=True)
         else:
             (files / "views").mkdir(exist_ok=True)
-            os.symlink("../../files/views", version / VIEWS)
+            os.symlink("../../files/views", version / plan.sources[0].views.FOLDER)
         for path in list(draft.rglob("chunk-*/file-*")):
             number = (
                 int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files

@@ -35,10 +35,9 @@ from understudy_base import (
     strip_credentials,
     write_text,
 )
-from understudy_data.datasets.format.catalog import INFO, Catalog
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import DEFAULTS, Feature
-from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics
 from understudy_data.datasets.write.dataset_files import (
     DATA_PATH,
@@ -540,7 +539,7 @@ def describe_source(
     try:
         if catalog.files.exists(PATH):
             description["edited"] = {
-                k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"
+                k: v for k, v in catalog.read_json(PATH).items() if k != "episodes"
             }
     except DatasetError:
         pass  # a source can be read without its origin
@@ -564,7 +563,7 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
     for table, file_of_row in tables:
         files = np.unique(file_of_row[list(rows)]).tolist()
         paths += [table.find(catalog.files, file) for file in files]
-    digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(catalog.read_json(Catalog.INFO), sort_keys=True).encode())
     chosen = list(rows)
     for column in (
         episodes.ids,

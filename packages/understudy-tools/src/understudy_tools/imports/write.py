@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy_base import __version__, create_folder, strip_credentials
-from understudy_data.datasets.format.sensors import SENSORS
+from understudy_data import Catalog
 from understudy_data.datasets.write.dataset_files import replace_json
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_tools.imports.frames import Held, read_frames
@@ -168,7 +168,7 @@ class _Importer:
             (root / path).parent.mkdir(exist_ok=True)
             self._sensors[name] = stack.enter_context(pq.ParquetWriter(root / path, schema))
         if entries:
-            replace_json(root / SENSORS, entries)
+            replace_json(root / Catalog.SENSORS, entries)
 
     def write(
         self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from understudy_data.datasets.format.episode_table import (
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature, join_stats, parse_features
 from understudy_data.datasets.format.meta_files import check_template, read_json
 from understudy_data.datasets.format.pairing import check_pairing, pair_by_columns
-from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
-from understudy_data.datasets.format.sensors import Sensor, read_sensors
-from understudy_data.datasets.format.views import View, read_view
+from understudy_data.datasets.format.recorded_stats import GLOBAL, PER_EPISODE, Stats, read_stats
+from understudy_data.datasets.format.sensors import SENSORS, Sensor, read_sensors
+from understudy_data.datasets.format.views import View, Views
 from understudy_data.hub.ids import HubId, near_path
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
@@ -74,6 +74,9 @@ class Catalog:
         view: the view of the address, which `Selection.apply` adds to a selection; the episodes are
             those of all.
     """
+
+    INFO: ClassVar = INFO
+    SENSORS: ClassVar = SENSORS
 
     files: Files
     version: str
@@ -129,10 +132,66 @@ class Catalog:
 
     def with_view(self, address: str) -> "Catalog":
         """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as
-        `read_view` does.
+        `Views.read` does.
         """
-        view = read_view(self.files, address[1:], self.episodes) if address else None
+        view = self.views.read(address[1:]) if address else None
         return replace(self, view=view)
+
+    @property
+    def views(self) -> Views:
+        """The views that are stored in the dataset."""
+        return Views(self.files, self.episodes)
+
+    @cached_property
+    def mark(self) -> str:
+        """Hash of the address and the metadata, without statistics."""
+        table = self.episodes
+        facts = (self.root, self.version, self.features, self.stored_names)
+        digest = hashlib.sha256(repr(facts).encode())
+        digest.update(table.pairing.encode())
+        arrays = [
+            table.ids,
+            table.lengths,
+            table.data_file,
+            table.data_row,
+            table.task_offsets,
+            table.task_indices,
+        ]
+        for videos in table.videos.values():
+            arrays += [videos.file, videos.first]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(json.dumps([self.info, self.tasks], sort_keys=True, default=str).encode())
+        return digest.hexdigest()
+
+    def marks(self, paths: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (path, version) of files under the root; one that cannot be accessed has the
+        version "".
+        """
+        versions = []
+        for path in paths:
+            version = ""
+            with suppress(DatasetError):  # its reader reports it
+                version = self.files.version(path)
+            versions.append((path, version))
+        return versions
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read a JSON object at a path under the root. Raises DatasetError."""
+        return read_json(self.files, path)
+
+    def episode_files(self) -> list[str]:
+        """List the files of the episode table in order, as paths under the root."""
+        return list(layouts.episode_files(self.files, layouts.LAYOUTS[self.version]))
+
+    @property
+    def stats_path(self) -> str:
+        """Path of the recorded statistics under the root; of v2.1 that of the records of episodes
+        where the dataset has no others.
+        """
+        if self.version == "v2.1" and not self.files.exists(GLOBAL):
+            return PER_EPISODE
+        return GLOBAL
 
     @property
     def root(self) -> str:
@@ -342,7 +401,7 @@ class Catalog:
         return lines
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "stats"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("stats", "mark")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -542,42 +601,6 @@ def _read(opening: Opening) -> MetaTables | None:
         return opening.read_tables()
     except DatasetError:
         return None
-
-
-def catalog_mark(catalog: Catalog) -> str:
-    """Return a hash of a dataset's address and metadata, without its statistics."""
-    table = catalog.episodes
-    digest = hashlib.sha256(
-        repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode()
-    )
-    digest.update(table.pairing.encode())
-    arrays = [
-        table.ids,
-        table.lengths,
-        table.data_file,
-        table.data_row,
-        table.task_offsets,
-        table.task_indices,
-    ]
-    for videos in table.videos.values():
-        arrays += [videos.file, videos.first]
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    digest.update(json.dumps([catalog.info, catalog.tasks], sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (path, version) of files under the root; one that cannot be accessed has the version
-    "".
-    """
-    versions = []
-    for path in paths:
-        version = ""
-        with suppress(DatasetError):  # its reader reports it
-            version = catalog.files.version(path)
-        versions.append((path, version))
-    return versions
 
 
 def _read_info(

@@ -16,7 +16,6 @@ import numpy as np
 from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.pairing import claimed_episode
 from understudy_data.datasets.read.columns import fill_absent, to_numpy
 from understudy_data.video.reader import open_video
 
@@ -84,9 +83,7 @@ def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, i
     ids, frame, index = (columns.get(name) for name in _COLUMNS)
     if table.own_files:
         row = int(rows[0])
-        is_own = bool(len(stored)) and claimed_episode(table, row, ids, index) == int(
-            table.ids[row]
-        )
+        is_own = bool(len(stored)) and table.claimed_episode(row, ids, index) == int(table.ids[row])
         return {row: len(stored)} if is_own and _counts(frame, index, 0, len(stored)) else {}
     if ids is None or not len(ids):
         return {}

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.format.layouts import episode_files
+from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.video_frames import CODEC_NAMES, VideoFrames
 from understudy_tools.check.findings import (
     EDIT,
@@ -172,7 +171,7 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
         message = (
             f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
         )
-        fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", INFO)
+        fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", Catalog.INFO)
         yield Finding(
             "videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix
         )
@@ -199,7 +198,7 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
     if isinstance(declared, str) and CODEC_NAMES.get(declared, declared) not in codecs:
         codec = codecs.most_common(1)[0][0]
         message = f"the codec is {codec}, info.json declares {declared}"
-        fix = correct(f"video.codec of {camera}", INFO)
+        fix = correct(f"video.codec of {camera}", Catalog.INFO)
         yield Finding("videos.encoding", "warning", message, place, codec, declared, fix)
     if len(codecs) > 1:
         message = (
@@ -318,7 +317,7 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
     for camera in catalog.episodes.videos:
         names += [f"videos/{camera}/from_timestamp", f"videos/{camera}/to_timestamp"]
     parts: dict[str, list[np.ndarray]] = {}
-    for path in episode_files(catalog.files):
+    for path in catalog.episode_files():
         table = catalog.files.table(path, names)
         for name in table.column_names:
             kind = table.schema.field(name).type
