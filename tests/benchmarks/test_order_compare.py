@@ -9,7 +9,8 @@ import pytest
 
 import order_compare
 from order_compare import CompareConfig, compare, main
-from understudy_tools.cli.order import Table, read_tables
+from understudy_data.load.explain import LengthTable
+from understudy_tools.cli.order import read_tables
 
 SMALL = {
     "batch_size": 32,
@@ -50,7 +51,8 @@ def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = CompareConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
     tables = [
-        Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))
+        LengthTable(name, lengths, 2, (0, 0), 30.0, cameras)
+        for name, cameras in (("a", 1), ("b", 3))
     ]
     sides = compare(tables, config).sides
     episode, _, _ = sides[0].read(np.arange(2**16))

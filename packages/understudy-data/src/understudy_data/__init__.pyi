@@ -19,6 +19,8 @@ from understudy_data.hub.upload import push as push
 from understudy_data.load.choose_order import choose_order as choose_order
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
+from understudy_data.load.explain import ExplainedOrder as ExplainedOrder
+from understudy_data.load.explain import LengthTable as LengthTable
 from understudy_data.load.instructions import draw_instructions as draw_instructions
 from understudy_data.load.loader import Loader as Loader
 from understudy_data.load.validation_data import UNREADABLE as UNREADABLE
