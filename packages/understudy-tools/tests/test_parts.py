@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy_data.parts import TRIES, Lost, Part, Workers, cut_parts
+from understudy_data.parts import TRIES, Lost, Part, Workers
 from understudy_tools.testing.part_work import Squares
 from understudy_tools.testing.processes import children, forked
 
@@ -34,8 +34,8 @@ def calls(tmp_path: Path) -> Path:
 
 
 def test_cut_parts_have_equal_cost_and_keep_the_order() -> None:
-    assert cut_parts("abcde", [1, 1, 3, 1, 1], 2) == [("a", "b"), ("c",), ("d", "e")]
-    assert cut_parts("", [], 2) == []
+    assert Workers.cut("abcde", [1, 1, 3, 1, 1], 2) == [("a", "b"), ("c",), ("d", "e")]
+    assert Workers.cut("", [], 2) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -10,6 +10,7 @@ from understudy_data.datasets.format.catalog import Catalog as Catalog
 from understudy_data.datasets.format.features import Feature as Feature
 from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.selection.select import open_episodes as open_episodes
+from understudy_data.datasets.stats.recorded import RecordedStatistics as RecordedStatistics
 from understudy_data.datasets.write.writer import EpisodeWriter as EpisodeWriter
 from understudy_data.datasets.write.writer import check_features as check_features
 from understudy_data.hub.download import pull as pull

@@ -66,21 +66,6 @@ class Lost:
         )
 
 
-def cut_parts(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
-    """Divide items into parts of neighbors that cost about `limit` each."""
-    parts = list[Part]()
-    part = list[Any]()
-    total = 0.0
-    for item, cost in zip(items, costs, strict=True):
-        part.append(item)
-        total += cost
-        if total >= limit:
-            parts.append(tuple(part))
-            part = []
-            total = 0.0
-    return [*parts, tuple(part)] if part else parts
-
-
 class Workers:
     """Processes that compute parts; a context, which ends them.
 
@@ -121,6 +106,34 @@ class Workers:
         if self._engine is None:
             self._engine = _Cluster(self._ray) if self._ray else _Processes(self._count)
         return self._engine
+
+    @staticmethod
+    def cut(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
+        """Divide items into parts of neighbors that cost about `limit` each."""
+        parts = list[Part]()
+        part = list[Any]()
+        total = 0.0
+        for item, cost in zip(items, costs, strict=True):
+            part.append(item)
+            total += cost
+            if total >= limit:
+                parts.append(tuple(part))
+                part = []
+                total = 0.0
+        return [*parts, tuple(part)] if part else parts
+
+    def kept(self, name: str) -> Any:
+        """Return the value that an earlier call kept in the file `name` of the folder; None where
+        there is none, or no folder.
+        """
+        if self.folder is None or not is_result(self.folder / name):
+            return None
+        return read_result(self.folder / name)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Write a plain value into the file `name` of the folder, if there is one."""
+        if self.folder is not None:
+            write_result(self.folder / name, value)
 
     @property
     def most(self) -> int:

@@ -27,7 +27,7 @@ from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
 
 MOTION_SHARE = 0.05
@@ -134,7 +134,7 @@ class EpisodeWork:
         order = np.argsort(self.catalog.episodes.data_file, kind="stable")
         order = order[lengths[order] > 0]
         for _, result in workers.run(
-            self, cut_parts(order.tolist(), lengths[order].tolist(), PART_ROWS), done
+            self, Workers.cut(order.tolist(), lengths[order].tolist(), PART_ROWS), done
         ):
             if isinstance(result, Lost):
                 raise result.error.replaced(where=self.catalog.root)

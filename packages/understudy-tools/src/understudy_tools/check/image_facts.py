@@ -19,7 +19,7 @@ from understudy_data.datasets.format.episode_table import spread_evenly
 from understudy_data.datasets.read.image_column import ImageColumns
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.read.video_frames import VideoFrames
-from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
 from understudy_data.video.packets import main_stream
 from understudy_data.video.reader import open_video
@@ -172,7 +172,7 @@ def read_videos(
         items += [(camera, place, file) for place, file in enumerate(files_of_camera)]
     facts.files = {camera: [] for camera in catalog.episodes.videos}
     for part, result in workers.run(
-        work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
+        work, Workers.cut(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
     ):
         if isinstance(result, Lost):
             camera, _, file = part[0]
@@ -423,7 +423,7 @@ def read_images(
         catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None
     )
     for part, result in workers.run(
-        work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))
+        work, Workers.cut(items, costs, PART_IMAGES), lambda p: progress(len(p))
     ):
         if isinstance(result, Lost):
             facts.broken.append((*part[0], result.error))

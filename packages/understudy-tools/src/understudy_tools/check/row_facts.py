@@ -21,7 +21,7 @@ from understudy_data import FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
-from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
 from understudy_tools import motion
 from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
@@ -285,7 +285,7 @@ def read_rows(
     progress(int(rows_of_files.sum() - frames.sum()))
     first = int(np.searchsorted(np.cumsum(frames), KNOWN)) + 1
     first_parts = [tuple(files[:first].tolist())] if len(files) else []
-    later_parts = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
+    later_parts = Workers.cut(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
     for parts in (first_parts, later_parts):
         work = ReadRows(catalog, facts.thresholds)
         done = lambda part: progress(int(rows_of_files[list(part)].sum()))  # noqa: E731

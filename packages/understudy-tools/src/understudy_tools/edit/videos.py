@@ -28,7 +28,7 @@ from understudy_base import DatasetError
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.stats.running import ImageStatistics
 from understudy_data.datasets.write.dataset_files import VIDEO_PATH, file_path
-from understudy_data.parts import Part, Workers, cut_parts
+from understudy_data.parts import Part, Workers
 from understudy_data.plain_values import storable
 from understudy_data.storage.byte_source import ByteSource, LocalSource
 from understudy_data.video.color import AreaResize
@@ -459,7 +459,7 @@ class CameraStreams:
 
 
 def _cut(plan: Plan, numbers: Sequence[int]) -> list[Part]:
-    return cut_parts(numbers, [plan.pieces[number].length for number in numbers], PART_IMAGES)
+    return Workers.cut(numbers, [plan.pieces[number].length for number in numbers], PART_IMAGES)
 
 
 def _before_encoding(length: int) -> int:

@@ -57,8 +57,7 @@ from understudy_data.datasets.write.dataset_files import (
     tasks_table,
     video_info,
 )
-from understudy_data.parts import Part, Workers, cut_parts
-from understudy_data.plain_values import is_result, read_result, write_result
+from understudy_data.parts import Part, Workers
 from understudy_data.storage.dataset_version import DatasetVersion
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
@@ -147,20 +146,18 @@ def write_set(
     _check_plan(plan)
     work = replace(plan, metadata={}, origin={})
     lengths = [piece.length for piece in plan.pieces]
-    path = None
-    if workers.folder:
-        path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
-    bad: Bad = read_result(path) if path is not None and is_result(path) else {}
+    name = f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
+    bad: Bad = workers.kept(name) or {}
     read = ReadTasks(work, mark)
     texts = keep_sound(
-        run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad
+        run_plan(work, workers, read, Workers.cut(range(len(lengths)), lengths, PART_ROWS)), bad
     )
     streams = {
         key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras
     }
     while len(bad) < len(lengths):
-        if bad and path is not None:
-            write_result(path, bad)  # no later call may write the files of another choice
+        if bad:
+            workers.keep(name, bad)  # no later call may write the files of another choice
         numbers = [number for number in range(len(lengths)) if number not in bad]
         late = Bad()
         used = dict.fromkeys(chain.from_iterable(texts[number] for number in numbers))

@@ -30,7 +30,7 @@ from understudy_data.datasets.format.episode_table import (
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature, join_stats, parse_features
 from understudy_data.datasets.format.meta_files import check_template, read_json
 from understudy_data.datasets.format.pairing import check_pairing, pair_by_columns
-from understudy_data.datasets.format.recorded_stats import GLOBAL, PER_EPISODE, Stats, read_stats
+from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy_data.datasets.format.sensors import SENSORS, Sensor, read_sensors
 from understudy_data.datasets.format.views import View, Views
 from understudy_data.hub.ids import HubId, near_path
@@ -183,15 +183,6 @@ class Catalog:
     def episode_files(self) -> list[str]:
         """List the files of the episode table in order, as paths under the root."""
         return list(layouts.episode_files(self.files, layouts.LAYOUTS[self.version]))
-
-    @property
-    def stats_path(self) -> str:
-        """Path of the recorded statistics under the root; of v2.1 that of the records of episodes
-        where the dataset has no others.
-        """
-        if self.version == "v2.1" and not self.files.exists(GLOBAL):
-            return PER_EPISODE
-        return GLOBAL
 
     @property
     def root(self) -> str:
