@@ -18,10 +18,11 @@ from understudy_tools.cli.ranges import RangesConfig, keys_of, rule_of
 
 if TYPE_CHECKING:
     from understudy_client import RobotFacts
+    from understudy_data import Encoding
     from understudy_data.datasets.format.catalog import Catalog
     from understudy_data.datasets.format.features import Feature
     from understudy_tools.bucket import Bucket
-    from understudy_tools.edit.plan import Encoding, Piece, Plan, TextColumn
+    from understudy_tools.edit.plan import Piece, Plan, TextColumn
     from understudy_tools.edit.write_set import Written
 
 
@@ -356,8 +357,8 @@ def _encodings(
     """Encoding of each camera, and for each source the new (height, width) of cameras that are
     resized.
     """
+    from understudy_data import Encoding
     from understudy_tools.edit.features import fit_size, parse_size
-    from understudy_tools.edit.plan import Encoding
 
     videos = [key for key, feature in sources[0].features.items() if feature.is_video]
     for key in config.cameras:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
+from understudy_data import Encoding
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import Feature
@@ -52,24 +53,6 @@ class Piece:
     def frames(self) -> np.ndarray:
         """Frame numbers in the source's episode, int64 (length,)."""
         return np.arange(self.start, self.stop)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """Settings of the videos to encode; see `video.encode.VideoEncoder`.
-
-    Attributes:
-        size: (height, width) of the images; None keeps theirs.
-        codec: encoder; None takes the one of the source's codec.
-        gop: frames from key frame to key frame; None keeps the source's.
-        crf: quality on the encoder's own scale; None is 6 steps better than the encoder's default
-            where frames of the same size and codec are encoded again, and that default otherwise.
-    """
-
-    size: tuple[int, int] | None = None
-    codec: str | None = None
-    gop: int | None = None
-    crf: int | None = None
 
 
 TextColumn = Callable[[Piece], Sequence[str]]
@@ -228,15 +211,27 @@ def run_plan(
         yield from zip(part, results, strict=True)
 
 
-def keep_sound(results: Iterable[tuple[int, Any]], bad: Bad) -> dict[int, Any]:
-    """Return the results of pieces by their numbers, and add those that are errors to `bad`."""
-    sound = {}
+class Results(NamedTuple):
+    """Results of work on pieces.
+
+    Attributes:
+        values: result of each piece that has one, by its number.
+        failures: the other pieces, with the reasons to leave them out.
+    """
+
+    values: dict[int, Any]
+    failures: Bad
+
+
+def gather(results: Iterable[tuple[int, Any]]) -> Results:
+    """Gather the results of pieces, each a value or an error."""
+    gathered = Results({}, {})
     for number, result in results:
         if isinstance(result, DatasetError):
-            bad.setdefault(number, result)
+            gathered.failures[number] = result
         else:
-            sound[number] = result
-    return sound
+            gathered.values[number] = result
+    return gathered
 
 
 def write_files(
@@ -244,20 +239,21 @@ def write_files(
     workers: Workers,
     work: PlanWork,
     files: Sequence[tuple[int, Sequence[int]]],
-    bad: Bad,
+    take: Callable[[int, Any], None],
     done: Callable[[Part], None] = lambda part: None,
-) -> Iterator[tuple[tuple[int, Sequence[int]], Any]]:
-    """Write files of pieces; yield file and result of each, up to the first error. Then try each
-    piece of such files.
+) -> Bad:
+    """Write files of pieces; where a file cannot be written, try each of its pieces.
 
     Args:
         plan: the output.
         workers: processes.
         work: writes (number of a file, its pieces).
         files: number and pieces of each file.
-        bad: receives the pieces that cannot be written; files above the last one then have other
-            pieces.
+        take: called with the number and the result of each file in order, up to the first error.
         done: called with each finished part.
+
+    Returns:
+        The pieces that cannot be written; files above the last one then have other pieces.
 
     Raises:
         DatasetError: a file cannot be written, and each of its pieces can.
@@ -268,17 +264,16 @@ def write_files(
         if isinstance(result, DatasetError):
             failed.append((members, result))
         elif not failed:
-            yield (file, members), result
+            take(file, result)
+    failures: Bad = {}
     for members, error in failed:
         trials: list[Part] = [((len(files) + number, (number,)),) for number in members]
-        unwritable: Bad = {}
-        keep_sound(
-            ((numbers[0], trial) for (_, numbers), trial in run_plan(plan, workers, work, trials)),
-            unwritable,
-        )
+        pairs = run_plan(plan, workers, work, trials)
+        unwritable = gather((numbers[0], trial) for (_, numbers), trial in pairs).failures
         if not unwritable:
             raise error
-        bad |= unwritable
+        failures |= unwritable
+    return failures
 
 
 def select_pieces(catalog: Catalog, source: int, selection: Selection) -> list[Piece]:

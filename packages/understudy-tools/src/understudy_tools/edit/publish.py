@@ -28,17 +28,9 @@ from pathlib import Path
 import numpy as np
 
 from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
-from understudy_data import FileCheck
+from understudy_data import DEFAULTS, DatasetFiles, FileCheck
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.stats.running import NAMES
-from understudy_data.datasets.write.dataset_files import (
-    FILES_PER_CHUNK,
-    replace_json,
-    statistic_value,
-)
 from understudy_data.order_file import lengths_digest
 from understudy_data.parts import Workers
 from understudy_tools.edit.annotations import piece_metadata
@@ -265,7 +257,7 @@ def _plan(
     base = Base()
     if old:
         tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
-        last = max(int((table.chunk * FILES_PER_CHUNK + table.number).max()) for table in tables)
+        last = max(int(DatasetFiles.numbers(table).max()) for table in tables)
         base = Base(old.num_episodes, old.num_frames, last + 1, old.tasks)
     try:
         features = common_features(sources)
@@ -324,14 +316,7 @@ def _add_version(
             (files / "views").mkdir(exist_ok=True)
             os.symlink("../../files/views", version / plan.sources[0].views.FOLDER)
         for path in list(draft.rglob("chunk-*/file-*")):
-            number = (
-                int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
-            )
-            chunk, file = divmod(number, FILES_PER_CHUNK)
-            place = (
-                path.parents[1].relative_to(draft)
-                / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
-            )
+            place = DatasetFiles.renumbered(path.relative_to(draft), plan.base.files)
             target = files / place
             listed = version / place
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -383,12 +368,8 @@ def _write_meta(
         }
         info["splits"] = {"train": f"0:{info['total_episodes']}"}
         features = {**plan.features, **DEFAULTS}
-        for key, entry in stats.items():
-            new = {name: np.asarray(value) for name, value in entry.items()}
-            merged = aggregate([old.stats[key], new])
-            stats[key] = {
-                n: statistic_value(features[key], n, merged[n]) for n in NAMES if n in merged
-            }
-    replace_json(version / "meta/info.json", info)
-    replace_json(version / "meta/stats.json", stats)
-    replace_json(version / LEDGER, published)
+        stats = DatasetFiles.join_statistics(features, old.stats, stats)
+    files = DatasetFiles(version)
+    files.write_json("meta/info.json", info)
+    files.write_json("meta/stats.json", stats)
+    files.write_json(LEDGER, published)
