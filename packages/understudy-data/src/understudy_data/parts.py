@@ -9,6 +9,7 @@ same work continues there. A file that is cut or damaged does not count (`plain_
 
 import ctypes
 import hashlib
+import io
 import logging
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ from understudy_base import (
     use_for_sockets,
 )
 from understudy_data.plain_values import is_result, read_result, write_result
+from understudy_data.storage.dataset_version import DatasetVersion
 
 Part = tuple[Any, ...]
 TRIES = 3
@@ -121,6 +123,15 @@ class Workers:
                 part = []
                 total = 0.0
         return [*parts, tuple(part)] if part else parts
+
+    @staticmethod
+    def mark(value: Any) -> str:
+        """Return a digest of what results depend on, any picklable value. Of a dataset's version
+        its files count, and not when it was opened.
+        """
+        content = io.BytesIO()
+        _Marker(content).dump(value)
+        return hashlib.sha256(content.getvalue()).hexdigest()
 
     def kept(self, name: str) -> Any:
         """Return the value that an earlier call kept in the file `name` of the folder; None where
@@ -224,6 +235,14 @@ class Workers:
                 singles[number][place] = (part, result)
                 if None not in singles[number]:
                     yield number, singles.pop(number)
+
+
+class _Marker(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        """Return the files of a version; None for all else, which is pickled as it is."""
+        if not isinstance(value, DatasetVersion):
+            return None
+        return sorted((name, stat and stat.tag) for name, stat in value.marks.items())
 
 
 def _open(file: Path) -> Callable[[], list[tuple[Part, Any]]]:

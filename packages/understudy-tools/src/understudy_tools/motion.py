@@ -25,7 +25,7 @@ import numpy as np
 
 from understudy_base import DatasetError
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.format.features import DEFAULTS
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
@@ -73,7 +73,7 @@ def numeric_keys(catalog: Catalog) -> list[str]:
         key
         for key, feature in catalog.features.items()
         if not (
-            feature.is_camera or feature.is_text or feature.looks_like_images or key in INDEX_KEYS
+            feature.is_camera or feature.is_text or feature.looks_like_images or key in DEFAULTS
         )
     ]
 

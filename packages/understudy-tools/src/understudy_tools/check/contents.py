@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from understudy_base import plural
+from understudy_data import VideoFile
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_tools.check.findings import SEVERITIES, Report
-from understudy_tools.check.image_facts import VideoFacts, VideoFile
+from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts
 from understudy_tools.check.rules.episodes import MEASURES
 from understudy_tools.motion import IDLE

@@ -13,7 +13,7 @@ import numpy as np
 from understudy_base import DatasetError, Progress, SourceError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.standard_keys import rename_keys
-from understudy_data.datasets.selection.select import difference, open_episodes
+from understudy_data.datasets.selection.select import open_episodes
 from understudy_data.parts import Workers
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_tools.check.contents import describe_contents
@@ -113,7 +113,7 @@ def examine(
         return facts
     with Progress(catalog.num_frames, "rows", "row", shown=show_progress) as progress:
         facts.rows = read_rows(catalog, workers, progress.update)
-    facts.sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
+    facts.sensors = [read_sensor_facts(catalog, key) for key in catalog.sensors]
     if depth == "rows":
         return facts
     most_files = SAMPLED_FILES if depth == "sample" else None
@@ -203,7 +203,9 @@ def check_dataset(
             return _unreadable(str(root), error, begin)
         # Metadata is checked under its own keys, all else under the standard ones.
         # not in the view
-        others = set(difference(stored.episodes.ids, open_episodes(stored).episodes.ids).tolist())
+        others = set(stored.episodes.ids.tolist()) - set(
+            open_episodes(stored).episodes.ids.tolist()
+        )
         stored = replace(stored, view=None)
         findings = [*check_metadata(stored), *check_files(stored)]
         catalog, names = _with_roles(stored, action, state)

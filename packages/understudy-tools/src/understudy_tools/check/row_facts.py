@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError
-from understudy_data import FileCheck
+from understudy_data import FileCheck, read_numbers
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
+from understudy_data.datasets.format.features import DEFAULTS
 from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
 from understudy_tools import motion
@@ -333,21 +332,21 @@ def _read_file(
         with catalog.files.parquet(path) as opened:
             schema = opened.schema_arrow
             total = int(opened.metadata.num_rows)
-        table = catalog.files.table(path, [*numbers, *INDEX_KEYS])
+        table = catalog.files.table(path, [*numbers, *DEFAULTS])
     except SourceError:
         raise  # says nothing about the file
     except DatasetError as error:
         facts.unreadable.append((file, "", error))
         return 0
     facts.schemas.setdefault(tuple(sorted((f.name, str(f.type)) for f in schema)), []).append(file)
-    declared = {*catalog.features, *catalog.skipped_features, *INDEX_KEYS}
+    declared = {*catalog.features, *catalog.skipped_features, *DEFAULTS}
     declared.update(*stored.values())
     facts.undeclared |= {f.name: str(f.type) for f in schema if f.name not in declared}
     for key, names in stored.items():
         if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
     absent: dict[str, np.ndarray] = {}
-    needed = {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}
+    needed = {key: stored.get(key, [key]) for key in (*DEFAULTS, *keys)}
     columns = _read_columns(catalog, file, table, needed, facts, absent)
     starts, is_complete = _find_episodes(catalog, rows, columns, total, path, facts)
     for key, rows_without in absent.items():
@@ -405,10 +404,10 @@ def _read_columns(
                 parts = catalog.joined.get(key, (catalog.features.get(key),))
                 arrays = []
                 for name, part in zip(names, parts):
-                    column, rows_without = fill_absent(
-                        table.column(name), part or DEFAULTS.get(key)
+                    values, rows_without = read_numbers(
+                        table.column(name), part, where, key, part or DEFAULTS.get(key)
                     )
-                    arrays.append(_column(column, part, where, key))
+                    arrays.append(_one_per_row(values, where, key) if key in DEFAULTS else values)
                     if rows_without is not None:
                         absent[key] = rows_without
                 if len(arrays) > 1:
@@ -421,22 +420,14 @@ def _read_columns(
     return columns
 
 
-def _column(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
-    if feature is None and not is_numeric(column.type):
+def _one_per_row(values: np.ndarray, where: str, key: str) -> np.ndarray:
+    """Return an index column as numbers (rows,). Raises DatasetError for several in a row."""
+    flat = values.reshape(len(values), -1)
+    if len(flat) and flat.shape[1] != 1:
         raise DatasetError(
-            f"column {key!r} holds {column.type} instead of numbers",
-            where=where,
-            fix="repair the file",
+            f"column {key!r} is not a single number per row", where=where, fix="repair the file"
         )
-    values = to_numpy(column, feature, where, key)
-    if key in INDEX_KEYS:
-        values = values.reshape(len(values), -1)
-        if len(values) and values.shape[1] != 1:
-            raise DatasetError(
-                f"column {key!r} is not a single number per row", where=where, fix="repair the file"
-            )
-        return values[:, 0] if values.shape[1] else np.zeros(0)
-    return values
+    return flat[:, 0] if flat.shape[1] else np.zeros(0)
 
 
 def _names(catalog: Catalog, key: str, width: int) -> list[str]:

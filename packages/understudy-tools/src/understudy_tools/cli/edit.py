@@ -324,7 +324,7 @@ def _source_texts(columns: "Sequence[TextColumn]", piece: "Piece") -> Sequence[s
 
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
-    from understudy_data.datasets.write.writer import check_features
+    from understudy_data import Feature
 
     if key in features:
         raise DatasetError(
@@ -332,7 +332,7 @@ def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
             fix="drop or rename that feature, or name another",
         )
     try:
-        return check_features({key: {"dtype": "string", "shape": (1,)}})[key]
+        return Feature.text(key)
     except ValueError as error:
         raise DatasetError(f"subtask_key: {error}") from None
 

@@ -286,10 +286,10 @@ def _threshold(facts: dict[str, Any]) -> str:
 
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
-    from understudy_data.datasets.selection.keep_ranges import droid_keys
+    from understudy_data import EpisodeNames
 
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
-    texts = droid_keys(catalog) if name_by != "episode" else {}
+    texts = EpisodeNames(catalog).droid() if name_by != "episode" else {}
     if name_by == "droid" and not texts:
         message = (
             "name_by: recording_folderpath and file_path are missing, or some episodes share them"

@@ -17,11 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
-from understudy_data import Encoding
+from understudy_data import Encoding, EpisodeNames
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.datasets.format.features import Feature
-from understudy_data.datasets.selection.keep_ranges import match_keys, read_object
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.parts import Lost, Part, Workers
 from understudy_tools.bucket import Bucket
@@ -432,7 +431,7 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
         DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its
             episode.
     """
-    content = read_object(path, _FORMAT)
+    content = EpisodeNames.read_object(path, _FORMAT)
     pieces = []
     for key, row in match_all(catalog, content, path):
         length = int(catalog.episodes.lengths[row])
@@ -513,7 +512,7 @@ def match_all(catalog: Catalog, entries: Record, path: str) -> list[tuple[str, i
     Raises:
         DatasetError: a key is not an episode, or two keys are one episode.
     """
-    matched, _ = match_keys(catalog, list(entries), path)
+    matched, _ = EpisodeNames(catalog).match(list(entries), path)
     lost = [key for key in entries if key not in matched]
     if lost:
         raise DatasetError(

@@ -31,7 +31,6 @@ from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
 from understudy_data import DEFAULTS, DatasetFiles, FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.order_file import lengths_digest
 from understudy_data.parts import Workers
 from understudy_tools.edit.annotations import piece_metadata
 from understudy_tools.edit.features import common_features, common_rate, common_robot, edit_features
@@ -218,7 +217,7 @@ def _digest(writer: Catalog, last: int | None = None) -> str:
     """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of
     the last episode.
     """
-    lengths = lengths_digest(writer, last)
+    lengths = writer.episodes.digest(last)
     numbers = hashlib.sha256()
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
     keys = numeric_keys(writer)

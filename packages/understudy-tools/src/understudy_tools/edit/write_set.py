@@ -8,9 +8,7 @@ episode. The folder appears in one step, complete.
 """
 
 import hashlib
-import io
 import json
-import pickle
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +44,6 @@ from understudy_data import (
     Workers,
 )
 from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.storage.dataset_version import DatasetVersion
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
 from understudy_tools.edit.plan import (
@@ -656,7 +653,7 @@ def write_outputs(
     workers = workers or Workers()
     described = {name: describe_sources(plan) for name, plan in plans.items()}
     light = {name: replace(plan, metadata={}, origin={}) for name, plan in plans.items()}
-    mark = _digest([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])
+    mark = Workers.mark([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])
     bucket = None
     if workers.folder is not None:
         _claim(workers.folder, mark)
@@ -696,24 +693,6 @@ def write_outputs(
             "exists", where=out, fix="name a new folder; nothing is overwritten"
         ) from error
     return done
-
-
-class _Marker(pickle.Pickler):
-    """Pickler of what an output is made from: of a dataset's version its files, and not when it was
-    opened.
-    """
-
-    def persistent_id(self, value: Any) -> Any:
-        """Return the files of a version; None for all else, which is pickled as it is."""
-        if not isinstance(value, DatasetVersion):
-            return None
-        return sorted((name, stat and stat.tag) for name, stat in value.marks.items())
-
-
-def _digest(value: Any) -> str:
-    content = io.BytesIO()
-    _Marker(content).dump(value)
-    return hashlib.sha256(content.getvalue()).hexdigest()
 
 
 def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:

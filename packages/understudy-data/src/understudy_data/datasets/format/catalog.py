@@ -28,7 +28,7 @@ from understudy_data.datasets.format.episode_table import (
     similar_folder,
 )
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature, join_stats, parse_features
-from understudy_data.datasets.format.meta_files import check_template, read_json
+from understudy_data.datasets.format.meta_files import check_template, fill_template, read_json
 from understudy_data.datasets.format.pairing import check_pairing, pair_by_columns
 from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy_data.datasets.format.sensors import SENSORS, Sensor, read_sensors
@@ -76,7 +76,15 @@ class Catalog:
     """
 
     INFO: ClassVar = INFO
+    """Path of info.json under the root."""
     SENSORS: ClassVar = SENSORS
+    """Path of the declarations of sensors."""
+    OF_FORMAT: ClassVar = layouts.OF_FORMAT
+    """Pattern of names of columns of the episode table that belong to the format."""
+    END_IS_CUT: ClassVar = layouts.END_IS_CUT
+    """Metadata of episodes: true where the episode is a part of a longer one, without its last
+    frame.
+    """
 
     files: Files
     version: str
@@ -179,6 +187,13 @@ class Catalog:
     def read_json(self, path: str) -> dict[str, Any]:
         """Read a JSON object at a path under the root. Raises DatasetError."""
         return read_json(self.files, path)
+
+    def sensor_files(self, sensor: Sensor) -> list[str]:
+        """Paths of a sensor's files: one, or one for each episode of the table."""
+        if not sensor.per_episode:
+            return [sensor.path]
+        ids = self.episodes.ids.tolist()
+        return [fill_template(sensor.path, episode_index=episode) for episode in ids]
 
     def episode_files(self) -> list[str]:
         """List the files of the episode table in order, as paths under the root."""

@@ -226,6 +226,13 @@ class EpisodeTable:
             self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks)
         )
 
+    def digest(self, last: int | None = None) -> str:
+        """Return "LAST DIGEST" of the ids and lengths up to an id; None: of all."""
+        last = int(self.ids[-1]) if last is None else last
+        count = np.searchsorted(self.ids, last, side="right")
+        columns = np.stack([self.ids[:count], self.lengths[:count]])
+        return f"{last} {hashlib.blake2b(columns.data, digest_size=16).hexdigest()}"
+
     def claimed_episode(self, row: int, ids: np.ndarray | None, index: np.ndarray | None) -> int:
         """Return the id of the episode that the columns of a file of one episode name.
 

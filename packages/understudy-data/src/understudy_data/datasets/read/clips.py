@@ -39,6 +39,18 @@ class EpisodeClips:
         Raises:
             DatasetError: the file is missing or broken, or its frames do not match the rows.
         """
+        source, index = self._open(dataset, row)
+        rows = np.array([row])
+        first = int(self._frames[dataset].first_frame(self._camera, rows)[0])
+        name = f"episode {int(self._catalogs[dataset].episodes.ids[row])}"
+        return VideoClip(source, index, first + start, first + stop, name)
+
+    def video(self, dataset: int, row: int) -> VideoClip:
+        """Return all frames of the file of an episode. Raises as `clip` does."""
+        source, index = self._open(dataset, row)
+        return VideoClip(source, index, 0, index.count)
+
+    def _open(self, dataset: int, row: int) -> tuple[ByteSource, VideoIndex]:
         catalog = self._catalogs[dataset]
         frames = self._frames[dataset]
         place = dataset, int(catalog.videos(self._camera).file[row])
@@ -49,7 +61,4 @@ class EpisodeClips:
             if len(self._opened) == _OPENED:
                 self._opened.pop(next(iter(self._opened)))[0].close()
             self._opened[place] = file, read_index(file, count)
-        source, index = self._opened[place]
-        first = int(frames.first_frame(self._camera, np.array([row]))[0])
-        name = f"episode {int(catalog.episodes.ids[row])}"
-        return VideoClip(source, index, first + start, first + stop, name)
+        return self._opened[place]

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from understudy_base import DatasetError, Record, draft_path, is_boolean
-from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature
+from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature, check_name
 from understudy_data.datasets.format.layouts import episode_files
 from understudy_data.datasets.stats.running import (
     ImageStatistics,
@@ -90,10 +90,7 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
     checked: dict[str, Feature] = {}
     for key, entry in features.items():
         extra = set(entry) - {"dtype", "shape", "names"}
-        if not key or "/" in key or key in DEFAULTS or key == "task":
-            raise ValueError(
-                f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task"
-            )
+        check_name(key)
         if extra or "dtype" not in entry:
             raise ValueError(
                 f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}"

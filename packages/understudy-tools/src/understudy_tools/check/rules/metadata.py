@@ -7,7 +7,7 @@ import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, SourceError, plural
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.format.features import DEFAULTS
 from understudy_data.datasets.selection.select import Selection
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Place, correct, drop, list_ids
 from understudy_tools.check.row_facts import RowFacts
@@ -152,7 +152,7 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
             yield Finding(
                 "metadata.names", "warning", message, place, str(declared)[:200], width, fix
             )
-    lacking = [key for key in INDEX_KEYS if key not in catalog.features]
+    lacking = [key for key in DEFAULTS if key not in catalog.features]
     if lacking:
         message = (
             f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones"
@@ -191,7 +191,7 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
         if len(feature.shape) == 1
         and not feature.is_text
         and not feature.is_camera
-        and key not in INDEX_KEYS
+        and key not in DEFAULTS
     ]
     for key, flag in ((ACTION, "data.action"), (STATE, "data.state")):
         feature = catalog.features.get(key)
