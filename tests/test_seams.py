@@ -16,7 +16,7 @@ FACES = {
     "kit": {"base"},
     "lerobot_service": {"base", "client"},
     "robot": {"base", "client", "data", "kit"},
-    "tools": {"base", "client", "kit"},
+    "tools": {"base", "client", "data", "kit"},
     "understudy": {"base", "client", "kit"},
     "zoo": {"base", "client", "data", "kit"},
 }

@@ -21,7 +21,7 @@ from understudy_data.load.explain import ExplainedOrder, LengthTable
 from understudy_data.order import Order
 from understudy_kit import Interval, complete
 from understudy_kit.config.flags import read_flags
-from understudy_tools.cli.order import ExplainConfig, explained, order_options, read_tables
+from understudy_tools.cli.order import ExplainConfig, explained, order_options
 
 MOST = 1 << 22
 """Most positions to audit, and most positions before them, which bounds memory and time. An order
@@ -232,16 +232,16 @@ def _seconds(value: float) -> str:
 
 def main(words: list[str]) -> None:
     config = complete(read_flags(CompareConfig, words, {}))
-    tables = read_tables(config)
-    comparison = compare(tables, config, explained(config).order)
+    own = explained(config)
+    comparison = compare(own.tables, config, own.order)
     print(
         "\n".join(
             [
-                *map(str, tables),
+                *map(str, own.tables),
                 "",
                 comparison.order.explain(),
                 "",
-                render(tables, comparison, config),
+                render(own.tables, comparison, config),
             ]
         )
     )

@@ -9,11 +9,13 @@ from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
 from understudy_data.datasets.episode_arrays import EpisodeArrays as EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog as Catalog
 from understudy_data.datasets.format.episode_table import describe_ids as describe_ids
+from understudy_data.datasets.format.episode_table import spread_evenly as spread_evenly
 from understudy_data.datasets.format.features import DEFAULTS as DEFAULTS
 from understudy_data.datasets.format.features import Feature as Feature
+from understudy_data.datasets.format.standard_keys import rename_keys as rename_keys
+from understudy_data.datasets.format.standard_keys import suggest_key as suggest_key
 from understudy_data.datasets.read.clips import EpisodeClips as EpisodeClips
 from understudy_data.datasets.read.columns import read_numbers as read_numbers
-from understudy_data.datasets.read.image_column import ImageColumns as ImageColumns
 from understudy_data.datasets.read.recorded_images import RecordedImages as RecordedImages
 from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups
@@ -36,7 +38,6 @@ from understudy_data.load.choose_order import choose_order as choose_order
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
 from understudy_data.load.explain import ExplainedOrder as ExplainedOrder
-from understudy_data.load.explain import LengthTable as LengthTable
 from understudy_data.load.instructions import draw_instructions as draw_instructions
 from understudy_data.load.loader import Loader as Loader
 from understudy_data.load.validation_data import UNREADABLE as UNREADABLE

@@ -24,11 +24,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.parts import Lost, Part, Workers
-from understudy_data.plain_values import storable
+from understudy_data import DEFAULTS, Catalog, Lost, Part, Rows, Workers, storable
 
 MOTION_SHARE = 0.05
 """Share of a dimension's own speed from which on it moves."""

@@ -98,12 +98,14 @@ class ExplainedOrder:
     Attributes:
         order: the order.
         lines: the explanation.
+        tables: lengths of its datasets; () of a file.
         choice: the candidates that a loader would choose it from; None where there are no datasets
             to load.
     """
 
     order: Order
     lines: tuple[str, ...]
+    tables: tuple[LengthTable, ...] = ()
     choice: OrderChoice | None = None
 
     def __str__(self) -> str:
@@ -113,13 +115,22 @@ class ExplainedOrder:
     def of_lengths(cls, tables: Sequence[LengthTable], **options: Unpack[OrderOptions]) -> Self:
         """Explain the order of tables that belong to no dataset."""
         order = Order.from_datasets(tables, **options)
-        return cls(order, _describe(tables, order))
+        return cls(order, _describe(tables, order), tuple(tables))
+
+    @classmethod
+    def like_droid(
+        cls, episodes: int, *, gop: int, reach: tuple[int, int], **options: Unpack[OrderOptions]
+    ) -> Self:
+        """Explain the order of a synthetic table (`LengthTable.like_droid`)."""
+        return cls.of_lengths([LengthTable.like_droid(episodes, gop, reach)], **options)
 
     @classmethod
     def of_datasets(
         cls,
-        tables: Sequence[LengthTable],
+        paths: Sequence[str],
         *,
+        gop: int,
+        reach: tuple[int, int],
         memory: str,
         world_size: int,
         image_size: tuple[int, int] | None,
@@ -128,7 +139,9 @@ class ExplainedOrder:
         """Choose the order of datasets as a loader does, and explain it and its candidates.
 
         Args:
-            tables: the datasets.
+            paths: their addresses.
+            gop: frames from key frame to key frame; 0: as in the videos.
+            reach: frames that a sample's windows extend back and ahead.
             memory: memory of a rank's loader, "4GB".
             world_size: number of ranks.
             image_size: height and width of the images to deliver; None: as recorded.
@@ -137,6 +150,7 @@ class ExplainedOrder:
         Raises:
             DatasetError: a dataset cannot be read.
         """
+        tables = [LengthTable.read(path, gop, reach) for path in paths]
         facts = []
         for table in tables:
             recorded = read_facts(EpisodeArrays(table.name), image_size)
@@ -169,7 +183,7 @@ class ExplainedOrder:
         )
         advice = [fill(choice.advice, 118)] if choice.advice else []
         lines = *_describe(tables, choice.order), *candidates, "", fill(notes, 118), *advice, ""
-        return cls(choice.order, lines, choice)
+        return cls(choice.order, lines, tuple(tables), choice)
 
     @classmethod
     def of_file(cls, path: str, batch_size: int, datasets: Sequence[str] = ()) -> Self:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import plural
-from understudy_data import VideoFile
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog, VideoFile
 from understudy_tools.check.findings import SEVERITIES, Report
 from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts

@@ -11,11 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy_base import DatasetError, Progress, SourceError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.standard_keys import rename_keys
-from understudy_data.datasets.selection.select import open_episodes
-from understudy_data.parts import Workers
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import Catalog, RemoteOptions, Workers, open_episodes, rename_keys
 from understudy_tools.check.contents import describe_contents
 from understudy_tools.check.effects import complete_fix, rank_findings
 from understudy_tools.check.findings import (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 
 Severity = Literal["error", "warning", "note", "undecided"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError, SourceError
-from understudy_data import FileCheck, RecordedImages, VideoFile
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import spread_evenly
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.parts import Lost, Part, Workers
-from understudy_data.plain_values import storable
+from understudy_data import (
+    Catalog,
+    FileCheck,
+    Lost,
+    Part,
+    RecordedImages,
+    Rows,
+    VideoFile,
+    Workers,
+    spread_evenly,
+    storable,
+)
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 
 SAMPLED_EPISODES = 24
@@ -273,7 +279,7 @@ class ReadImages:
     def __call__(self, part: Part) -> ImageFacts:
         """Decode images."""
         facts = ImageFacts()
-        recorded = RecordedImages(self.catalog, _ROW_BYTES)
+        recorded = RecordedImages(self.catalog, _ROW_BYTES, _ROW_BYTES)
         numbers = Rows(self.catalog, self.keys, cache_bytes=_ROW_BYTES)
         for camera, items in groupby(part, lambda item: item[0]):
             images = _Images(self.catalog, camera, recorded, numbers, self.keys)

@@ -17,11 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError
-from understudy_data import FileCheck, read_numbers
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.parts import Lost, Part, Workers
-from understudy_data.plain_values import storable
+from understudy_data import (
+    DEFAULTS,
+    Catalog,
+    FileCheck,
+    Lost,
+    Part,
+    Workers,
+    read_numbers,
+    storable,
+)
 from understudy_tools import motion
 from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
 from understudy_tools.motion import Speeds, moves, named_motion, rate_dims

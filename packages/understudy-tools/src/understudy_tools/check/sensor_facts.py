@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from understudy_base import DatasetError, SourceError
-from understudy_data import sensor_groups
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog, sensor_groups
 
 
 @dataclass

@@ -18,9 +18,7 @@ from understudy_tools.cli.ranges import RangesConfig, keys_of, rule_of
 
 if TYPE_CHECKING:
     from understudy_client import RobotFacts
-    from understudy_data import Encoding
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.format.features import Feature
+    from understudy_data import Catalog, Encoding, Feature
     from understudy_tools.bucket import Bucket
     from understudy_tools.edit.plan import Piece, Plan, TextColumn
     from understudy_tools.edit.write_set import Written
@@ -201,7 +199,7 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
 
 def edit(config: EditConfig) -> int:
     """Write the output and print a summary; return 1 if episodes were left out as bad."""
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
 
     out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
@@ -214,8 +212,7 @@ def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     """Return a catalog with the lengths of whole rows, and name the episodes whose length
     changes.
     """
-    from understudy_data import FileCheck
-    from understudy_data.datasets.format.episode_table import describe_ids
+    from understudy_data import FileCheck, describe_ids
 
     counted = FileCheck(catalog).counted()
     changed = counted.episodes.lengths != catalog.episodes.lengths
@@ -288,7 +285,7 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
-    from understudy_data.datasets.selection.select import Selection
+    from understudy_data import Selection
     from understudy_tools.edit.plan import read_bad_episodes, select_pieces
 
     drop = list(config.exclude_episodes)
@@ -447,7 +444,7 @@ class SegmentConfig(WorkersConfig):
 
 def segment(config: SegmentConfig) -> int:
     """Write the output and print a summary; return 1 if segments were left out as bad."""
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
 
     out = open_output(config.paths[-1])
     plan = make_plan(config, open_episodes(config.paths[0]), out)
@@ -544,7 +541,7 @@ def write_and_print(
     """Write datasets into the new folder `out`, and print a summary; return 1 if something was left
     out as bad.
     """
-    from understudy_data.parts import Workers
+    from understudy_data import Workers
     from understudy_tools.edit.write_set import write_outputs
 
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
@@ -637,7 +634,7 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode
     cost.
     """
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
     from understudy_tools.edit.decode_cost import measure_cost
 
     plan = written.plan

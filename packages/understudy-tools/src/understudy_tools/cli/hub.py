@@ -178,8 +178,7 @@ def _check_dataset(folder: Path) -> str:
             killed, for example, or rows and videos may be those of different episodes.
     """
     from understudy_base import DatasetError
-    from understudy_data import FileCheck
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, FileCheck
 
     try:
         catalog = Catalog.open(folder)

@@ -13,7 +13,7 @@ from understudy_base import parse_bytes
 from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
-    from understudy_data import ExplainedOrder, LengthTable
+    from understudy_data import ExplainedOrder
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,19 @@ def explained(config: ExplainConfig) -> "ExplainedOrder":
 
     if config.order:
         return ExplainedOrder.of_file(config.order, config.batch_size, config.paths)
-    tables = read_tables(config)
     options = order_options(config)
     if not config.paths:
-        return ExplainedOrder.of_lengths(tables, **options)
+        gop = config.gop or 2
+        return ExplainedOrder.like_droid(config.episodes, gop=gop, reach=config.reach, **options)
     return ExplainedOrder.of_datasets(
-        tables,
+        config.paths,
+        gop=config.gop,
+        reach=config.reach,
         memory=config.memory,
         world_size=config.world_size,
         image_size=config.image_size,
         **options,
     )
-
-
-def read_tables(config: ExplainConfig) -> "list[LengthTable]":
-    """Read the episode lengths of the datasets in `config`, or make the synthetic table."""
-    from understudy_data import LengthTable
-
-    if not config.paths:
-        return [LengthTable.like_droid(config.episodes, config.gop or 2, config.reach)]
-    return [LengthTable.read(path, config.gop, config.reach) for path in config.paths]
 
 
 def order_options(config: ExplainConfig) -> dict[str, Any]:

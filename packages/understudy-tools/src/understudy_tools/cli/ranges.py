@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy_base import DatasetError, Progress, refuse_existing, write_text
-from understudy_data.parts import Workers
+from understudy_data import Workers
 from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
     from understudy_tools.motion import IdleRule
 
 SHOWN = 10
@@ -101,7 +101,7 @@ class RangesConfig(WorkersConfig):
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
     from understudy_base import finite
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
 
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)

@@ -10,8 +10,7 @@ from understudy_base import DatasetError, plural
 from understudy_kit import Fraction, Positional, SelectionConfig, flag_of
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.episode_arrays import EpisodeArrays
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, EpisodeArrays
 
 _LISTED = 20  # values of a list that are printed
 
@@ -129,7 +128,7 @@ def _chosen(config: SelectConfig, names: Sequence[str]) -> dict[str, Any]:
 
 def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeArrays":
     """Return the selected frames. Raises DatasetError."""
-    from understudy_data.datasets.episode_arrays import EpisodeArrays
+    from understudy_data import EpisodeArrays
 
     options = {name: value for name, value in chosen.items() if not name.startswith("val_")}
     return EpisodeArrays(replace(catalog, view=None), keys=[], **options)

@@ -145,7 +145,7 @@ def _record(config: ViewConfig) -> None:
     """Write a recording of rerun."""
     import numpy as np
 
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
     from understudy_tools.report.view.rerun_log import check_recording, write_recording
 
     require("rerun")
@@ -161,7 +161,7 @@ def _record(config: ViewConfig) -> None:
 def _dataset_viewer(config: ViewConfig) -> "Viewer":
     import numpy as np
 
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
     from understudy_tools.report.view.viewer import Source, Viewer
 
     catalog = open_episodes(config.path, config.pairing or None)

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data import EpisodeNames
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.read.texts import Responses
+from understudy_data import Catalog, EpisodeNames, Responses, Rows
 from understudy_tools.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
 
 _EPISODE = ("episode_index", "episode")

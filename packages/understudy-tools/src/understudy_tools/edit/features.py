@@ -14,9 +14,7 @@ from math import prod
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS, Feature
-from understudy_data.datasets.format.standard_keys import rename_keys, suggest_key
+from understudy_data import DEFAULTS, Catalog, Feature, rename_keys, suggest_key
 
 
 def edit_features(

@@ -17,12 +17,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
-from understudy_data import Encoding, EpisodeNames
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.datasets.format.features import Feature
-from understudy_data.datasets.selection.select import Selection
-from understudy_data.parts import Lost, Part, Workers
+from understudy_data import (
+    Catalog,
+    Encoding,
+    EpisodeNames,
+    Feature,
+    Lost,
+    Part,
+    Selection,
+    Workers,
+    describe_ids,
+)
 from understudy_tools.bucket import Bucket
 from understudy_tools.motion import FindRanges, IdleRule
 

@@ -28,10 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
-from understudy_data import DEFAULTS, DatasetFiles, FileCheck
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.parts import Workers
+from understudy_data import DEFAULTS, Catalog, DatasetFiles, FileCheck, Rows, Workers
 from understudy_tools.edit.annotations import piece_metadata
 from understudy_tools.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy_tools.edit.plan import Base, Piece, Plan

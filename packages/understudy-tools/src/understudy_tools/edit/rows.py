@@ -22,8 +22,8 @@ from understudy_data import (
     DatasetStatistics,
     EpisodeStatistics,
     Feature,
-    ImageColumns,
     ImageStatistics,
+    RecordedImages,
     Rows,
     storable,
 )
@@ -102,8 +102,7 @@ class SourceRows:
         ]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
-        images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
-        self._images = [ImageColumns(source, images, 0) for source in plan.sources]
+        self._images = [RecordedImages(source, _CACHE, image_bytes=0) for source in plan.sources]
         self._keys = keys
 
     def tasks(self, piece: Piece) -> list[str]:
@@ -159,19 +158,13 @@ class SourceRows:
                 where = f"{source.root} (episode {int(source.episodes.ids[piece.row])})"
                 taken[key] = cast_values(values, feature.dtype, key, where)
             elif feature.dtype == "image":
-                taken[key] = self._encoded(piece, key)
+                taken[key] = self._images[piece.source].encoded(key, piece.row, piece.frames)
             elif key in plan.columns:
                 column = plan.columns[key](piece)
                 taken[key] = column if isinstance(column, np.ndarray) else list(column)
             elif feature.dtype == "language" and piece.length < source.episodes.lengths[piece.row]:
                 taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
         return taken, tasks, bool(has_clock)
-
-    def _encoded(self, piece: Piece, key: str) -> list[bytes]:
-        """Encoded images of an image column, as stored."""
-        row = piece.row
-        places = self._rows[piece.source].file_rows(np.full(piece.length, row), piece.frames)
-        return self._images[piece.source].encoded(key, row, places)
 
     def decode(self, piece: Piece, key: str, data: bytes) -> np.ndarray:
         """Decode an image of a piece, uint8 (C, H, W)."""

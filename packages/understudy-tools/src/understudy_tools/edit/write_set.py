@@ -42,8 +42,8 @@ from understudy_data import (
     Feature,
     Part,
     Workers,
+    describe_ids,
 )
-from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
 from understudy_tools.edit.plan import (

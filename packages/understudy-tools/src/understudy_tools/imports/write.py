@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy_base import __version__, create_folder, strip_credentials
-from understudy_data import Catalog, DatasetFiles
-from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data import Catalog, DatasetFiles, EpisodeWriter
 from understudy_tools.imports.frames import Held, read_frames
 from understudy_tools.imports.layout import AGE, TIME, Layout, read_layout
 from understudy_tools.imports.recording import NANO, Recording, RecordingError, Times

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, plural
-from understudy_data.datasets.episode_arrays import EpisodeArrays
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import spread_evenly
+from understudy_data import Catalog, EpisodeArrays, spread_evenly
 from understudy_kit import Block, Blocks, Curve, as_rgb, render_page
 from understudy_tools.check.contents import (
     UNUSUAL,

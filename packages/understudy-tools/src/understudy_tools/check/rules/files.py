@@ -3,8 +3,7 @@
 import numpy as np
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data import FileCheck
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog, FileCheck
 from understudy_tools.check.findings import (
     EDIT,
     REWRITE,

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, SourceError, plural
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.datasets.selection.select import Selection
+from understudy_data import DEFAULTS, Catalog, Selection
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Place, correct, drop, list_ids
 from understudy_tools.check.row_facts import RowFacts
 

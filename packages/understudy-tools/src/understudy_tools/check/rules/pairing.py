@@ -4,7 +4,7 @@ the rows.
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Findings, Place, Severity
 from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts

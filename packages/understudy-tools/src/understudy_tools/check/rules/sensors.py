@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from understudy_base import plural
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import (
     LOOK,
     Finding,

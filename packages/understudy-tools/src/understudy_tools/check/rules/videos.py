@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data import EpisodeClips, VideoFile
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog, EpisodeClips, VideoFile
 from understudy_tools.check.findings import (
     EDIT,
     Finding,

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError, Record
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS, Feature
-from understudy_data.datasets.read.rows import Rows
+from understudy_data import DEFAULTS, Catalog, Feature, Rows
 from understudy_kit import numbers, ranges
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Place
