@@ -14,12 +14,15 @@ from understudy_data.datasets.format.features import DEFAULTS as DEFAULTS
 from understudy_data.datasets.format.features import Feature as Feature
 from understudy_data.datasets.format.standard_keys import rename_keys as rename_keys
 from understudy_data.datasets.format.standard_keys import suggest_key as suggest_key
+from understudy_data.datasets.read.clips import Encoding as Encoding
 from understudy_data.datasets.read.clips import EpisodeClips as EpisodeClips
+from understudy_data.datasets.read.clips import VideoClip as VideoClip
 from understudy_data.datasets.read.columns import read_numbers as read_numbers
 from understudy_data.datasets.read.recorded_images import RecordedImages as RecordedImages
 from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups
 from understudy_data.datasets.read.texts import Responses as Responses
+from understudy_data.datasets.read.video_file import VideoFile as VideoFile
 from understudy_data.datasets.selection.keep_ranges import EpisodeNames as EpisodeNames
 from understudy_data.datasets.selection.select import Selection as Selection
 from understudy_data.datasets.selection.select import open_episodes as open_episodes
@@ -55,9 +58,6 @@ from understudy_data.prompt_metadata import label as label
 from understudy_data.prompt_metadata import metadata_lines as metadata_lines
 from understudy_data.storage.remote_folder import RemoteFolder as RemoteFolder
 from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
-from understudy_data.video.clips import Encoding as Encoding
-from understudy_data.video.clips import VideoClip as VideoClip
 from understudy_data.video.encode import check_size as check_size
 from understudy_data.video.orientation import upright as upright
 from understudy_data.video.quality import Quality as Quality
-from understudy_data.video.video_file import VideoFile as VideoFile

@@ -144,6 +144,7 @@ class Workers:
     def keep(self, name: str, value: Any) -> None:
         """Write a plain value into the file `name` of the folder, if there is one."""
         if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_result(self.folder / name, value)
 
     @property

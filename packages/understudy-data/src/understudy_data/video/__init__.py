@@ -15,8 +15,6 @@ color             conversion to RGB planes, written straight into an array, and 
                   another size
 depth             depth images, without color conversion
 encode            encode images into mp4, and concatenate mp4 files without re-encoding
-clips             consecutive frames of a file, copied by their packets or encoded again
-video_file        facts of a video file
 quality           PSNR and SSIM of encoded images
 native            optional C loops and direct swscale calls
 """
