@@ -17,7 +17,7 @@ FACES = {
     "kit": {"base"},
     "lerobot_service": {"base", "client", "robot", "understudy"},
     "robot": {"base", "client", "data", "kit", "understudy"},
-    "tools": {"base", "client", "kit"},
+    "tools": {"base", "client", "data", "kit"},
     "understudy": {"base", "client", "kit"},
     "zoo": {"base", "client", "data", "kit", "understudy"},
 }

@@ -35,11 +35,11 @@ from understudy.testing.audited import damage, eventful_run, trained
 from understudy.testing.mixtures import mixed, tiny_sources
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint
+from understudy_data.load.explain import LengthTable, droid_like
 from understudy_data.load.order_rows import Span, order_facts, rows_of
 from understudy_data.order import Order
 from understudy_data.order_file import write_order_file
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
-from understudy_tools.cli.order import Table, droid_like
 
 ROUNDS = 3
 BATCH = 256
@@ -111,7 +111,7 @@ def measured(work: Callable[[], Any], samples: int) -> dict[str, float]:
 
 def part(name: str, samples: int, path: Path) -> dict[str, float]:
     """Measure one rate."""
-    table = Table("droid", droid_like(), 2, (0, 0), 30.0, 1)
+    table = LengthTable("droid", droid_like(), 2, (0, 0), 30.0, 1)
     order = Order.from_datasets([table], batch_size=BATCH, seed=0)
     spans = [Span(0, 0, BATCH, samples // BATCH)]
     if name == "audit":

@@ -65,11 +65,11 @@ from understudy.policies.draws import generate_draws
 from understudy.policies.flow.config import FlowPolicyConfig
 from understudy.policies.flow.model import FlowPolicy
 from understudy_base import ACTION, STATE, TASK, Batch
+from understudy_data.load.explain import LengthTable, droid_like
 from understudy_data.order import Order, sample_normal
 from understudy_data.order.design_effect import Correlation, design_effect
 from understudy_robot.envs.env import layout_seed
 from understudy_robot.envs.tabletop import FPS, NOISE
-from understudy_tools.cli.order import Table, droid_like
 from values import StateTable
 
 CHUNK = 16
@@ -238,9 +238,9 @@ class Course:
         self.done = until
 
 
-def table(data: Recordings) -> Table:
+def table(data: Recordings) -> LengthTable:
     """The recordings as a source of an order."""
-    return Table("table", data.lengths, 1, (0, CHUNK - 1), FPS, 1)
+    return LengthTable("table", data.lengths, 1, (0, CHUNK - 1), FPS, 1)
 
 
 def orders(data: Recordings, size: int, seed: int) -> dict[str, order_baselines.Read]:

@@ -17,10 +17,11 @@ import numpy as np
 import order_baselines
 from order_audit import WINDOWS, Audit, as_read, audit
 from understudy_base import Progress
+from understudy_data.load.explain import ExplainedOrder, LengthTable
 from understudy_data.order import Order
 from understudy_kit import Interval, complete
 from understudy_kit.config.flags import read_flags
-from understudy_tools.cli.order import ExplainConfig, Table, choose, describe, order_of, read_tables
+from understudy_tools.cli.order import ExplainConfig, explained, order_options
 
 MOST = 1 << 22
 """Most positions to audit, and most positions before them, which bounds memory and time. An order
@@ -79,14 +80,14 @@ class Comparison:
 
 
 def compare(
-    tables: Sequence[Table], config: CompareConfig, order: Order | None = None
+    tables: Sequence[LengthTable], config: CompareConfig, order: Order | None = None
 ) -> Comparison:
     """Audit our order over the tables, and five others holding about as many frames as ours has in
     flight.
 
     Progress is shown on stderr.
     """
-    order = order or order_of(tables, config)
+    order = order or ExplainedOrder.of_lengths(tables, **order_options(config)).order
     clips, lengths = as_read(order)
     uniform, _ = as_read(
         Order.from_datasets(
@@ -163,7 +164,7 @@ def _whole(fitting: float, batch: int, most: int) -> int:
     return episodes // batch * batch or episodes
 
 
-def render(tables: Sequence[Table], comparison: Comparison, config: CompareConfig) -> str:
+def render(tables: Sequence[LengthTable], comparison: Comparison, config: CompareConfig) -> str:
     """Render the table of the orders, with its explanation."""
     lines = [*_rows(comparison), ""]
     lines += [f"omitted: {side.missing}" for side in comparison.sides if side.missing]
@@ -231,17 +232,16 @@ def _seconds(value: float) -> str:
 
 def main(words: list[str]) -> None:
     config = complete(read_flags(CompareConfig, words, {}))
-    tables = read_tables(config)
-    choice = choose(tables, config)
-    comparison = compare(tables, config, choice.order if choice else None)
+    own = explained(config)
+    comparison = compare(own.tables, config, own.order)
     print(
         "\n".join(
             [
-                *map(describe, tables),
+                *map(str, own.tables),
                 "",
                 comparison.order.explain(),
                 "",
-                render(tables, comparison, config),
+                render(own.tables, comparison, config),
             ]
         )
     )

@@ -165,9 +165,9 @@ BUGS = (
     ),
     Bug(
         "edit: the first image of a cut episode",
-        f"{TOOLS}/src/understudy_tools/edit/videos.py",
-        "first + piece.start, first + piece.stop, episode)",
-        "first + piece.start + 1, first + piece.stop + 1, episode)",
+        "packages/understudy-data/src/understudy_data/datasets/read/clips.py",
+        "first + start, first + stop, name)",
+        "first + start + 1, first + stop + 1, name)",
         (f"{TOOLS}/tests/edit",),
     ),
     Bug(

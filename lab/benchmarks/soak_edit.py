@@ -26,9 +26,10 @@ import numpy as np
 
 from parsers import make_parser
 from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.read.clips import Encoding
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_tools.edit.features import common_features, edit_features, resized_feature
-from understudy_tools.edit.plan import Encoding, Piece, Plan
+from understudy_tools.edit.plan import Piece, Plan
 from understudy_tools.edit.write_set import write_outputs
 
 CAMERA = "observation.images.top"

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from order_audit import as_read, audit, count_decoded, count_open, find_lives, measure_revisit
 from understudy_base.testing.refusals import refused
+from understudy_data.load.explain import droid_like
 from understudy_data.order import Order
 from understudy_data.order.design_effect import expected_uniform
-from understudy_tools.cli.order import droid_like
 
 
 class Source:

@@ -17,8 +17,8 @@ from order_baselines import (
     worker_pool,
 )
 from understudy_base.testing.refusals import refused
+from understudy_data.load.explain import droid_like
 from understudy_data.order.design_effect import design_effect
-from understudy_tools.cli.order import droid_like
 
 LENGTHS = np.array([7, 1, 12, 30, 3, 3, 18, 5, 9, 2, 26, 11])
 TOTAL = int(LENGTHS.sum())

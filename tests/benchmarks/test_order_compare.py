@@ -9,7 +9,8 @@ import pytest
 
 import order_compare
 from order_compare import CompareConfig, compare, main
-from understudy_tools.cli.order import Table, read_tables
+from understudy_data.load.explain import LengthTable
+from understudy_tools.cli.order import explained
 
 SMALL = {
     "batch_size": 32,
@@ -50,7 +51,8 @@ def test_compare_weights_a_mixture() -> None:
     lengths = np.full(300, 100)
     config = CompareConfig(**SMALL, weights=(3, 1), paths=("a", "b"))
     tables = [
-        Table(name, lengths, 2, (0, 0), 30.0, cameras) for name, cameras in (("a", 1), ("b", 3))
+        LengthTable(name, lengths, 2, (0, 0), 30.0, cameras)
+        for name, cameras in (("a", 1), ("b", 3))
     ]
     sides = compare(tables, config).sides
     episode, _, _ = sides[0].read(np.arange(2**16))
@@ -65,11 +67,11 @@ def test_compare_audits_a_bounded_number_of_positions(
     approximate.
     """
     config = CompareConfig(**SMALL | {"episodes": 40}, clip=10**12, lanes=32)
-    assert compare(read_tables(config), config).settled  # no more is held than there is
+    assert compare(explained(config).tables, config).settled  # no more is held than there is
     monkeypatch.setattr(order_compare, "MOST", 1 << 16)
     for kwargs in ({"frames_in_flight": 10**9}, {"clip": 10**12, "lanes": 32}):
         config = CompareConfig(**SMALL | kwargs)
-        comparison = compare(read_tables(config), config)
+        comparison = compare(explained(config).tables, config)
         assert not comparison.settled
         assert {side.figures.stretch for side in comparison.sides if side.figures} == {
             (1 << 16, 1 << 17)
@@ -93,7 +95,7 @@ def rows_of_the_page() -> dict[str, list[str]]:
 def test_the_table_of_the_page() -> None:
     rows = rows_of_the_page()
     config = CompareConfig()
-    figures = [side.figures for side in compare(read_tables(config), config).sides]
+    figures = [side.figures for side in compare(explained(config).tables, config).sides]
     found = {
         "episodes in a batch": [a.distinct_episodes for a in figures],
         "deff over 1 batch": [a.deff[0] for a in figures],

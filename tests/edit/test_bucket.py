@@ -17,9 +17,9 @@ from understudy_base import SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.parts import Workers
+from understudy_data.storage import remote_folder
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, write_dataset
-from understudy_tools import bucket
 from understudy_tools.bucket import MARK, Bucket
 from understudy_tools.cli.edit import EditConfig, SegmentConfig
 from understudy_tools.edit import videos, write_set
@@ -167,7 +167,7 @@ def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[str] = []
-    put = bucket._upload
+    put = remote_folder._upload
     cuts = {2: "before", 5: "after", len(local) - 1: "before", len(local): "before"}
 
     def cut(fs: Any, path: str, full: str) -> str:
@@ -180,7 +180,7 @@ def test_cut_edits_show_no_dataset_and_continue_without_a_second_upload(
         sent.append(full)
         return version
 
-    monkeypatch.setattr(bucket, "_upload", cut)
+    monkeypatch.setattr(remote_folder, "_upload", cut)
     for _ in range(len(cuts) - 1):
         with pytest.raises(KeyboardInterrupt):
             upload(source, "s3://sets/cut", options, tmp_path / "work")
@@ -198,20 +198,20 @@ import json, os, signal, sys
 from pathlib import Path
 from test_bucket import upload
 from understudy_tools.edit import videos, write_set
-from understudy_tools import bucket
+from understudy_data.storage import remote_folder
 from understudy_data.storage.remote_options import RemoteOptions
 if __name__ == "__main__":
     source, work, access, stop = sys.argv[1:]
     videos.PART_IMAGES, videos.FILES, write_set.PART_ROWS = 1, 2, 1
     write_set.DATA_MB = write_set.VIDEO_MB = 0.001
-    put, sent = bucket._upload, []
+    put, sent = remote_folder._upload, []
     def kill(fs, path, full):
         version = put(fs, path, full)
         sent.append(full)
         if len(sent) == int(stop):
             os.kill(os.getpid(), signal.SIGKILL)
         return version
-    bucket._upload = kill
+    remote_folder._upload = kill
     upload(Path(source), "s3://sets/killed", RemoteOptions(json.loads(access)), Path(work))
 """
 
@@ -262,7 +262,7 @@ def test_file_changed_by_others_is_named_and_no_dataset_appears(
     change: str,
 ) -> None:
     address = f"s3://sets/{change}"
-    put = bucket._upload
+    put = remote_folder._upload
     sent = list[str]()
 
     def meddle(fs: Any, path: str, full: str) -> str:
@@ -272,7 +272,7 @@ def test_file_changed_by_others_is_named_and_no_dataset_appears(
             fs.pipe_file(sent[0] if change == "replaced" else f"{sent[0]}.parquet", b"theirs")
         return version
 
-    monkeypatch.setattr(bucket, "_upload", meddle)
+    monkeypatch.setattr(remote_folder, "_upload", meddle)
     with refused(where="parquet", fix="--work"):
         upload(source, address, options, tmp_path / "work")
     assert "meta/info.json" not in bucket_files(options, address)
@@ -288,7 +288,7 @@ def test_failed_uploads_are_repeated_until_the_deadline(
     failures: int,
 ) -> None:
     address = f"s3://sets/failed-{failures}"
-    put = bucket._upload
+    put = remote_folder._upload
     failed = list[str]()
 
     def fail(fs: Any, path: str, full: str) -> str:
@@ -297,7 +297,7 @@ def test_failed_uploads_are_repeated_until_the_deadline(
             raise ConnectionResetError("reset by peer")
         return put(fs, path, full)
 
-    monkeypatch.setattr(bucket, "_upload", fail)
+    monkeypatch.setattr(remote_folder, "_upload", fail)
     if failures == 3:
         upload(source, address, options, tmp_path / "work")
         assert (len(failed), uploaded(options, address)) == (3, local)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy_data.parts import TRIES, Lost, Part, Workers, cut_parts
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.parts import TRIES, Lost, Part, Workers
+from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_tools.testing.part_work import Squares
 from understudy_tools.testing.processes import children, forked
 
@@ -34,8 +36,27 @@ def calls(tmp_path: Path) -> Path:
 
 
 def test_cut_parts_have_equal_cost_and_keep_the_order() -> None:
-    assert cut_parts("abcde", [1, 1, 3, 1, 1], 2) == [("a", "b"), ("c",), ("d", "e")]
-    assert cut_parts("", [], 2) == []
+    assert Workers.cut("abcde", [1, 1, 3, 1, 1], 2) == [("a", "b"), ("c",), ("d", "e")]
+    assert Workers.cut("", [], 2) == []
+
+
+def test_a_kept_value_is_there_for_a_later_call(tmp_path: Path) -> None:
+    Workers(folder=tmp_path / "work").keep("name", {"a": (1, 2)})
+    assert Workers(folder=tmp_path / "work").kept("name") == {"a": (1, 2)}
+    assert Workers(folder=tmp_path / "work").kept("other") is None
+    Workers().keep("name", 1)
+    assert Workers().kept("name") is None
+
+
+def test_a_mark_counts_the_files_of_a_dataset(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    write_dataset(root, Spec(lengths=(3, 4), cameras=()))
+    mark = Workers.mark([Catalog.open(root), 1])
+    assert Workers.mark([Catalog.open(root), 1]) == mark  # opened at another time
+    assert Workers.mark([Catalog.open(root), 2]) != mark
+    info = root / "meta/info.json"
+    info.write_text(info.read_text() + " ")
+    assert Workers.mark([Catalog.open(root), 1]) != mark
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -168,6 +189,7 @@ def test_run_continues_with_the_results_of_a_folder(
 DRIVER = """
 import sys
 from pathlib import Path
+from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_tools.testing.part_work import Squares
 from understudy_data.parts import Workers
 if __name__ == "__main__":

@@ -86,11 +86,7 @@ def lengths_digest(source: Any, last: int | None = None) -> str:
     without a catalog.
     """
     episodes = getattr(getattr(source, "catalog", source), "episodes", None)
-    if episodes is None:
-        return ""
-    last = int(episodes.ids[-1]) if last is None else last
-    count = np.searchsorted(episodes.ids, last, side="right")
-    return f"{last} {_digest(np.stack([episodes.ids[:count], episodes.lengths[:count]]).data)}"
+    return "" if episodes is None else str(episodes.digest(last))
 
 
 def _last_episode(digest: str) -> int | None:

@@ -9,6 +9,7 @@ same work continues there. A file that is cut or damaged does not count (`plain_
 
 import ctypes
 import hashlib
+import io
 import logging
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ from understudy_base import (
     use_for_sockets,
 )
 from understudy_data.plain_values import is_result, read_result, write_result
+from understudy_data.storage.dataset_version import DatasetVersion
 
 Part = tuple[Any, ...]
 TRIES = 3
@@ -64,21 +66,6 @@ class Lost:
         return DatasetError(
             f"reading it is not possible: {self.reason}", fix="replace the file, or leave it out"
         )
-
-
-def cut_parts(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
-    """Divide items into parts of neighbors that cost about `limit` each."""
-    parts = list[Part]()
-    part = list[Any]()
-    total = 0.0
-    for item, cost in zip(items, costs, strict=True):
-        part.append(item)
-        total += cost
-        if total >= limit:
-            parts.append(tuple(part))
-            part = []
-            total = 0.0
-    return [*parts, tuple(part)] if part else parts
 
 
 class Workers:
@@ -121,6 +108,44 @@ class Workers:
         if self._engine is None:
             self._engine = _Cluster(self._ray) if self._ray else _Processes(self._count)
         return self._engine
+
+    @staticmethod
+    def cut(items: Iterable[Any], costs: Iterable[float], limit: float) -> list[Part]:
+        """Divide items into parts of neighbors that cost about `limit` each."""
+        parts = list[Part]()
+        part = list[Any]()
+        total = 0.0
+        for item, cost in zip(items, costs, strict=True):
+            part.append(item)
+            total += cost
+            if total >= limit:
+                parts.append(tuple(part))
+                part = []
+                total = 0.0
+        return [*parts, tuple(part)] if part else parts
+
+    @staticmethod
+    def mark(value: Any) -> str:
+        """Return a digest of what results depend on, any picklable value. Of a dataset's version
+        its files count, and not when it was opened.
+        """
+        content = io.BytesIO()
+        _Marker(content).dump(value)
+        return hashlib.sha256(content.getvalue()).hexdigest()
+
+    def kept(self, name: str) -> Any:
+        """Return the value that an earlier call kept in the file `name` of the folder; None where
+        there is none, or no folder.
+        """
+        if self.folder is None or not is_result(self.folder / name):
+            return None
+        return read_result(self.folder / name)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Write a plain value into the file `name` of the folder, if there is one."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_result(self.folder / name, value)
 
     @property
     def most(self) -> int:
@@ -211,6 +236,14 @@ class Workers:
                 singles[number][place] = (part, result)
                 if None not in singles[number]:
                     yield number, singles.pop(number)
+
+
+class _Marker(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        """Return the files of a version; None for all else, which is pickled as it is."""
+        if not isinstance(value, DatasetVersion):
+            return None
+        return sorted((name, stat and stat.tag) for name, stat in value.marks.items())
 
 
 def _open(file: Path) -> Callable[[], list[tuple[Part, Any]]]:

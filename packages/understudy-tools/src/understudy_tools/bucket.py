@@ -9,18 +9,14 @@ WORK/uploaded/PATH     on this host: its size and version in the bucket, and its
 import hashlib
 import json
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-from understudy_base import DatasetError, hold_folder, strip_credentials, write_text
-from understudy_data.storage.remote_options import RemoteOptions, call_with_retries
-from understudy_data.storage.remote_store import call_driver, open_fs, version_of
+from understudy_base import DatasetError, hold_folder, write_text
+from understudy_data import RemoteFolder, RemoteOptions
 
-T = TypeVar("T")
 MARK = ".understudy-output-"
 """Start of the name of the file that marks an unfinished dataset."""
 
@@ -40,11 +36,15 @@ class Bucket:
     work: Path = Path()
 
     def __str__(self) -> str:
-        return strip_credentials(self.address).rstrip("/")
+        return str(self._folder)
+
+    @property
+    def _folder(self) -> RemoteFolder:
+        return RemoteFolder(self.address, self.options)
 
     def check(self, mark: str = "") -> dict[str, str]:
         """Return the version of each file; DatasetError where there are files and no such mark."""
-        files = self._try("", _list_files)
+        files = self._folder.list()
         if files and not any(name.startswith(MARK + mark) for name in files):
             problem = f"holds {len(files):,} files: {', '.join(sorted(files)[:3])} …"
             raise DatasetError(
@@ -64,7 +64,7 @@ class Bucket:
         draft = self.work / "new"
         with hold_folder(self.work):
             if not self.check(mark):
-                self._try(MARK + mark, lambda fs, path: fs.pipe_file(path, b"understudy\n"))
+                self._folder.write(MARK + mark, b"understudy\n")
             self._compare(mark)
             draft.mkdir(exist_ok=True)
             yield draft
@@ -73,7 +73,7 @@ class Bucket:
                 if path.name == "info.json":
                     self._compare(mark, is_complete=True)
                 self.move(path)
-            self._try(MARK + mark, lambda fs, path: fs.rm_file(path))
+            self._folder.remove(MARK + mark)
         shutil.rmtree(self.work)
 
     def move(self, path: Path) -> None:
@@ -88,12 +88,8 @@ class Bucket:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if not record.exists() or json.loads(record.read_bytes())[1] != digest:
             record.parent.mkdir(parents=True, exist_ok=True)
-            write_text(
-                record,
-                json.dumps(
-                    [self._try(name, lambda fs, full: _upload(fs, str(path), full)), digest]
-                ),
-            )
+            version = self._folder.upload(name, str(path))
+            write_text(record, json.dumps([version, digest]))
         path.unlink()
 
     def _compare(self, mark: str, is_complete: bool = False) -> None:
@@ -118,36 +114,3 @@ class Bucket:
                 "all files again"
             )
             raise DatasetError(problem, where=f"{self}/{min(wrong)[0]}", fix=fix)
-
-    def _try(self, name: str, act: Callable[[Any, str], T]) -> T:
-        """Return `act(file system, path in it)`, repeated as reads are.
-
-        Raises:
-            DatasetError: permission is missing, or the deadline has passed.
-        """
-        fs, base = open_fs(self.address, dict(self.options.storage_options))
-        where, path = (f"{folder}/{name}".rstrip("/") for folder in (self, base))
-        try:
-            return call_with_retries(
-                lambda: call_driver(lambda: act(fs, path)),
-                where,
-                self.options.retry,
-                threading.Event(),
-            )
-        except DatasetError as error:
-            fix = (
-                "check address, connection and credentials (to list, read, write and delete); "
-                "then run this again"
-            )
-            raise error.replaced(where=where, fix=fix) from error
-
-
-def _upload(fs: Any, local: str, full: str) -> str:
-    fs.put_file(local, full)
-    return version_of(fs.info(full))
-
-
-def _list_files(fs: Any, base: str) -> dict[str, str]:
-    fs.invalidate_cache()
-    files = fs.find(base, detail=True)
-    return {path.removeprefix(f"{base}/"): version_of(facts) for path, facts in files.items()}

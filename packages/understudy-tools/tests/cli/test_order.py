@@ -7,10 +7,11 @@ import pytest
 
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
+from understudy_data.load.explain import droid_like
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit import main
 from understudy_kit.cli.main import read_settings
-from understudy_tools.cli.order import ExplainConfig, choose, droid_like, explain, read_tables
+from understudy_tools.cli.order import ExplainConfig, explain, explained
 
 SMALL = {"batch_size": 32, "world_size": 2, "episodes": 400, "frames_in_flight": 4096}
 
@@ -71,7 +72,7 @@ def test_explain_prints_the_candidates_and_marks_the_chosen_one(
     paths = (str(tmp_path / "data"),)
     for memory in ("4GB", "6MB"):
         config = ExplainConfig(batch_size=4, world_size=1, paths=paths, memory=memory)
-        choice = choose(read_tables(config), config)
+        choice = explained(config).choice
         assert choice is not None
         explain(config)
         lines = capsys.readouterr().out.splitlines()
@@ -81,7 +82,7 @@ def test_explain_prints_the_candidates_and_marks_the_chosen_one(
         assert sum(str(candidate) in "\n".join(lines) for candidate in choice.candidates) == len(
             choice.candidates
         )
-    assert choose([], ExplainConfig()) is None
+    assert explained(ExplainConfig(**SMALL)).choice is None
 
 
 def test_droid_like_lengths() -> None:

@@ -15,11 +15,11 @@ import pytest
 from understudy_base.testing.refusals import absent, warned
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.selection import motion
-from understudy_data.datasets.selection.motion import IdleRule, non_idle_ranges
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_kit import main
+from understudy_tools import motion
+from understudy_tools.motion import IdleRule, non_idle_ranges
 
 DATA = os.environ.get("UNDERSTUDY_TEST_DATA")
 STATE = "observation.state"

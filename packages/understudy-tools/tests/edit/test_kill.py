@@ -148,7 +148,7 @@ def test_edit_interrupt_ends_the_encoding_of_an_episode(
             time.sleep(0.01)
             super().add(image)
 
-    monkeypatch.setattr("understudy_tools.edit.videos.VideoEncoder", Slow)
+    monkeypatch.setattr("understudy_data.datasets.read.clips.VideoEncoder", Slow)
     write_dataset(tmp_path / "source", Spec("v3.0", lengths=(250,)))
     with pytest.raises(KeyboardInterrupt):
         edit(tmp_path / "source", tmp_path / "out", gop=4)

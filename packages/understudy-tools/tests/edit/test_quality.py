@@ -5,7 +5,7 @@ from math import inf, log10
 import numpy as np
 import pytest
 
-from understudy_tools.edit.videos import compare_images, structural_similarity
+from understudy_data.video.quality import compare_images, structural_similarity
 
 
 def test_quality_of_known_differences() -> None:

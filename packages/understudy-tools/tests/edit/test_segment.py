@@ -10,10 +10,10 @@ import pytest
 from understudy_base import DatasetError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.selection.motion import IdleRule
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_tools.edit.plan import cut_at_pauses
+from understudy_tools.motion import IdleRule
 from understudy_tools.testing.edited import assert_equal_frames, edit, episode, segment
 
 CAMERA = "observation.images.top"

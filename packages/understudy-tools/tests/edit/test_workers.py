@@ -18,12 +18,13 @@ import pytest
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.stats.running import RunningStatistics, compute_moments, sample_stride
+from understudy_data.datasets.write import statistics
 from understudy_data.parts import Workers
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.cli.edit import EditConfig, make_plans
-from understudy_tools.edit import rows, videos, write_set
+from understudy_tools.edit import videos, write_set
 from understudy_tools.edit.write_set import write_outputs
 from understudy_tools.testing.edited import content, edit, episode
 from understudy_tools.testing.part_work import DeadlyEncoding
@@ -96,7 +97,7 @@ def test_merged_statistics_are_those_of_added_rows(count: int) -> None:
 def test_quantiles_of_large_outputs_are_those_of_added_rows(
     source: Path, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "sample_stride", lambda count: sample_stride(count, 64))
+    monkeypatch.setattr(statistics, "sample_stride", lambda count: sample_stride(count, 64))
     edit(
         source,
         tmp_path / "out",

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Unpack
 import numpy as np
 
 from understudy_base import LOSS_WEIGHT, DatasetError, SourceError
-from understudy_data.datasets.check_files import doubt_of_reader
+from understudy_data.datasets.check_files import FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.datasets.format.features import INDEX_KEYS
@@ -179,7 +179,7 @@ class EpisodeArrays:
                 fix="give a function of an image tensor",
             )
         opened = Catalog.open(root)
-        if opened is not root and (doubt := doubt_of_reader(opened, _MOST_LISTED)):
+        if opened is not root and (doubt := FileCheck(opened).doubt(_MOST_LISTED)):
             warnings.warn(f"{opened.root}: {doubt}", stacklevel=2)
         catalog = rename_keys(opened, names or {}, missing_cameras)
         self._name = name

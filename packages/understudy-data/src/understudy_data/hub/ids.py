@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 SCHEME = "hf://"
 _DATASETS = "datasets/"
@@ -30,36 +30,38 @@ class HubId:
     revision: str | None = None
     kind: Literal["model", "dataset"] = "model"
 
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read an address `hf://...`; None: the text is none, or has another form."""
+        if not text.startswith(SCHEME):
+            return None
+        identifier = text.removeprefix(SCHEME)
+        kind: Literal["model", "dataset"] = "model"
+        if identifier.startswith(_DATASETS):
+            kind = "dataset"
+        match = _ID.fullmatch(identifier.removeprefix(_DATASETS).rstrip("/"))
+        return cls(match["name"], match["revision"], kind) if match else None
+
+    @classmethod
+    def of_model(cls, text: str) -> Self | None:
+        """Return the model repository that a text names where a local folder is expected; None for
+        a local path.
+
+        A path that exists, is in a folder that exists, or nearly equals one that exists is local.
+        """
+        match = _ID.fullmatch(text.removeprefix(SCHEME))
+        if match is None:
+            return None
+        if not text.startswith(SCHEME):
+            exists = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
+            if exists or near_path(text) or text.endswith(_FILE_SUFFIXES):
+                return None
+        return cls(match["name"], match["revision"])
+
     def __str__(self) -> str:
         inside = _DATASETS if self.kind == "dataset" else ""
         at_revision = f"@{self.revision}" if self.revision else ""
         return f"{SCHEME}{inside}{self.name}{at_revision}"
-
-
-def parse_address(text: str) -> HubId | None:
-    """Read an address `hf://...`; None: the text is none, or has another form."""
-    if not text.startswith(SCHEME):
-        return None
-    identifier = text.removeprefix(SCHEME)
-    kind: Literal["model", "dataset"] = "dataset" if identifier.startswith(_DATASETS) else "model"
-    match = _ID.fullmatch(identifier.removeprefix(_DATASETS).rstrip("/"))
-    return HubId(match["name"], match["revision"], kind) if match else None
-
-
-def model_id(text: str) -> HubId | None:
-    """Return the model repository that a text names where a local folder is expected; None for a
-    local path.
-
-    A path that exists, is in a folder that exists, or nearly equals one that exists is local.
-    """
-    match = _ID.fullmatch(text.removeprefix(SCHEME))
-    if match is None:
-        return None
-    if not text.startswith(SCHEME):
-        local = os.path.lexists(text) or os.path.isdir(text.partition("/")[0]) or near_path(text)
-        if local or text.endswith(_FILE_SUFFIXES):
-            return None
-    return HubId(match["name"], match["revision"])
 
 
 def near_path(text: str) -> str:

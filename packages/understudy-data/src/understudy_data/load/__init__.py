@@ -18,6 +18,7 @@ mixed_batches         rows for several batches at once, with one set of keys, dt
                       several datasets
 memory_plan           memory needed before the first batch, and the decode policies that fit it
 choose_order          a new order, chosen by its cost and its mixing in a memory
+explain               an order in words, with its candidates or the batches of its file
 remote_prefetch       requests for the bytes of coming batches from remote storage
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, while it computes

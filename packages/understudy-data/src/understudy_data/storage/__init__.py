@@ -10,6 +10,7 @@ remote_source       remote files, read and prefetched through the host's cache; 
                     once per host
 remote_store        backends for https://, s3://, the Hugging Face hub, and everything else that
                     fsspec opens
+remote_folder       a folder of a bucket to write into
 cancel              cancellation of the work of a thread whose caller has gone
 http_client         one range request with its deadlines, and the checks of its answer
 disk_cache          the on-disk cache of byte ranges, shared by all processes of a host

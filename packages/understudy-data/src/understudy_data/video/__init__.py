@@ -15,5 +15,6 @@ color             conversion to RGB planes, written straight into an array, and 
                   another size
 depth             depth images, without color conversion
 encode            encode images into mp4, and concatenate mp4 files without re-encoding
+quality           PSNR and SSIM of encoded images
 native            optional C loops and direct swscale calls
 """

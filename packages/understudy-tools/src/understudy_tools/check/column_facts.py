@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.plain_values import storable
+from understudy_data import Catalog, storable
 from understudy_tools.check.findings import Place
 
 SAMPLE = 1 << 16

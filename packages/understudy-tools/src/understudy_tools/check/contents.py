@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from understudy_base import plural
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.selection.motion import IDLE
+from understudy_data import Catalog, VideoFile
 from understudy_tools.check.findings import SEVERITIES, Report
-from understudy_tools.check.image_facts import VideoFacts, VideoFile
+from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts
 from understudy_tools.check.rules.episodes import MEASURES
+from understudy_tools.motion import IDLE
 
 MOST_VALUES = 8
 """Distinct values of metadata to list; of more numbers the range is, of more texts the most

@@ -11,12 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy_base import DatasetError, Progress, SourceError
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.format.standard_keys import rename_keys
-from understudy_data.datasets.selection.motion import named_motion
-from understudy_data.datasets.selection.select import difference, open_episodes
-from understudy_data.parts import Workers
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import Catalog, RemoteOptions, Workers, open_episodes, rename_keys
 from understudy_tools.check.contents import describe_contents
 from understudy_tools.check.effects import complete_fix, rank_findings
 from understudy_tools.check.findings import (
@@ -52,6 +47,7 @@ from understudy_tools.check.rules.statistics import check_statistics
 from understudy_tools.check.rules.values import check_units, check_values
 from understudy_tools.check.rules.videos import check_places, check_videos
 from understudy_tools.check.sensor_facts import SensorFacts, read_sensor_facts
+from understudy_tools.motion import named_motion
 
 ROLES = {ACTION: ("actions",), STATE: ("state", "observation.states", "observation.qpos", "qpos")}
 """Standard key -> other usual keys of openpi, LIBERO and ALOHA."""
@@ -113,7 +109,7 @@ def examine(
         return facts
     with Progress(catalog.num_frames, "rows", "row", shown=show_progress) as progress:
         facts.rows = read_rows(catalog, workers, progress.update)
-    facts.sensors = [read_sensor_facts(catalog, sensor) for sensor in catalog.sensors.values()]
+    facts.sensors = [read_sensor_facts(catalog, key) for key in catalog.sensors]
     if depth == "rows":
         return facts
     most_files = SAMPLED_FILES if depth == "sample" else None
@@ -203,7 +199,9 @@ def check_dataset(
             return _unreadable(str(root), error, begin)
         # Metadata is checked under its own keys, all else under the standard ones.
         # not in the view
-        others = set(difference(stored.episodes.ids, open_episodes(stored).episodes.ids).tolist())
+        others = set(stored.episodes.ids.tolist()) - set(
+            open_episodes(stored).episodes.ids.tolist()
+        )
         stored = replace(stored, view=None)
         findings = [*check_metadata(stored), *check_files(stored)]
         catalog, names = _with_roles(stored, action, state)
@@ -239,9 +237,11 @@ def _unreadable(address: str, error: DatasetError, begin: float) -> Report:
     """Return the report of a dataset whose metadata cannot be read; where there is none, raise the
     error.
     """
-    if not os.path.exists(os.path.join(address, INFO)):
+    if not os.path.exists(os.path.join(address, Catalog.INFO)):
         raise error
-    place = Place(file=str(error.where or INFO).removeprefix(os.path.abspath(address) + "/"))
+    place = Place(
+        file=str(error.where or Catalog.INFO).removeprefix(os.path.abspath(address) + "/")
+    )
     finding = Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)
     return Report(address, "", 0, 0, {}, (finding,), seconds=time.monotonic() - begin)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 
 Severity = Literal["error", "warning", "note", "undecided"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -240,7 +240,7 @@ class Report:
         undecided: rules that this dataset has too little data for, one entry per rule.
         ranking: most unusual episodes first (see `rules/episodes.py`), as JSON holds them.
         seconds: duration of the check.
-        idle_share: share of idle frames (`datasets/selection/motion.py`); None where no action or
+        idle_share: share of idle frames (`motion.py`); None where no action or
             state was read.
         contents: the dataset described (`contents.py`); {} where its metadata cannot be read.
         catalog: the open dataset; None where its metadata cannot be read.

@@ -2,9 +2,7 @@
 packed videos.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -13,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError, SourceError
-from understudy_data.datasets.check_files import rows_without_files
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
-from understudy_data.datasets.format.episode_table import spread_evenly
-from understudy_data.datasets.read.image_column import ImageColumns
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.read.video_frames import VideoFrames
-from understudy_data.parts import Lost, Part, Workers, cut_parts
-from understudy_data.plain_values import storable
-from understudy_data.video.packets import main_stream
-from understudy_data.video.reader import open_video
-from understudy_data.video.shown import Shown
+from understudy_data import (
+    Catalog,
+    FileCheck,
+    Lost,
+    Part,
+    RecordedImages,
+    Rows,
+    VideoFile,
+    Workers,
+    spread_evenly,
+    storable,
+)
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 
 SAMPLED_EPISODES = 24
@@ -42,47 +41,13 @@ _WIDTH = 32
 _CENTER = 512  # pixels of a side
 _COARSE = 8  # pixels
 _BATCH = 32  # frames decoded at a time
+_ROW_BYTES = 64 << 20  # memory of data files
 
 
 SAMPLED_FILES = 500
 """Most video files per camera to open for a sample."""
 PROBED = 8
 """Files per camera whose pixel format is read."""
-
-
-@storable
-@dataclass(frozen=True)
-class VideoFile:
-    """An opened video.
-
-    Attributes:
-        file: number of the file in the camera's table.
-        path: path under the root.
-        count: frames in the file.
-        width, height: size of a frame, in pixels.
-        fps: frames per second.
-        codec: FFmpeg's name of the codec.
-        gop: usual distance of key frames.
-        shown: what the container says of how images are shown.
-        streams: number of video streams in the file.
-        bytes: size of a local file; None elsewhere.
-        pixels: FFmpeg's name of the pixel format; known of a camera's first `PROBED` local files.
-        b_frames: whether there are B-frames; known of the same files.
-    """
-
-    file: int
-    path: str
-    count: int
-    width: int
-    height: int
-    fps: float
-    codec: str
-    gop: int
-    shown: Shown = field(default_factory=Shown)
-    streams: int = 1
-    bytes: int | None = None
-    pixels: str | None = None
-    b_frames: bool | None = None
 
 
 @storable
@@ -124,29 +89,20 @@ class ReadVideos:
             camera, place, file = item
             path = self.path(item)
             try:
-                expected = int(self.catalog.videos(camera).expected[file])
-                most = self.catalog.features[camera].max_pixels
-                reader = open_video(
-                    self.catalog.files.source(path), frames=expected, most_pixels=most
+                video = VideoFile.read(
+                    self.catalog.files.source(path),
+                    file,
+                    path,
+                    frames=int(self.catalog.videos(camera).expected[file]),
+                    most_pixels=self.catalog.features[camera].max_pixels,
+                    probes=place < PROBED,
                 )
             except SourceError:
                 raise
             except DatasetError as error:
                 facts.unreadable.append((camera, file, path, error))
             else:
-                size = reader.count, reader.width, reader.height
-                container = (
-                    float(reader.fps),
-                    reader.codec,
-                    int(reader.gop),
-                    reader.shown,
-                    reader.streams,
-                )
-                index = (file, path, *size, *container)
-                is_local = self.catalog.files.is_local
-                details = _probe(self.catalog.files.where(path), place, most) if is_local else {}
-                facts.files.setdefault(camera, []).append(VideoFile(*index, **details))
-                reader.close()
+                facts.files.setdefault(camera, []).append(video)
         return facts
 
     def path(self, item: tuple[str, int, int]) -> str:
@@ -156,7 +112,7 @@ class ReadVideos:
 
     def depends_on(self, part: Part) -> Any:
         """Return the versions of the videos."""
-        return self.catalog.root, marks(self.catalog, map(self.path, part))
+        return self.catalog.root, self.catalog.marks(map(self.path, part))
 
 
 def read_videos(
@@ -164,7 +120,7 @@ def read_videos(
 ) -> VideoFacts:
     """Open the videos of all cameras, at most `limit` per camera, spread evenly."""
     facts = VideoFacts()
-    absent = rows_without_files(catalog)
+    absent = FileCheck(catalog).absent_rows()
     work = ReadVideos(catalog)
     items: list[tuple[str, int, int]] = []
     for camera in catalog.episodes.videos:
@@ -172,7 +128,7 @@ def read_videos(
         items += [(camera, place, file) for place, file in enumerate(files_of_camera)]
     facts.files = {camera: [] for camera in catalog.episodes.videos}
     for part, result in workers.run(
-        work, cut_parts(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
+        work, Workers.cut(items, [1] * len(items), PART_FILES), lambda p: progress(len(p))
     ):
         if isinstance(result, Lost):
             camera, _, file = part[0]
@@ -184,48 +140,14 @@ def read_videos(
     return facts
 
 
-def _probe(path: str, number: int, most_pixels: int) -> dict[str, Any]:
-    """Return the size of a file, and of the first ones the pixel format and whether there are
-    B-frames.
-    """
-    import av
-
-    details: dict[str, Any] = {"bytes": os.path.getsize(path)}
-    if number < PROBED:
-        limits: Any = [{"max_pixels": str(most_pixels)}] * 8
-        with (
-            suppress(OSError, ValueError, IndexError),
-            av.open(path, stream_options=limits) as container,
-        ):
-            context = main_stream(container).codec_context
-            # PyAV 17.1 crashes on the pixel format of a file that does not declare it; such a file
-            # has no width either.
-            details["pixels"] = str(context.pix_fmt) if context.width else None
-            details["b_frames"] = bool(context.has_b_frames)
-    return details
-
-
 def frame_times(catalog: Catalog, camera: str, file: int) -> np.ndarray | None:
     """Read the times of a local video's frames, in seconds from its first: float64 (frames,); None
     where unknown.
     """
-    import av
-
-    path = catalog.files.where(catalog.videos(camera).files.find(catalog.files, file))
     if not catalog.files.is_local:
         return None
-    try:
-        with av.open(path) as container:
-            stream = main_stream(container)
-            unit = float(stream.time_base or 0)
-            times = [
-                packet.pts * unit
-                for packet in container.demux(stream)
-                if packet.pts is not None and packet.size
-            ]
-    except (OSError, ValueError, IndexError):
-        return None  # an unreadable video is another finding
-    return np.sort(np.array(times)) - min(times, default=0.0)
+    path = catalog.videos(camera).files.find(catalog.files, file)
+    return VideoFile.frame_times(catalog.files.where(path))
 
 
 def files_to_open(
@@ -357,10 +279,10 @@ class ReadImages:
     def __call__(self, part: Part) -> ImageFacts:
         """Decode images."""
         facts = ImageFacts()
-        frames = VideoFrames(self.catalog, cache_bytes=0, backend="pyav")
-        numbers = Rows(self.catalog, self.keys, cache_bytes=64 << 20)
+        recorded = RecordedImages(self.catalog, _ROW_BYTES, _ROW_BYTES)
+        numbers = Rows(self.catalog, self.keys, cache_bytes=_ROW_BYTES)
         for camera, items in groupby(part, lambda item: item[0]):
-            images = _Images(self.catalog, camera, frames, numbers, self.keys)
+            images = _Images(self.catalog, camera, recorded, numbers, self.keys)
             for _, row in items:
                 try:
                     if self.catalog.features[camera].is_depth:
@@ -374,7 +296,7 @@ class ReadImages:
                 except DatasetError as error:
                     facts.broken.append((camera, row, error))
             facts.taken |= {(camera, row): _bits(taken) for row, taken in images.taken.items()}
-            frames.close()
+            recorded.close()
         return facts
 
     def depends_on(self, part: Part) -> Any:
@@ -384,11 +306,11 @@ class ReadImages:
         paths |= {
             self.catalog.video_path(c, row) for c, row in part if self.catalog.features[c].is_video
         }
-        return self._mark, self.keys, self.whole, marks(self.catalog, sorted(paths))
+        return self._mark, self.keys, self.whole, self.catalog.marks(sorted(paths))
 
     @cached_property
     def _mark(self) -> str:
-        return catalog_mark(self.catalog)
+        return self.catalog.mark
 
 
 def _bits(flags: np.ndarray) -> int:
@@ -423,7 +345,7 @@ def read_images(
         catalog, tuple(key for key in (ACTION, STATE) if key in rows.columns), limit is None
     )
     for part, result in workers.run(
-        work, cut_parts(items, costs, PART_IMAGES), lambda p: progress(len(p))
+        work, Workers.cut(items, costs, PART_IMAGES), lambda p: progress(len(p))
     ):
         if isinstance(result, Lost):
             facts.broken.append((*part[0], result.error))
@@ -453,25 +375,25 @@ class _Images:
     """
 
     def __init__(
-        self, catalog: Catalog, camera: str, frames: VideoFrames, numbers: Rows, keys: Sequence[str]
+        self,
+        catalog: Catalog,
+        camera: str,
+        recorded: RecordedImages,
+        numbers: Rows,
+        keys: Sequence[str],
     ) -> None:
         self._catalog = catalog
         self._camera = camera
-        self._frames = frames
+        self._recorded = recorded
         self._numbers = numbers
         self._keys = keys
         self._lengths = catalog.episodes.lengths
-        is_video = catalog.features[camera].is_video
-        self._stored = None if is_video else ImageColumns(catalog, [camera], cache_bytes=64 << 20)
         self.taken: dict[int, np.ndarray] = {}
 
     def _take(self, row: int, positions: np.ndarray) -> np.ndarray:
         """Decode images (n, C, H, W) of an episode."""
-        rows = np.full(len(positions), row)
         self.taken.setdefault(row, np.zeros(self._lengths[row], bool))[positions] = True
-        if self._stored is None:
-            return self._frames.take(self._camera, rows, positions)
-        return self._stored.take(self._camera, rows, self._numbers.file_rows(rows, positions))
+        return self._recorded.read(self._camera, row, positions)
 
     def depth_range(self, row: int) -> DepthRange:
         """Measure the depth images of an episode."""

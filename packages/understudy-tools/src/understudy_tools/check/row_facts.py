@@ -17,17 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError
-from understudy_data.datasets.check_files import rows_without_files
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
-from understudy_data.datasets.format.episode_table import EpisodeTable
-from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
-from understudy_data.datasets.format.pairing import MIXED, doubtful_places
-from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
-from understudy_data.datasets.selection import motion
-from understudy_data.datasets.selection.motion import Speeds, moves, named_motion, rate_dims
-from understudy_data.parts import Lost, Part, Workers, cut_parts
-from understudy_data.plain_values import storable
+from understudy_data import (
+    DEFAULTS,
+    Catalog,
+    FileCheck,
+    Lost,
+    Part,
+    Workers,
+    read_numbers,
+    storable,
+)
+from understudy_tools import motion
 from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
+from understudy_tools.motion import Speeds, moves, named_motion, rate_dims
 
 ACTION = "action"
 STATE = "observation.state"
@@ -123,7 +125,7 @@ class RowFacts:
         time: float64 (N, 5): first timestamp, least, median and largest step, and the largest
             distance from first + frame / fps, all in seconds.
         late_frame: frame after the largest step of `timestamp`.
-        idle: idle frames (`datasets/selection/motion.py`); `idle_end`: those after the last motion.
+        idle: idle frames (`motion.py`); `idle_end`: those after the last motion.
         digest: per episode 16 bytes that depend on all numeric columns but the index columns, b""
             unread.
         used_tasks: table row -> each task_index in its rows.
@@ -224,14 +226,7 @@ class ReadRows:
         """Read files; the facts are those of the rows `rows_of`."""
         table = self.catalog.episodes
         rows = self.rows_of(part)
-        places = {
-            name: getattr(table, name)[rows]
-            for name in ("ids", "lengths", "index_from", "data_file", "data_row")
-        }
-        places |= {
-            name: getattr(table, name) for name in ("data", "own_files", "lists_places", "pairing")
-        }
-        some = replace(self.catalog, episodes=EpisodeTable(**places))
+        some = replace(self.catalog, episodes=table.take(rows))
         facts = RowFacts(len(rows))
         idle = IdleCounter(rate_dims(some, named_motion(numeric_keys(some))), self.thresholds)
         if {ACTION, STATE} <= some.features.keys():
@@ -241,7 +236,7 @@ class ReadRows:
         firsts = FrameStride(self.catalog, rows)
         for file in part:
             count = _read_file(
-                some, file, np.flatnonzero(places["data_file"] == file), facts, idle, firsts
+                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, firsts
             )
             facts.rows += count
             facts.files += count > 0
@@ -262,11 +257,11 @@ class ReadRows:
 
     def depends_on(self, part: Part) -> Any:
         """Return the metadata, the thresholds, and the versions of the files."""
-        return self._mark, marks(self.catalog, map(self._path, part))
+        return self._mark, self.catalog.marks(map(self._path, part))
 
     @cached_property
     def _mark(self) -> str:
-        return f"{catalog_mark(self.catalog)} {self.thresholds}"
+        return f"{self.catalog.mark} {self.thresholds}"
 
     def _path(self, file: int) -> str:
         return self.catalog.episodes.data.find(self.catalog.files, file)
@@ -288,13 +283,13 @@ def read_rows(
     workers = workers or Workers()
     facts = RowFacts(len(table))
     rows_of_files = np.bincount(table.data_file, table.lengths, len(table.data)).astype(np.int64)
-    present = table.data_file[(table.lengths > 0) & ~rows_without_files(catalog)["data"]]
+    present = table.data_file[(table.lengths > 0) & ~FileCheck(catalog).absent_rows()["data"]]
     files = np.unique(present)
     frames = rows_of_files[np.unique(present)]
     progress(int(rows_of_files.sum() - frames.sum()))
     first = int(np.searchsorted(np.cumsum(frames), KNOWN)) + 1
     first_parts = [tuple(files[:first].tolist())] if len(files) else []
-    later_parts = cut_parts(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
+    later_parts = Workers.cut(files[first:].tolist(), frames[first:].tolist(), PART_ROWS)
     for parts in (first_parts, later_parts):
         work = ReadRows(catalog, facts.thresholds)
         done = lambda part: progress(int(rows_of_files[list(part)].sum()))  # noqa: E731
@@ -342,21 +337,21 @@ def _read_file(
         with catalog.files.parquet(path) as opened:
             schema = opened.schema_arrow
             total = int(opened.metadata.num_rows)
-        table = catalog.files.table(path, [*numbers, *INDEX_KEYS])
+        table = catalog.files.table(path, [*numbers, *DEFAULTS])
     except SourceError:
         raise  # says nothing about the file
     except DatasetError as error:
         facts.unreadable.append((file, "", error))
         return 0
     facts.schemas.setdefault(tuple(sorted((f.name, str(f.type)) for f in schema)), []).append(file)
-    declared = {*catalog.features, *catalog.skipped_features, *INDEX_KEYS}
+    declared = {*catalog.features, *catalog.skipped_features, *DEFAULTS}
     declared.update(*stored.values())
     facts.undeclared |= {f.name: str(f.type) for f in schema if f.name not in declared}
     for key, names in stored.items():
         if not set(names) <= set(schema.names):
             facts.lacking.setdefault(key, []).append(file)
     absent: dict[str, np.ndarray] = {}
-    needed = {key: stored.get(key, [key]) for key in (*INDEX_KEYS, *keys)}
+    needed = {key: stored.get(key, [key]) for key in (*DEFAULTS, *keys)}
     columns = _read_columns(catalog, file, table, needed, facts, absent)
     starts, is_complete = _find_episodes(catalog, rows, columns, total, path, facts)
     for key, rows_without in absent.items():
@@ -414,10 +409,10 @@ def _read_columns(
                 parts = catalog.joined.get(key, (catalog.features.get(key),))
                 arrays = []
                 for name, part in zip(names, parts):
-                    column, rows_without = fill_absent(
-                        table.column(name), part or DEFAULTS.get(key)
+                    values, rows_without = read_numbers(
+                        table.column(name), part, where, key, part or DEFAULTS.get(key)
                     )
-                    arrays.append(_column(column, part, where, key))
+                    arrays.append(_one_per_row(values, where, key) if key in DEFAULTS else values)
                     if rows_without is not None:
                         absent[key] = rows_without
                 if len(arrays) > 1:
@@ -430,22 +425,14 @@ def _read_columns(
     return columns
 
 
-def _column(column: pa.ChunkedArray, feature: Feature | None, where: str, key: str) -> np.ndarray:
-    if feature is None and not is_numeric(column.type):
+def _one_per_row(values: np.ndarray, where: str, key: str) -> np.ndarray:
+    """Return an index column as numbers (rows,). Raises DatasetError for several in a row."""
+    flat = values.reshape(len(values), -1)
+    if len(flat) and flat.shape[1] != 1:
         raise DatasetError(
-            f"column {key!r} holds {column.type} instead of numbers",
-            where=where,
-            fix="repair the file",
+            f"column {key!r} is not a single number per row", where=where, fix="repair the file"
         )
-    values = to_numpy(column, feature, where, key)
-    if key in INDEX_KEYS:
-        values = values.reshape(len(values), -1)
-        if len(values) and values.shape[1] != 1:
-            raise DatasetError(
-                f"column {key!r} is not a single number per row", where=where, fix="repair the file"
-            )
-        return values[:, 0] if values.shape[1] else np.zeros(0)
-    return values
+    return flat[:, 0] if flat.shape[1] else np.zeros(0)
 
 
 def _names(catalog: Catalog, key: str, width: int) -> list[str]:
@@ -471,7 +458,7 @@ def _find_episodes(
     if table.own_files:
         facts.found[rows] = total
         if ids is not None and total:
-            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else MIXED
+            facts.stored_id[rows] = int(ids[0]) if (ids == ids[0]).all() else table.MIXED
         return np.zeros(len(rows), np.int64), lengths == total
     if ids is None or (table.pairing == "files" and total == int(lengths.sum())):
         starts = table.data_row[rows]
@@ -497,8 +484,8 @@ def _find_episodes(
     starts = np.zeros(len(rows), np.int64)
     there = right > left
     starts[there] = begins[order][left[there]]
-    facts.is_doubtful[rows] = doubtful_places(
-        table, rows, starts, facts.found[rows], columns.get("index"), total
+    facts.is_doubtful[rows] = table.doubtful_places(
+        rows, starts, facts.found[rows], columns.get("index"), total
     )
     return starts, (right - left == 1) & (facts.found[rows] == lengths)
 

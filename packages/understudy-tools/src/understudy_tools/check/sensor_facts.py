@@ -7,9 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from understudy_base import DatasetError, SourceError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.sensors import Sensor
-from understudy_data.datasets.read.sensors import sensor_files, sensor_groups
+from understudy_data import Catalog, sensor_groups
 
 
 @dataclass
@@ -63,13 +61,14 @@ class SensorFacts:
         return self.files[row]
 
 
-def read_sensor_facts(catalog: Catalog, sensor: Sensor) -> SensorFacts:
+def read_sensor_facts(catalog: Catalog, key: str) -> SensorFacts:
     """Read all files of a sensor.
 
     Raises:
         SourceError: the source of the dataset gives no answer.
     """
-    facts = SensorFacts(sensor.feature.key, sensor_files(catalog, sensor))
+    sensor = catalog.sensors[key]
+    facts = SensorFacts(key, catalog.sensor_files(sensor))
     ids = catalog.episodes.ids
     for number, path in enumerate(facts.files):
         parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}

@@ -102,9 +102,7 @@ class CheckConfig(WorkersConfig):
 
 def check(config: CheckConfig) -> int:
     """Print contents and findings; return 1 if one of them is an error."""
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.selection.select import Selection
-    from understudy_data.parts import Workers
+    from understudy_data import Catalog, Selection, Workers
     from understudy_tools.check.contents import format_report
     from understudy_tools.check.examine import check_dataset
 
@@ -153,7 +151,7 @@ def _check_several(config: CheckConfig) -> int:
     """Print the summary of the datasets of a glob or a list file; return 1 if one of them has an
     error.
     """
-    from understudy_data.parts import Workers
+    from understudy_data import Workers
     from understudy_tools.cli.check_several import check_several, format_several
 
     shared = {

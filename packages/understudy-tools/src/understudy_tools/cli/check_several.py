@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy_base import DatasetError, Progress, plural
-from understudy_data.parts import Workers
+from understudy_data import Workers
 from understudy_tools.check.examine import Depth, check_dataset
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding
 

@@ -16,9 +16,7 @@ from understudy_tools.cli.edit import EditConfig, make_plans, output_problems
 if TYPE_CHECKING:
     import numpy as np
 
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.format.features import Feature
-    from understudy_data.parts import Workers
+    from understudy_data import Catalog, Feature, Workers
     from understudy_tools.edit.plan import Piece
 
 

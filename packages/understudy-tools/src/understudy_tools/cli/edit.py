@@ -18,10 +18,9 @@ from understudy_tools.cli.ranges import RangesConfig, keys_of, rule_of
 
 if TYPE_CHECKING:
     from understudy_client import RobotFacts
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.format.features import Feature
+    from understudy_data import Catalog, Encoding, Feature
     from understudy_tools.bucket import Bucket
-    from understudy_tools.edit.plan import Encoding, Piece, Plan, TextColumn
+    from understudy_tools.edit.plan import Piece, Plan, TextColumn
     from understudy_tools.edit.write_set import Written
 
 
@@ -200,7 +199,7 @@ def pair_problems(name: str, pairs: Sequence[str]) -> list[str]:
 
 def edit(config: EditConfig) -> int:
     """Write the output and print a summary; return 1 if episodes were left out as bad."""
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
 
     out = open_output(config.paths[-1])
     catalogs = [Catalog.open(path, pairing=config.pairing or None) for path in config.paths[:-1]]
@@ -213,10 +212,9 @@ def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     """Return a catalog with the lengths of whole rows, and name the episodes whose length
     changes.
     """
-    from understudy_data.datasets.format.episode_table import describe_ids
-    from understudy_data.datasets.read.row_lengths import with_lengths_of_rows
+    from understudy_data import FileCheck, describe_ids
 
-    counted = with_lengths_of_rows(catalog)
+    counted = FileCheck(catalog).counted()
     changed = counted.episodes.lengths != catalog.episodes.lengths
     if changed.any():
         count = plural(int(changed.sum()), "episode has", "episodes have")
@@ -287,7 +285,7 @@ def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(config: EditConfig, sources: Sequence["Catalog"]) -> list["Piece"]:
-    from understudy_data.datasets.selection.select import Selection
+    from understudy_data import Selection
     from understudy_tools.edit.plan import read_bad_episodes, select_pieces
 
     drop = list(config.exclude_episodes)
@@ -316,7 +314,7 @@ def _source_texts(columns: "Sequence[TextColumn]", piece: "Piece") -> Sequence[s
 
 
 def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
-    from understudy_data.datasets.write.writer import check_features
+    from understudy_data import Feature
 
     if key in features:
         raise DatasetError(
@@ -324,7 +322,7 @@ def _text_feature(key: str, features: Mapping[str, object]) -> "Feature":
             fix="drop or rename that feature, or name another",
         )
     try:
-        return check_features({key: {"dtype": "string", "shape": (1,)}})[key]
+        return Feature.text(key)
     except ValueError as error:
         raise DatasetError(f"subtask_key: {error}") from None
 
@@ -349,8 +347,8 @@ def _encodings(
     """Encoding of each camera, and for each source the new (height, width) of cameras that are
     resized.
     """
+    from understudy_data import Encoding
     from understudy_tools.edit.features import fit_size, parse_size
-    from understudy_tools.edit.plan import Encoding
 
     videos = [key for key, feature in sources[0].features.items() if feature.is_video]
     for key in config.cameras:
@@ -439,7 +437,7 @@ class SegmentConfig(WorkersConfig):
 
 def segment(config: SegmentConfig) -> int:
     """Write the output and print a summary; return 1 if segments were left out as bad."""
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
 
     out = open_output(config.paths[-1])
     plan = make_plan(config, open_episodes(config.paths[0]), out)
@@ -536,7 +534,7 @@ def write_and_print(
     """Write datasets into the new folder `out`, and print a summary; return 1 if something was left
     out as bad.
     """
-    from understudy_data.parts import Workers
+    from understudy_data import Workers
     from understudy_tools.edit.write_set import write_outputs
 
     plans = {name: replace(plan, files=state_contract(plan)) for name, plan in plans.items()}
@@ -567,7 +565,6 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
         {} where sources state different facts, or one states none.
     """
     from understudy_client import Contract, RobotFacts
-    from understudy_data.datasets.format.meta_files import read_json
 
     path = f"meta/{Contract.FILE}"
     contracts = []
@@ -575,7 +572,7 @@ def state_contract(plan: "Plan") -> dict[str, Any]:
         if not source.files.exists(path):
             return {}
         robot = _hold(
-            RobotFacts.read_stated(read_json(source.files, path), source.files.where(path)),
+            RobotFacts.read_stated(source.read_json(path), source.files.where(path)),
             plan,
             source.stored_names,
         )
@@ -630,7 +627,7 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
     """Return the facts of one output; cameras that were encoded again have quality and decode
     cost.
     """
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
     from understudy_tools.edit.decode_cost import measure_cost
 
     plan = written.plan

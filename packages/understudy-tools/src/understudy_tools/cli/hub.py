@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy_base import DRAFT_SUFFIX, ConfigError, plural
-from understudy_data import checksums
-from understudy_data.hub.ids import HubId, model_id, near_path, parse_address
+from understudy_data import HubId, near_path
 from understudy_kit import Ge, Positional
 
 Kind = Literal["policy", "run", "dataset"]
@@ -116,7 +115,7 @@ class PushConfig:
 
     def repository(self) -> HubId | None:
         """Return the repository of `to`; None where it has another form."""
-        return parse_address(self.to)
+        return HubId.parse(self.to)
 
 
 def push(config: PushConfig) -> None:
@@ -128,7 +127,7 @@ def push(config: PushConfig) -> None:
             load accepts, or the hub refuses.
         OSError: a folder or a file in it cannot be read.
     """
-    from understudy_tools import upload
+    from understudy_data import push as upload
 
     folder = Path(config.path).expanduser().resolve()
     repository = config.repository()
@@ -154,17 +153,11 @@ def push(config: PushConfig) -> None:
         # It is published as it is: its list of tensors is the file `.metadata`.
         files += [path for path in checkpoint.rglob("*") if path.is_file()]
         step = f" at step {int(checkpoint.name[5:])}"
-    try:
-        for path in files:
-            if path.name == checksums.FILE:
-                checksums.check_checksums(path.parent)
-    except checksums.ChecksumError as error:
-        raise ConfigError(f"path: {error}") from error
     if (kind == "dataset") != (repository.kind == "dataset"):
         fitting_kind: Literal["dataset", "model"] = "dataset" if kind == "dataset" else "model"
         fits = HubId(repository.name, kind=fitting_kind)
         raise ConfigError(f"to: {repository}: {config.path} is a {kind}, and belongs to {fits}")
-    commit = upload.push(
+    commit = upload(
         folder,
         [path.relative_to(folder) for path in files],
         repository,
@@ -185,20 +178,19 @@ def _check_dataset(folder: Path) -> str:
             killed, for example, or rows and videos may be those of different episodes.
     """
     from understudy_base import DatasetError
-    from understudy_data.datasets.check_files import broken_episodes, unfinished_recording
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, FileCheck
 
     try:
         catalog = Catalog.open(folder)
         problems = [gap.line for gap in catalog.missing_files() or []]
-        contradiction, irregular = unfinished_recording(catalog)
+        files = FileCheck(catalog)
+        contradiction, irregular = files.unfinished()
         if contradiction:
             problems.append(contradiction)
         if not problems:
             rows = catalog.episodes.rows_of(catalog.episodes.ids)
-            problems = [
-                bad.line for bad in broken_episodes(catalog, catalog.episodes.videos, (), rows)
-            ]
+            broken = files.broken_episodes(catalog.episodes.videos, (), rows)
+            problems = [bad.line for bad in broken]
     except DatasetError as error:
         raise ConfigError(f"path: {error}") from error
     if problems:
@@ -238,7 +230,7 @@ class PullConfig:
 
     def repository(self) -> HubId | None:
         """Return the repository of `path`; None where it is none."""
-        return parse_address(self.path) or model_id(self.path)
+        return HubId.parse(self.path) or HubId.of_model(self.path)
 
 
 def pull(config: PullConfig) -> None:
@@ -247,12 +239,12 @@ def pull(config: PullConfig) -> None:
     Raises:
         ConfigError: the folder exists, or the hub refuses. OSError: the folder cannot be written.
     """
-    from understudy_data.hub import download
+    from understudy_data import pull as download
 
     repository = config.repository()
     assert repository is not None
     target = Path(config.output_dir or repository.name.partition("/")[2]).expanduser().absolute()
-    download.pull(repository, target)
+    download(repository, target)
     kind = folder_kind(target)
     print(f"{target}: {kind or 'files'} of {repository}")
     if kind == "run":

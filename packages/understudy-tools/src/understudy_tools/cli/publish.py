@@ -31,7 +31,7 @@ class PublishConfig:
 
 def publish(config: PublishConfig) -> None:
     """Publish, and print the new episodes."""
-    from understudy_data.parts import Workers
+    from understudy_data import Workers
     from understudy_tools.edit.publish import publish
 
     for name, count in publish(

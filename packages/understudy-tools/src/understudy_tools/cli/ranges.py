@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from understudy_base import DatasetError, Progress, refuse_existing, write_text
-from understudy_data.parts import Workers
+from understudy_data import Workers
 from understudy_kit import Ge, Gt, Ids, Interval, Positional, WorkersConfig
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.selection.motion import IdleRule
+    from understudy_data import Catalog
+    from understudy_tools.motion import IdleRule
 
 SHOWN = 10
 """Episodes that the summary names."""
@@ -101,7 +101,7 @@ class RangesConfig(WorkersConfig):
 def ranges(config: RangesConfig) -> None:
     """Write the file and print a summary."""
     from understudy_base import finite
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
 
     refuse_existing(config.output, "output", None)
     catalog = open_episodes(config.path)
@@ -160,7 +160,7 @@ def find_ranges(
     Raises:
         DatasetError: A column does not exist, is not numeric or cannot be read.
     """
-    from understudy_data.datasets.selection.motion import FindRanges
+    from understudy_tools.motion import FindRanges
 
     keys = keys_of(config, catalog)
     rule = rule_of(config, catalog, keys, workers)
@@ -286,10 +286,10 @@ def _threshold(facts: dict[str, Any]) -> str:
 
 def _episode_names(catalog: "Catalog", name_by: str) -> dict[int, str]:
     """Table row -> key of the episode in the file."""
-    from understudy_data.datasets.selection.keep_ranges import droid_keys
+    from understudy_data import EpisodeNames
 
     ids = {row: str(int(episode)) for row, episode in enumerate(catalog.episodes.ids)}
-    texts = droid_keys(catalog) if name_by != "episode" else {}
+    texts = EpisodeNames(catalog).droid() if name_by != "episode" else {}
     if name_by == "droid" and not texts:
         message = (
             "name_by: recording_folderpath and file_path are missing, or some episodes share them"
@@ -304,7 +304,7 @@ def rule_of(
     """Rule of the preset with the given changes; reads the rows where thresholds are shares of
     speeds.
     """
-    from understudy_data.datasets.selection.motion import IdleRule, motion_thresholds
+    from understudy_tools.motion import IdleRule, motion_thresholds
 
     droid = config.preset == "droid"
     rule = IdleRule.droid() if droid else IdleRule(min_idle=max(1, round(catalog.fps)))
@@ -327,7 +327,7 @@ def keys_of(config: RangesConfig, catalog: "Catalog") -> list[str]:
         DatasetError: A column does not exist or is not numeric, or a dimension is beyond their
             width.
     """
-    from understudy_data.datasets.selection.motion import motion_keys, numeric_keys
+    from understudy_tools.motion import motion_keys, numeric_keys
 
     numeric = numeric_keys(catalog)
     keys = list(config.keys)

@@ -2,7 +2,7 @@
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,7 @@ from understudy_base import DatasetError, plural
 from understudy_kit import Fraction, Positional, SelectionConfig, flag_of
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.episode_arrays import EpisodeArrays
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, EpisodeArrays
 
 _LISTED = 20  # values of a list that are printed
 
@@ -51,15 +50,14 @@ class SelectConfig(SelectionConfig):
 
 def select(config: SelectConfig) -> None:
     """Save a view and print it, or print all views of the dataset."""
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.datasets.format.views import list_views, save_view
+    from understudy_data import Catalog
 
     catalog = Catalog.open(config.paths[0])
-    names = list_views(catalog.files)
+    names = catalog.views.names()
     if len(config.paths) == 2:
         _warn_of_doubts(catalog)
     for name in config.paths[1:]:
-        chosen = _chosen(config)
+        chosen = _chosen(config, catalog.views.SETTINGS)
         if catalog.view is not None:
             chosen = {**catalog.view.select, **catalog.view.combine(chosen)}
         data = _open(catalog, chosen)
@@ -70,13 +68,7 @@ def select(config: SelectConfig) -> None:
                 if key not in ("where", "exclude_episodes")
             }
             chosen["episodes"] = sorted(set(data.segments[:, 0].tolist()))
-        names = [
-            str(
-                save_view(
-                    catalog.files, name, chosen, catalog.episodes, {"episodes": data.num_episodes}
-                )
-            )
-        ]
+        names = [str(catalog.views.save(name, chosen, {"episodes": data.num_episodes}))]
     for name in names:
         try:
             view = catalog.with_view(f"#{name}").view
@@ -97,15 +89,16 @@ def _warn_of_doubts(catalog: "Catalog") -> None:
     """Warn of files that contradict the metadata, of rows in a sample of the data files: a view has
     them, too.
     """
-    from understudy_data.datasets.check_files import doubt_of_reader, sampled_doubts
+    from understudy_data import FileCheck
 
-    bad = sampled_doubts(catalog)
+    files = FileCheck(catalog)
+    bad = files.sample()
     more = f"; and {plural(len(bad) - 1, 'more problem')}" if len(bad) > 1 else ""
     advice = (
         f"a training refuses these episodes; `understudy check {catalog.root}` names all of them"
     )
     lines = [f"{bad[0].line}{more}; {advice}"] if bad else []
-    for line in [*filter(None, [doubt_of_reader(catalog)]), *lines]:
+    for line in [*filter(None, [files.doubt()]), *lines]:
         warnings.warn(f"{catalog.root}: {line}", stacklevel=3)
 
 
@@ -121,11 +114,11 @@ def _flags(select: Mapping[str, Any]) -> str:
     return " ".join(words) or "all frames"
 
 
-def _chosen(config: SelectConfig) -> dict[str, Any]:
-    """Return the settings that are not the default, and the use of a file that is given."""
-    from understudy_data.datasets.format.views import SETTINGS
-
-    settings = {name: getattr(config, name) for name in SETTINGS}
+def _chosen(config: SelectConfig, names: Iterable[str]) -> dict[str, Any]:
+    """Return those settings of these names that are not the default, and the use of a file that is
+    given.
+    """
+    settings = {name: getattr(config, name) for name in names}
     chosen = {
         name: value for name, value in settings.items() if value != getattr(SelectConfig, name)
     }
@@ -135,7 +128,7 @@ def _chosen(config: SelectConfig) -> dict[str, Any]:
 
 def _open(catalog: "Catalog", chosen: Mapping[str, Any]) -> "EpisodeArrays":
     """Return the selected frames. Raises DatasetError."""
-    from understudy_data.datasets.episode_arrays import EpisodeArrays
+    from understudy_data import EpisodeArrays
 
     options = {name: value for name, value in chosen.items() if not name.startswith("val_")}
     return EpisodeArrays(replace(catalog, view=None), keys=[], **options)

@@ -94,7 +94,7 @@ dataset, function as `Viewer.predict`).
 def view(config: ViewConfig) -> None:
     """Serve the page until Ctrl-C or SIGTERM, or export it."""
     from understudy_base import EntryPointError, find_entry_points
-    from understudy_data.datasets.format.catalog import INFO
+    from understudy_data import Catalog
     from understudy_tools.report.view.viewer import Source, Viewer, check_folder
 
     if config.export:
@@ -103,7 +103,7 @@ def view(config: ViewConfig) -> None:
         _record(config)
         return
     with suppress(KeyboardInterrupt), interrupted_by_signals():
-        points = {} if (Path(config.path) / INFO).is_file() else find_entry_points(GROUP)
+        points = {} if (Path(config.path) / Catalog.INFO).is_file() else find_entry_points(GROUP)
         broken: EntryPointError | MissingExtraError | None = None
         for point in points.values():
             try:
@@ -145,7 +145,7 @@ def _record(config: ViewConfig) -> None:
     """Write a recording of rerun."""
     import numpy as np
 
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
     from understudy_tools.report.view.rerun_log import check_recording, write_recording
 
     require("rerun")
@@ -161,7 +161,7 @@ def _record(config: ViewConfig) -> None:
 def _dataset_viewer(config: ViewConfig) -> "Viewer":
     import numpy as np
 
-    from understudy_data.datasets.selection.select import open_episodes
+    from understudy_data import open_episodes
     from understudy_tools.report.view.viewer import Source, Viewer
 
     catalog = open_episodes(config.path, config.pairing or None)

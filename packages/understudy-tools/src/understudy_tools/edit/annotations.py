@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.layouts import END_IS_CUT, OF_FORMAT
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.read.texts import Responses
-from understudy_data.datasets.selection.keep_ranges import read_object
+from understudy_data import Catalog, EpisodeNames, Responses, Rows
 from understudy_tools.edit.plan import Piece, TextColumn, Unit, match_all, to_frame
 
 _EPISODE = ("episode_index", "episode")
@@ -47,7 +43,9 @@ def read_subtasks(catalog: Catalog, path: str, unit: Unit) -> TextColumn:
         DatasetError: the file cannot be read, names an unknown episode, or a subtask overlaps or
             leaves its episode.
     """
-    entries = _csv_entries(path) if path.endswith(".csv") else read_object(path, _SUBTASKS)
+    entries = (
+        _csv_entries(path) if path.endswith(".csv") else EpisodeNames.read_object(path, _SUBTASKS)
+    )
     texts: dict[int, list[str]] = {}
     for key, row in match_all(catalog, entries, path):
         length = int(catalog.episodes.lengths[row])
@@ -168,7 +166,7 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
                 "an episode has two lines", where=path, fix="give each episode one line"
             )
     else:
-        entries = read_object(path, form)
+        entries = EpisodeNames.read_object(path, form)
     matched = match_all(catalog, entries, path)
     rows = {row for _, row in matched}
     without = [int(e) for row, e in enumerate(catalog.episodes.ids) if row not in rows]
@@ -187,7 +185,7 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
                 f"{key!r} is {str(entries[key])[:60]}", where=path, fix=f"give {form}"
             )
         for name, value in entries[key].items():
-            if OF_FORMAT.match(name) or not name:
+            if Catalog.OF_FORMAT.match(name) or not name:
                 raise DatasetError(
                     f"{name!r} is a name of the format itself", where=path, fix="name it otherwise"
                 )
@@ -206,16 +204,16 @@ def piece_metadata(
     """Return the metadata of pieces: that of their episodes in the sources, and of the only
     source's file.
 
-    Where a piece lacks the last frame of its episode, `END_IS_CUT` is true; then each piece has
-    this mark. An earlier mark ends where the file says how the episode ended: `attached` has its
-    "success" or "truncated".
+    Where a piece lacks the last frame of its episode, `Catalog.END_IS_CUT` is true; then each piece
+    has this mark. An earlier mark ends where the file says how the episode ended: `attached` has
+    its "success" or "truncated".
     """
     of_source = [catalog.episode_metadata() for catalog in catalogs]
     if attached:
         of_source[0] = of_source[0] | {name: dict(values) for name, values in attached.items()}
     names = dict[str, None]()
     for metadata in of_source:
-        names.update(dict.fromkeys(name for name in metadata if not OF_FORMAT.match(name)))
+        names.update(dict.fromkeys(name for name in metadata if not Catalog.OF_FORMAT.match(name)))
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for piece in pieces:
         episode = int(catalogs[piece.source].episodes.ids[piece.row])
@@ -224,15 +222,15 @@ def piece_metadata(
         if any(
             attached.get(name, {}).get(episode) is not None for name in ("success", "truncated")
         ):
-            columns.get(END_IS_CUT, [None])[-1] = None
+            columns.get(Catalog.END_IS_CUT, [None])[-1] = None
     lengths = [catalog.episodes.lengths for catalog in catalogs]
-    marks = columns.get(END_IS_CUT, [False] * len(pieces))
+    marks = columns.get(Catalog.END_IS_CUT, [False] * len(pieces))
     cut = [
         bool(mark) or piece.stop < lengths[piece.source][piece.row]
         for piece, mark in zip(pieces, marks)
     ]
     if any(cut):
-        columns[END_IS_CUT] = cut
+        columns[Catalog.END_IS_CUT] = cut
     return {name: values for name, values in columns.items() if _has_value(values)}
 
 
@@ -305,7 +303,7 @@ def read_tasks(path: str, old_tasks: Sequence[str]) -> dict[str, str]:
     Raises:
         DatasetError: the file cannot be read, or names a task that no source has.
     """
-    content = read_object(path, "an object: task text -> new text")
+    content = EpisodeNames.read_object(path, "an object: task text -> new text")
     for old, new in content.items():
         if old not in old_tasks:
             raise DatasetError(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.edit.plan import Plan
 
 _WRITTEN = {

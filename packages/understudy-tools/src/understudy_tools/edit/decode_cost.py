@@ -8,14 +8,13 @@ decodes from the key frame before it.
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from time import thread_time
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.video.reader import VideoReader, open_video
+from understudy_data import Catalog, EpisodeClips, VideoClip
 from understudy_tools.edit.plan import Piece
 
 _STRETCH = 64  # images of a round in a row
@@ -45,6 +44,8 @@ def measure_cost(
         camera: its key.
     """
     random = np.random.default_rng(0)
+    source_clips = EpisodeClips(sources, camera)
+    output_clips = EpisodeClips([output], camera)
     source_costs: list[DecodeCost] = []
     output_costs: list[DecodeCost] = []
     for number in random.integers(0, len(pieces), _ROUNDS).tolist():
@@ -52,43 +53,26 @@ def measure_cost(
         first = int(random.integers(0, max(1, piece.length - _STRETCH)))
         stretch = np.arange(first, min(first + _STRETCH, piece.length))
         singles = random.integers(0, piece.length, _SINGLES)
-        source_first = _first_frame(sources[piece.source], camera, piece.row) + piece.start
-        output_first = _first_frame(output, camera, number)
-        with _open(sources[piece.source], camera, piece.row) as reader:
-            source_costs.append(
-                _time_reader(reader, stretch + source_first, singles + source_first)
-            )
-        with _open(output, camera, number) as reader:
-            output_costs.append(
-                _time_reader(reader, stretch + output_first, singles + output_first)
-            )
+        with closing(source_clips.clip(*astuple(piece))) as clip:
+            source_costs.append(_time_clip(clip, stretch, singles))
+        with closing(output_clips.clip(0, number, 0, piece.length)) as clip:
+            output_costs.append(_time_clip(clip, stretch, singles))
     return _median(source_costs), _median(output_costs)
-
-
-def _first_frame(catalog: Catalog, camera: str, row: int) -> int:
-    """Return the frame of its video with which an episode begins."""
-    return int(catalog.videos(camera).first[row])
-
-
-def _open(catalog: Catalog, camera: str, row: int) -> closing[VideoReader]:
-    return closing(open_video(catalog.files.source(catalog.video_path(camera, row))))
 
 
 def _median(costs: Sequence[DecodeCost]) -> DecodeCost:
     return DecodeCost(median(cost.stretch for cost in costs), median(cost.single for cost in costs))
 
 
-def _time_reader(reader: VideoReader, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
+def _time_clip(clip: VideoClip, stretch: np.ndarray, singles: np.ndarray) -> DecodeCost:
     """Measure one round: frames `stretch` in one read, then each of `singles` in its own read."""
-    reader.read(stretch[:1])  # opens the decoder
-    return DecodeCost(
-        _time(reader, [stretch]), _time(reader, [position[None] for position in singles])
-    )
+    clip.read(stretch[:1])  # opens the decoder
+    return DecodeCost(_time(clip, [stretch]), _time(clip, [position[None] for position in singles]))
 
 
-def _time(reader: VideoReader, reads: Sequence[np.ndarray]) -> float:
+def _time(clip: VideoClip, reads: Sequence[np.ndarray]) -> float:
     """CPU milliseconds of this thread per image; the decoder runs in it."""
     start = thread_time()
     for positions in reads:
-        reader.read(positions)
+        clip.read(positions)
     return 1e3 * (thread_time() - start) / sum(map(len, reads))

@@ -14,9 +14,7 @@ from math import prod
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS, NUMBERS, Feature
-from understudy_data.datasets.format.standard_keys import rename_keys, suggest_key
+from understudy_data import DEFAULTS, Catalog, Feature, rename_keys, suggest_key
 
 
 def edit_features(
@@ -43,7 +41,7 @@ def edit_features(
     for catalog in catalogs:
         found_keys.update(dict.fromkeys(catalog.features))
         droppable.update(catalog.skipped_features, catalog.sensors)
-    all_keys = [key for key in found_keys if key not in INDEX_KEYS]
+    all_keys = [key for key in found_keys if key not in DEFAULTS]
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
             if key not in all_keys and not (name == "drop_features" and key in droppable):
@@ -67,7 +65,7 @@ def edit_features(
             or "/" in key
             or ".." in key
             or key == "task"
-            or key in INDEX_KEYS
+            or key in DEFAULTS
         ):
             fix = "name it with letters, digits, dots and underscores"
             raise DatasetError(f"rename gives {key!r}, which is not a valid feature name", fix=fix)
@@ -95,10 +93,10 @@ def _edit(
 
 
 def _cast(feature: Feature, dtype: str, catalog: Catalog) -> Feature:
-    if dtype not in NUMBERS:
+    if dtype not in Feature.NUMBERS:
         raise DatasetError(
             f"cast gives {feature.key!r} the dtype {dtype!r}",
-            fix=f"give one of {', '.join(NUMBERS)}",
+            fix=f"give one of {', '.join(Feature.NUMBERS)}",
         )
     if feature.is_encoded or feature.is_text:
         problem = f"cast names {feature.key!r}, which is {feature.dtype}, not numbers"
@@ -155,11 +153,11 @@ def common_features(catalogs: Sequence[Catalog], ignore_names: bool = False) -> 
             dimensions.
     """
     first = catalogs[0]
-    shared = {key: feature for key, feature in first.features.items() if key not in INDEX_KEYS}
+    shared = {key: feature for key, feature in first.features.items() if key not in DEFAULTS}
     if not shared:
         raise DatasetError("no feature is left", where=first.root, fix="drop fewer features")
     for other in catalogs[1:]:
-        others = {key: feature for key, feature in other.features.items() if key not in INDEX_KEYS}
+        others = {key: feature for key, feature in other.features.items() if key not in DEFAULTS}
         for key in [*shared, *others]:
             if key not in others or key not in shared:
                 without, having = (other, first) if key not in others else (first, other)

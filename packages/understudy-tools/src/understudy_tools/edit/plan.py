@@ -12,19 +12,24 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.datasets.format.features import Feature
-from understudy_data.datasets.selection.keep_ranges import match_keys, read_object
-from understudy_data.datasets.selection.motion import FindRanges, IdleRule
-from understudy_data.datasets.selection.select import Selection
-from understudy_data.parts import Lost, Part, Workers
+from understudy_data import (
+    Catalog,
+    Encoding,
+    EpisodeNames,
+    Feature,
+    Lost,
+    Part,
+    Selection,
+    Workers,
+    describe_ids,
+)
 from understudy_tools.bucket import Bucket
+from understudy_tools.motion import FindRanges, IdleRule
 
 
 @dataclass(frozen=True)
@@ -52,24 +57,6 @@ class Piece:
     def frames(self) -> np.ndarray:
         """Frame numbers in the source's episode, int64 (length,)."""
         return np.arange(self.start, self.stop)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """Settings of the videos to encode; see `video.encode.VideoEncoder`.
-
-    Attributes:
-        size: (height, width) of the images; None keeps theirs.
-        codec: encoder; None takes the one of the source's codec.
-        gop: frames from key frame to key frame; None keeps the source's.
-        crf: quality on the encoder's own scale; None is 6 steps better than the encoder's default
-            where frames of the same size and codec are encoded again, and that default otherwise.
-    """
-
-    size: tuple[int, int] | None = None
-    codec: str | None = None
-    gop: int | None = None
-    crf: int | None = None
 
 
 TextColumn = Callable[[Piece], Sequence[str]]
@@ -228,15 +215,27 @@ def run_plan(
         yield from zip(part, results, strict=True)
 
 
-def keep_sound(results: Iterable[tuple[int, Any]], bad: Bad) -> dict[int, Any]:
-    """Return the results of pieces by their numbers, and add those that are errors to `bad`."""
-    sound = {}
+class Results(NamedTuple):
+    """Results of work on pieces.
+
+    Attributes:
+        values: result of each piece that has one, by its number.
+        failures: the other pieces, with the reasons to leave them out.
+    """
+
+    values: dict[int, Any]
+    failures: Bad
+
+
+def gather(results: Iterable[tuple[int, Any]]) -> Results:
+    """Gather the results of pieces, each a value or an error."""
+    gathered = Results({}, {})
     for number, result in results:
         if isinstance(result, DatasetError):
-            bad.setdefault(number, result)
+            gathered.failures[number] = result
         else:
-            sound[number] = result
-    return sound
+            gathered.values[number] = result
+    return gathered
 
 
 def write_files(
@@ -244,20 +243,21 @@ def write_files(
     workers: Workers,
     work: PlanWork,
     files: Sequence[tuple[int, Sequence[int]]],
-    bad: Bad,
+    take: Callable[[int, Any], None],
     done: Callable[[Part], None] = lambda part: None,
-) -> Iterator[tuple[tuple[int, Sequence[int]], Any]]:
-    """Write files of pieces; yield file and result of each, up to the first error. Then try each
-    piece of such files.
+) -> Bad:
+    """Write files of pieces; where a file cannot be written, try each of its pieces.
 
     Args:
         plan: the output.
         workers: processes.
         work: writes (number of a file, its pieces).
         files: number and pieces of each file.
-        bad: receives the pieces that cannot be written; files above the last one then have other
-            pieces.
+        take: called with the number and the result of each file in order, up to the first error.
         done: called with each finished part.
+
+    Returns:
+        The pieces that cannot be written; files above the last one then have other pieces.
 
     Raises:
         DatasetError: a file cannot be written, and each of its pieces can.
@@ -268,17 +268,16 @@ def write_files(
         if isinstance(result, DatasetError):
             failed.append((members, result))
         elif not failed:
-            yield (file, members), result
+            take(file, result)
+    failures: Bad = {}
     for members, error in failed:
         trials: list[Part] = [((len(files) + number, (number,)),) for number in members]
-        unwritable: Bad = {}
-        keep_sound(
-            ((numbers[0], trial) for (_, numbers), trial in run_plan(plan, workers, work, trials)),
-            unwritable,
-        )
+        pairs = run_plan(plan, workers, work, trials)
+        unwritable = gather((numbers[0], trial) for (_, numbers), trial in pairs).failures
         if not unwritable:
             raise error
-        bad |= unwritable
+        failures |= unwritable
+    return failures
 
 
 def select_pieces(catalog: Catalog, source: int, selection: Selection) -> list[Piece]:
@@ -437,7 +436,7 @@ def cut_at_times(catalog: Catalog, source: int, path: str, unit: Unit) -> list[P
         DatasetError: the file cannot be read, or a segment is empty, overlaps another or leaves its
             episode.
     """
-    content = read_object(path, _FORMAT)
+    content = EpisodeNames.read_object(path, _FORMAT)
     pieces = []
     for key, row in match_all(catalog, content, path):
         length = int(catalog.episodes.lengths[row])
@@ -494,7 +493,7 @@ def cut_by_text(catalog: Catalog, source: int, texts: TextColumn) -> list[Piece]
 def cut_at_pauses(
     catalog: Catalog, source: int, keys: Sequence[str], rule: IdleRule
 ) -> list[Piece]:
-    """Cut episodes at their idle gaps, which are left out (`data.selection.motion`).
+    """Cut episodes at their idle gaps, which are left out (`motion.py`).
 
     Args:
         catalog: the source.
@@ -518,7 +517,7 @@ def match_all(catalog: Catalog, entries: Record, path: str) -> list[tuple[str, i
     Raises:
         DatasetError: a key is not an episode, or two keys are one episode.
     """
-    matched, _ = match_keys(catalog, list(entries), path)
+    matched, _ = EpisodeNames(catalog).match(list(entries), path)
     lost = [key for key in entries if key not in matched]
     if lost:
         raise DatasetError(

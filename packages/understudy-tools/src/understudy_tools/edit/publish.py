@@ -28,27 +28,12 @@ from pathlib import Path
 import numpy as np
 
 from understudy_base import DatasetError, EmptyDatasetError, split_view, sync
-from understudy_data.datasets.check_files import unfinished_recording
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import DEFAULTS
-from understudy_data.datasets.format.meta_files import read_json
-from understudy_data.datasets.format.recorded_stats import aggregate
-from understudy_data.datasets.format.views import FOLDER as VIEWS
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.selection.motion import numeric_keys
-from understudy_data.datasets.stats.running import NAMES
-from understudy_data.datasets.write.dataset_files import (
-    FILES_PER_CHUNK,
-    is_recorded_here,
-    replace_json,
-    statistic_value,
-)
-from understudy_data.order_file import lengths_digest
-from understudy_data.parts import Workers
+from understudy_data import DEFAULTS, Catalog, DatasetFiles, FileCheck, Rows, Workers
 from understudy_tools.edit.annotations import piece_metadata
 from understudy_tools.edit.features import common_features, common_rate, common_robot, edit_features
 from understudy_tools.edit.plan import Base, Piece, Plan
 from understudy_tools.edit.write_set import write_set
+from understudy_tools.motion import numeric_keys
 
 LEDGER = "meta/published.json"
 """File with the digests of the writers, relative to the root."""
@@ -109,7 +94,7 @@ def publish(roots: Sequence[str], out: Path, workers: Workers | None = None) -> 
                 fix=f"{fix}: {used[0]}",
             )
         old = Catalog.open(out) if out.is_symlink() else None
-        published = read_json(old.files, LEDGER) if old else {}
+        published = old.read_json(LEDGER) if old else {}
         writers = list[Catalog]()
         pieces = list[Piece]()
         added = dict.fromkeys(names, 0)
@@ -182,11 +167,12 @@ def _check_finished(writer: Catalog) -> None:
         DatasetError: files are missing, or contradict the table: another recorder was killed, for
             example, and its next episodes may be those again.
     """
-    if is_recorded_here(writer.files):
+    files = FileCheck(writer)
+    if files.is_recorded_here:
         return
     if gaps := writer.missing_files():
         raise DatasetError(gaps[0].line, where=writer.root, fix=_COPY.format(root=writer.root))
-    contradiction, irregular = unfinished_recording(writer)
+    contradiction, irregular = files.unfinished()
     if contradiction:
         raise DatasetError(contradiction, where=writer.root, fix=_COPY.format(root=writer.root))
     if irregular:
@@ -228,7 +214,7 @@ def _digest(writer: Catalog, last: int | None = None) -> str:
     """Digest of the episodes up to an id: "ID", all lengths, and the numbers of the first and of
     the last episode.
     """
-    lengths = lengths_digest(writer, last)
+    lengths = writer.episodes.digest(last)
     numbers = hashlib.sha256()
     count = int(np.searchsorted(writer.episodes.ids, int(lengths.partition(" ")[0]), side="right"))
     keys = numeric_keys(writer)
@@ -267,7 +253,7 @@ def _plan(
     base = Base()
     if old:
         tables = [old.episodes.data, *(videos.files for videos in old.episodes.videos.values())]
-        last = max(int((table.chunk * FILES_PER_CHUNK + table.number).max()) for table in tables)
+        last = max(int(DatasetFiles.numbers(table).max()) for table in tables)
         base = Base(old.num_episodes, old.num_frames, last + 1, old.tasks)
     try:
         features = common_features(sources)
@@ -324,16 +310,9 @@ def _add_version(
             shutil.copytree(store / old_version, version, symlinks=True, dirs_exist_ok=True)
         else:
             (files / "views").mkdir(exist_ok=True)
-            os.symlink("../../files/views", version / VIEWS)
+            os.symlink("../../files/views", version / plan.sources[0].views.FOLDER)
         for path in list(draft.rglob("chunk-*/file-*")):
-            number = (
-                int(path.parent.name[6:]) * FILES_PER_CHUNK + int(path.stem[5:]) + plan.base.files
-            )
-            chunk, file = divmod(number, FILES_PER_CHUNK)
-            place = (
-                path.parents[1].relative_to(draft)
-                / f"chunk-{chunk:03d}/file-{file:03d}{path.suffix}"
-            )
+            place = DatasetFiles.renumbered(path.relative_to(draft), plan.base.files)
             target = files / place
             listed = version / place
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -385,12 +364,8 @@ def _write_meta(
         }
         info["splits"] = {"train": f"0:{info['total_episodes']}"}
         features = {**plan.features, **DEFAULTS}
-        for key, entry in stats.items():
-            new = {name: np.asarray(value) for name, value in entry.items()}
-            merged = aggregate([old.stats[key], new])
-            stats[key] = {
-                n: statistic_value(features[key], n, merged[n]) for n in NAMES if n in merged
-            }
-    replace_json(version / "meta/info.json", info)
-    replace_json(version / "meta/stats.json", stats)
-    replace_json(version / LEDGER, published)
+        stats = DatasetFiles.join_statistics(features, old.stats, stats)
+    files = DatasetFiles(version)
+    files.write_json("meta/info.json", info)
+    files.write_json("meta/stats.json", stats)
+    files.write_json(LEDGER, published)

@@ -7,7 +7,7 @@ Its kind are all its other fields but the `content`. In a piece, records that be
 at 0, and only the latest of each kind stays; those after its end go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.features import DEFAULTS, Feature
-from understudy_data.datasets.read.image_column import ImageColumns, decode_image, image_bytes
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.stats.running import (
+from understudy_data import (
+    DEFAULTS,
+    DatasetFiles,
+    DatasetStatistics,
+    EpisodeStatistics,
+    Feature,
     ImageStatistics,
-    Moments,
-    image_step,
-    sample_stride,
+    RecordedImages,
+    Rows,
+    storable,
 )
-from understudy_data.datasets.write.dataset_files import (
-    data_schema,
-    number_statistics,
-    replace_parquet,
-    statistic_columns,
-    to_column,
-)
-from understudy_data.plain_values import storable
 from understudy_tools.edit.features import bytes_per_frame, cast_values, with_declared_dtypes
 from understudy_tools.edit.plan import Piece, Plan
 
@@ -89,17 +83,12 @@ class EpisodeRows:
 
     Attributes:
         tasks: its task texts, in order of appearance.
-        columns: its statistics in meta/episodes.
-        numbers: numeric column -> moments, and the rows that count for quantiles in the whole
-            output.
-        images: statistics of its image columns, with `first` as in the whole output.
+        statistics: of its rows and image columns.
         has_clock: whether its recorded timestamps are frame / fps within a millisecond.
     """
 
     tasks: list[str]
-    columns: dict[str, Any]
-    numbers: dict[str, tuple[Moments, np.ndarray]]
-    images: dict[str, ImageStatistics]
+    statistics: EpisodeStatistics
     has_clock: bool
 
 
@@ -113,8 +102,7 @@ class SourceRows:
         ]
         self._rows = [Rows(with_declared_dtypes(source), keys, _CACHE) for source in plan.sources]
         self._tasks = [Rows(source, [], 0) for source in plan.sources]
-        images = [key for key, feature in plan.features.items() if feature.dtype == "image"]
-        self._images = [ImageColumns(source, images, 0) for source in plan.sources]
+        self._images = [RecordedImages(source, _CACHE, image_bytes=0) for source in plan.sources]
         self._keys = keys
 
     def tasks(self, piece: Piece) -> list[str]:
@@ -170,7 +158,7 @@ class SourceRows:
                 where = f"{source.root} (episode {int(source.episodes.ids[piece.row])})"
                 taken[key] = cast_values(values, feature.dtype, key, where)
             elif feature.dtype == "image":
-                taken[key] = self._encoded(piece, key)
+                taken[key] = self._images[piece.source].encoded(key, piece.row, piece.frames)
             elif key in plan.columns:
                 column = plan.columns[key](piece)
                 taken[key] = column if isinstance(column, np.ndarray) else list(column)
@@ -178,13 +166,9 @@ class SourceRows:
                 taken[key] = shift_records(taken[key], piece.start, piece.length, plan.fps)
         return taken, tasks, bool(has_clock)
 
-    def _encoded(self, piece: Piece, key: str) -> list[bytes]:
-        """Encoded images of an image column, as stored."""
-        source = self.plan.sources[piece.source]
-        row = piece.row
-        places = self._rows[piece.source].file_rows(np.full(piece.length, row), piece.frames)
-        values = self._images[piece.source].stored(key, row, places)
-        return [image_bytes(value, key, source, source.data_place(row)) for value in values]
+    def decode(self, piece: Piece, key: str, data: bytes) -> np.ndarray:
+        """Decode an image of a piece, uint8 (C, H, W)."""
+        return self._images[piece.source].decode(key, piece.row, data)
 
 
 def undeclared_columns(plan: Plan, number: int) -> list[str]:
@@ -244,20 +228,22 @@ class RowWriter:
 
     Args:
         rows: reader of the sources.
+        root: folder of the output.
         tasks: task text -> task_index.
 
     Attributes:
+        files: the written files.
         starts: index of the first row of each piece.
     """
 
-    def __init__(self, rows: SourceRows, tasks: Mapping[str, int]) -> None:
+    def __init__(self, rows: SourceRows, root: Path, tasks: Mapping[str, int]) -> None:
         self._plan = rows.plan
         self._rows = rows
         self._tasks = tasks
         self.starts = row_starts(self._plan)
-        self._stride = sample_stride(self._plan.frames)
-        self._features = {**self._plan.features, **DEFAULTS}
-        self._nested = nested_types(self._plan)
+        features = {**self._plan.features, **DEFAULTS}
+        self.files = DatasetFiles(root, features, nested_types(self._plan))
+        self._statistics = DatasetStatistics(features, self._plan.frames)
         images = {
             key: feature for key, feature in self._plan.features.items() if feature.dtype == "image"
         }
@@ -265,35 +251,20 @@ class RowWriter:
             key: measured_before(self._plan, feature) for key, feature in images.items()
         }
 
-    def write(self, path: Path, group: Sequence[int]) -> list[EpisodeRows]:
-        """Write the pieces `group` to one file, one row group each."""
+    def write(self, file: int, group: Sequence[int]) -> list[EpisodeRows]:
+        """Write the pieces `group` to the file of this number, one row group each."""
         done = list[EpisodeRows]()
-        schema = data_schema(self._features, self._nested)
 
-        def tables() -> Any:
+        def episodes() -> Iterator[dict[str, Any]]:
             for number in group:
                 columns, tasks, has_clock = self._rows.read(number)
                 columns |= self._defaults(number, tasks)
-                yield pa.Table.from_arrays(
-                    [self._column(columns[key], key) for key in schema.names], schema=schema
-                )
+                yield columns
                 images = {key: self._measure(columns[key], key, number) for key in self._measured}
-                episode = EpisodeRows(list(dict.fromkeys(tasks)), {}, {}, images, has_clock)
-                for key, feature in self._features.items():
-                    if isinstance(columns.get(key), np.ndarray) and not feature.is_text:
-                        values = columns[key].reshape(-1, *feature.shape)
-                        statistics = number_statistics(feature)
-                        statistics.add(values)
-                        sample = statistics.sample(
-                            values[-self.starts[number] % self._stride :: self._stride]
-                        )
-                        episode.numbers[key] = statistics.moments, sample
-                        episode.columns.update(statistic_columns(feature, statistics.result()))
-                    elif key in images:
-                        episode.columns.update(statistic_columns(feature, images[key].result()))
-                done.append(episode)
+                statistics = self._statistics.measure(columns, self.starts[number], images)
+                done.append(EpisodeRows(list(dict.fromkeys(tasks)), statistics, has_clock))
 
-        replace_parquet(path, tables(), schema)
+        self.files.write_data(file, episodes())
         return done
 
     def _defaults(self, number: int, tasks: list[str]) -> dict[str, np.ndarray]:
@@ -306,30 +277,18 @@ class RowWriter:
             "task_index": np.array([[self._tasks[task]] for task in tasks], np.int64),
         }
 
-    def _column(self, values: Any, key: str) -> pa.Array:
-        if key in self._nested:
-            return pa.array(values, self._nested[key])
-        feature = self._features[key]
-        if isinstance(values, np.ndarray):
-            values = np.reshape(values, (-1, *feature.shape))
-        return to_column(values, feature)
-
     def _measure(self, images: Sequence[bytes], key: str, number: int) -> ImageStatistics:
         """Statistics of an image column of one piece."""
-        feature = self._features[key]
+        feature = self._plan.features[key]
         part = ImageStatistics(feature.channels or 3, first=self._measured[key][number])
-        source = self._plan.sources[self._plan.pieces[number].source]
-        for data in images[:: step_of(feature)]:
-            part.add(decode_image(data, feature, source, source.root).transpose(1, 2, 0))
+        piece = self._plan.pieces[number]
+        for data in images[:: ImageStatistics.step(feature.size)]:
+            part.add(self._rows.decode(piece, key, data).transpose(1, 2, 0))
         return part
-
-
-def step_of(feature: Feature) -> int:
-    """Step between the measured images of a camera, by its declared size."""
-    return image_step(*(feature.size or (1, 1)))
 
 
 def measured_before(plan: Plan, feature: Feature) -> list[int]:
     """Number of measured images of a camera before each piece."""
-    counts = [-(-piece.length // step_of(feature)) for piece in plan.pieces]
+    step = ImageStatistics.step(feature.size)
+    counts = [-(-piece.length // step) for piece in plan.pieces]
     return (np.cumsum(counts) - counts).tolist()

@@ -8,9 +8,7 @@ episode. The folder appears in one step, complete.
 """
 
 import hashlib
-import io
 import json
-import pickle
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,40 +33,24 @@ from understudy_base import (
     strip_credentials,
     write_text,
 )
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.datasets.format.features import DEFAULTS, Feature
-from understudy_data.datasets.format.meta_files import read_json
-from understudy_data.datasets.stats.running import ImageStatistics, RunningStatistics
-from understudy_data.datasets.write.dataset_files import (
-    DATA_PATH,
-    EPISODES_PATH,
-    PLAIN_VIDEO,
-    VIDEO_PATH,
-    episode_columns,
-    episode_schema,
-    file_columns,
-    file_path,
-    info_json,
-    number_statistics,
-    replace_json,
-    replace_parquet,
-    statistic_columns,
-    stats_json,
-    tasks_table,
-    video_info,
+from understudy_data import (
+    DEFAULTS,
+    Catalog,
+    DatasetFiles,
+    DatasetStatistics,
+    Encoding,
+    Feature,
+    Part,
+    Workers,
+    describe_ids,
 )
-from understudy_data.parts import Part, Workers, cut_parts
-from understudy_data.plain_values import is_result, read_result, write_result
-from understudy_data.storage.dataset_version import DatasetVersion
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
 from understudy_tools.edit.plan import (
     Bad,
-    Encoding,
     Plan,
     PlanWork,
-    keep_sound,
+    gather,
     run_plan,
     write_files,
 )
@@ -84,11 +66,11 @@ from understudy_tools.edit.videos import (
     PARTS,
     CameraStreams,
     CameraVideos,
+    CameraWriter,
     find_streams,
+    move_videos,
     write_videos,
 )
-
-Statistics = dict[str, RunningStatistics | ImageStatistics]
 
 DATA_MB = 100.0
 VIDEO_MB = 200.0
@@ -148,28 +130,27 @@ def write_set(
     _check_plan(plan)
     work = replace(plan, metadata={}, origin={})
     lengths = [piece.length for piece in plan.pieces]
-    path = None
-    if workers.folder:
-        path = workers.folder / f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
-    bad: Bad = read_result(path) if path is not None and is_result(path) else {}
+    name = f"{hashlib.sha256(mark.encode()).hexdigest()[:32]}.bad"
+    bad: Bad = workers.kept(name) or {}
     read = ReadTasks(work, mark)
-    texts = keep_sound(
-        run_plan(work, workers, read, cut_parts(range(len(lengths)), lengths, PART_ROWS)), bad
-    )
-    streams = {
-        key: find_streams(work, key, root, workers, mark, count, bad) for key in plan.cameras
-    }
+    parts = Workers.cut(range(len(lengths)), lengths, PART_ROWS)
+    texts, failures = gather(run_plan(work, workers, read, parts))
+    bad = failures | bad
+    streams: dict[str, CameraStreams] = {}
+    for key in plan.cameras:
+        streams[key], failures = find_streams(work, key, root, workers, mark, count)
+        bad = failures | bad
     while len(bad) < len(lengths):
-        if bad and path is not None:
-            write_result(path, bad)  # no later call may write the files of another choice
+        if bad:
+            workers.keep(name, bad)  # no later call may write the files of another choice
         numbers = [number for number in range(len(lengths)) if number not in bad]
-        late = Bad()
         used = dict.fromkeys(chain.from_iterable(texts[number] for number in numbers))
         choice = f"{mark} {sorted(bad)}"
-        written = _write_kept(plan.without(bad), root, workers, choice, used, streams, late, count)
-        if not late:
+        chosen = plan.without(bad)
+        written, failures = _write_kept(chosen, root, workers, choice, used, streams, count)
+        if not failures:
             return replace(written, skipped=describe_bad(plan, bad))
-        bad |= {numbers[number]: error for number, error in late.items()}
+        bad |= {numbers[number]: error for number, error in failures.items()}
         count = _count_nothing
     return Written(0, 0, 0, 0, [], {}, plan, describe_bad(plan, bad))
 
@@ -185,36 +166,53 @@ def _write_kept(
     mark: str,
     used: Iterable[str],
     streams: Mapping[str, CameraStreams],
-    bad: Bad,
     count: Callable[[int], None],
-) -> Written:
-    """Write a dataset of pieces with known task texts and streams; with pieces in `bad` it remains
-    incomplete.
+) -> tuple[Written, Bad]:
+    """Write a dataset of pieces with known task texts and streams; return also the pieces that
+    cannot be written, with which it remains incomplete.
     """
     metadata = {name: metadata_array(name, values) for name, values in plan.metadata.items()}
     work = replace(plan, metadata={}, origin={})
     tasks = _number_tasks(plan, used)
     features = {**plan.features, **DEFAULTS}
-    statistics = _new_statistics(features)
-    tables, clocks = _write_rows(work, root, tasks, statistics, workers, mark, count, bad)
-    videos: dict[str, CameraVideos] = {}
-    cameras = () if bad else plan.cameras
-    for key in cameras:
-        part = statistics[key]
-        assert isinstance(part, ImageStatistics)
-        videos[key] = write_videos(
-            work, streams[key], root, workers, mark, part, VIDEO_MB, count, bad
-        )
-    written = Written(len(plan.pieces), plan.frames, len(tasks), clocks, [], videos, plan)
-    if bad:
-        return written
-    _write_episodes(plan, root, tables, videos, metadata)
-    listed = tasks_table(list(tasks))
-    replace_parquet(root / "meta/tasks.parquet", [listed], listed.schema)
-    replace_json(root / "meta/stats.json", stats_json(features, statistics))
+    files = DatasetFiles(root, features)
+    rows = RowResults(plan, files, DatasetStatistics(features, plan.frames))
+    failures = _write_rows(work, root, tasks, rows, workers, mark, count)
+    written = Written(len(plan.pieces), plan.frames, len(tasks), rows.odd_clocks, [], {}, plan)
+    if failures:
+        return written, failures
+    for key in plan.cameras:
+        writer = CameraWriter(work, streams[key], root, workers, mark, count)
+        if plan.bucket:
+            move_videos(writer, VIDEO_MB)
+        else:
+            failures |= write_videos(writer, VIDEO_MB, measures=not failures)
+        written.videos[key] = writer.videos
+        if not failures:
+            rows.statistics.add_videos(key, writer.statistics)
+    if not failures:
+        written = _write_meta(written, files, rows, list(tasks), metadata)
+        _remove_others(root, files, written)
+    return written, failures
+
+
+def _write_meta(
+    written: Written,
+    files: DatasetFiles,
+    rows: "RowResults",
+    tasks: Sequence[str],
+    metadata: Mapping[str, pa.Array],
+) -> Written:
+    """Write the files of meta/ of complete rows and videos; return the counts with what is left
+    out.
+    """
+    plan = written.plan
+    rows.write_episodes(written.videos, metadata)
+    files.write_tasks(tasks)
+    files.write_json("meta/stats.json", rows.statistics.json())
     carried, left_out = carried_info(plan)
-    entries, left_entries = _entries(plan, features, videos)
-    info = info_json(
+    entries, left_entries = _entries(plan, {**plan.features, **DEFAULTS}, written.videos)
+    files.write_info(
         entries,
         fps=_number(plan.fps),
         robot_type=plan.robot_type,
@@ -223,25 +221,29 @@ def _write_kept(
         tasks=len(tasks),
         data_file_mb=DATA_MB,
         video_file_mb=VIDEO_MB,
+        further=carried,
     )
-    replace_json(root / "meta/info.json", info | carried)
     for path, content in plan.files.items():
-        replace_json(root / path, content)
-    shutil.rmtree(root / PARTS, ignore_errors=True)
-    for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
-        draft.unlink()  # of a killed process
-    files = {root / file_path(DATA_PATH, number) for number in range(len(tables))}
-    for key, done in videos.items():
-        files |= {root / file_path(VIDEO_PATH, number, key) for number in done.file}
-    for other in {*root.glob("data/*/*"), *root.glob("videos/*/*/*")} - files:
-        other.unlink()  # of a choice with more pieces
-        with suppress(OSError):
-            other.parent.rmdir()
+        files.write_json(path, content)
     undeclared = set[str]()
     for number in range(len(plan.sources)):
         undeclared.update(undeclared_columns(plan, number))
     left_out = [*left_out, *left_entries, *left_files(plan)]
     return replace(written, undeclared=sorted(undeclared), left_out=left_out)
+
+
+def _remove_others(root: Path, files: DatasetFiles, written: Written) -> None:
+    """Remove encoded pieces, drafts of a killed process, and files of a choice with more pieces."""
+    shutil.rmtree(root / PARTS, ignore_errors=True)
+    for draft in root.rglob(f"*{DRAFT_SUFFIX}"):
+        draft.unlink()
+    used = {files.data(number) for number in range(len(group_pieces(written.plan, DATA_MB)))}
+    for key, videos in written.videos.items():
+        used |= {files.video(key, number) for number in videos.file}
+    for other in {*root.glob("data/*/*"), *root.glob("videos/*/*/*")} - used:
+        other.unlink()
+        with suppress(OSError):
+            other.parent.rmdir()
 
 
 def describe_bad(plan: Plan, bad: Bad) -> list[dict[str, Any]]:
@@ -291,26 +293,15 @@ class WriteRows(PlanWork):
 
     def compute(self, item: tuple[int, Sequence[int]]) -> list[EpisodeRows]:
         """Write a file; return its episodes."""
-        path = self.root / file_path(DATA_PATH, item[0])
-        episodes = self.writer.write(path, item[1])
+        episodes = self.writer.write(item[0], item[1])
         if self.plan.bucket:
-            self.plan.bucket.move(path)
+            self.plan.bucket.move(self.writer.files.data(item[0]))
         return episodes
 
     @cached_property
     def writer(self) -> RowWriter:
         """The writer of files."""
-        return RowWriter(SourceRows(self.plan), self.tasks)
-
-
-def _new_statistics(features: Mapping[str, Feature]) -> Statistics:
-    statistics: Statistics = {}
-    for key, feature in features.items():
-        if feature.is_encoded and not feature.is_text:
-            statistics[key] = ImageStatistics(feature.channels or 3)
-        elif not feature.is_text:
-            statistics[key] = number_statistics(feature)
-    return statistics
+        return RowWriter(SourceRows(self.plan), self.root, self.tasks)
 
 
 def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
@@ -325,93 +316,97 @@ def _number_tasks(plan: Plan, used: Iterable[str]) -> dict[str, int]:
     }
 
 
+class RowResults:
+    """Written rows: the rows of meta/episodes of each data file, and statistics.
+
+    Args:
+        plan: the output.
+        files: its files.
+        statistics: receives those of the rows.
+
+    Attributes:
+        statistics: of all rows that were taken.
+        odd_clocks: episodes whose timestamps differed from frame / fps.
+    """
+
+    def __init__(self, plan: Plan, files: DatasetFiles, statistics: DatasetStatistics) -> None:
+        self._plan = plan
+        self._files = files
+        self._starts = row_starts(plan)
+        self._tables: list[pa.Table] = []
+        self._episodes = 0
+        self.statistics = statistics
+        self.odd_clocks = 0
+
+    def take(self, number: int, episodes: Sequence[EpisodeRows]) -> None:
+        """Take the episodes of the next data file."""
+        base = self._plan.base
+        rows = []
+        for episode in episodes:
+            piece = self._episodes
+            length = self._plan.pieces[piece].length
+            rows.append(
+                self._files.episode_row(
+                    base.episodes + piece,
+                    episode.tasks,
+                    length,
+                    self._starts[piece],
+                    base.files + number,
+                    episode.statistics,
+                )
+            )
+            self.statistics.add(episode.statistics, length)
+            self.odd_clocks += not episode.has_clock
+            self._episodes += 1
+        self._tables.append(self._files.episode_table(rows))
+
+    def write_episodes(
+        self, videos: Mapping[str, CameraVideos], metadata: Mapping[str, pa.Array]
+    ) -> None:
+        """Write meta/episodes, one file per data file, with places and statistics of videos, and
+        metadata.
+        """
+        first = 0
+        for number, table in enumerate(self._tables):
+            pieces = range(first, first + table.num_rows)
+            of_videos = {}
+            for key, done in videos.items():
+                of_videos[key] = [self._video_row(key, done, piece) for piece in pieces]
+            of_metadata = {
+                name: column.slice(first, table.num_rows) for name, column in metadata.items()
+            }
+            self._files.write_episodes(number, table, of_videos, of_metadata)
+            first += table.num_rows
+
+    def _video_row(self, camera: str, done: CameraVideos, piece: int) -> dict[str, Any]:
+        return self._files.video_row(
+            camera,
+            self._plan.base.files + done.file[piece],
+            done.first[piece],
+            self._plan.pieces[piece].length,
+            self._plan.fps,
+            done.figures[piece],
+        )
+
+
 def _write_rows(
     plan: Plan,
     root: Path,
     tasks: Mapping[str, int],
-    statistics: Statistics,
+    results: RowResults,
     workers: Workers,
     mark: str,
     count: Callable[[int], None],
-    bad: Bad,
-) -> tuple[list[pa.Table], int]:
-    """Write all data files; return the rows of meta/episodes of each, without columns of videos,
-    and odd clocks.
-    """
-    groups = group_pieces(plan, DATA_MB)
-    features = {**{key: f for key, f in plan.features.items() if not f.is_video}, **DEFAULTS}
-    schema = episode_schema(features).remove_metadata()
-    starts = row_starts(plan)
-    tables = []
-    clocks = 0
+) -> Bad:
+    """Write all data files; return the pieces that cannot be written."""
 
     def done(part: Part) -> None:
         written_pieces = chain.from_iterable(group for _, group in part)
         count(sum(plan.pieces[piece].length for piece in written_pieces))
 
-    files = write_files(
-        plan, workers, WriteRows(plan, mark, root, tasks), list(enumerate(groups)), bad, done
-    )
-    for (number, group), episodes in files:
-        table = []
-        for piece, episode in zip(group, episodes):
-            length = plan.pieces[piece].length
-            row = (
-                episode_columns(plan.base.episodes + piece, episode.tasks, length, starts[piece])
-                | episode.columns
-            )
-            file = plan.base.files + number
-            table.append(row | file_columns("data", file) | file_columns("meta/episodes", file))
-            clocks += not episode.has_clock
-            for key in features:
-                part = statistics.get(key)
-                if isinstance(part, RunningStatistics):
-                    moments, sample = episode.numbers[key]
-                    part.merge(moments, length, sample)
-                elif isinstance(part, ImageStatistics):
-                    part.merge(episode.images[key])
-        tables.append(pa.Table.from_pylist(table, schema))
-    return tables, clocks
-
-
-def _write_episodes(
-    plan: Plan,
-    root: Path,
-    tables: Sequence[pa.Table],
-    videos: Mapping[str, CameraVideos],
-    metadata: Mapping[str, pa.Array],
-) -> None:
-    """Write meta/episodes, one file per data file, with places and statistics of videos, and
-    metadata.
-    """
-    schema = episode_schema({**plan.features, **DEFAULTS}).remove_metadata()
-    first = 0
-    for number, table in enumerate(tables):
-        columns = {name: table.column(name) for name in table.column_names}
-        for key, done in videos.items():
-            rows = [
-                _video_row(plan, key, done, piece) for piece in range(first, first + table.num_rows)
-            ]
-            for name in rows[0]:
-                columns[name] = pa.array([row[name] for row in rows], schema.field(name).type)
-        whole = pa.table({name: columns[name] for name in schema.names}, schema)
-        for name, column in metadata.items():
-            whole = whole.append_column(name, column.slice(first, table.num_rows))
-        replace_parquet(root / file_path(EPISODES_PATH, number), [whole], whole.schema)
-        first += table.num_rows
-
-
-def _video_row(plan: Plan, camera: str, done: CameraVideos, piece: int) -> dict[str, Any]:
-    """Columns of meta/episodes about the video of one piece."""
-    first = done.first[piece]
-    length = plan.pieces[piece].length
-    prefix = f"videos/{camera}"
-    times = {
-        f"{prefix}/from_timestamp": first / plan.fps,
-        f"{prefix}/to_timestamp": (first + length) / plan.fps,
-    }
-    figures = statistic_columns(plan.features[camera], done.figures[piece])
-    return file_columns(prefix, plan.base.files + done.file[piece]) | times | figures
+    files = list(enumerate(group_pieces(plan, DATA_MB)))
+    work = WriteRows(plan, mark, root, tasks)
+    return write_files(plan, workers, work, files, results.take, done)
 
 
 def metadata_array(name: str, values: Sequence[Any]) -> pa.Array:
@@ -454,16 +449,15 @@ def _entries(
             entries[key]["info"] = details
         left_out += lines
         if key in videos and (stream := videos[key].stream) is not None:
-            height, width, codec, pix_fmt, gop = stream
-            video = video_info(height, width, codec, pix_fmt, _number(plan.fps), 3)
+            video = DatasetFiles.video_facts(stream, _number(plan.fps))
             recorded = {
                 n: v for n, v in feature.info.items() if n in details or n.startswith(OF_VIDEO)
             }
             copied_info = details if videos[key].encoded else recorded | details
-            entries[key]["info"] = {**copied_info, **video, **PLAIN_VIDEO}
+            entries[key]["info"] = {**copied_info, **video}
             if videos[key].encoded:
                 settings = plan.encode.get(key, Encoding())
-                entries[key]["info"]["video.g"] = settings.gop or gop
+                entries[key]["info"]["video.g"] = settings.gop or stream[-1]
                 if settings.crf is not None:
                     entries[key]["info"]["video.crf"] = settings.crf
     return entries, left_out
@@ -521,7 +515,7 @@ def write_provenance(
         **skipped,
         "episodes": [[p.source, int(ids[p.source][p.row]), p.start, p.stop] for p in plan.pieces],
     }
-    replace_json(root / PATH, content)
+    DatasetFiles(root).write_json(PATH, content)
 
 
 def describe_source(
@@ -540,7 +534,7 @@ def describe_source(
     try:
         if catalog.files.exists(PATH):
             description["edited"] = {
-                k: v for k, v in read_json(catalog.files, PATH).items() if k != "episodes"
+                k: v for k, v in catalog.read_json(PATH).items() if k != "episodes"
             }
     except DatasetError:
         pass  # a source can be read without its origin
@@ -564,7 +558,7 @@ def digest_files(catalog: Catalog, rows: Sequence[int], cameras: Sequence[str]) 
     for table, file_of_row in tables:
         files = np.unique(file_of_row[list(rows)]).tolist()
         paths += [table.find(catalog.files, file) for file in files]
-    digest = hashlib.sha256(json.dumps(read_json(catalog.files, INFO), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(catalog.read_json(Catalog.INFO), sort_keys=True).encode())
     chosen = list(rows)
     for column in (
         episodes.ids,
@@ -659,7 +653,7 @@ def write_outputs(
     workers = workers or Workers()
     described = {name: describe_sources(plan) for name, plan in plans.items()}
     light = {name: replace(plan, metadata={}, origin={}) for name, plan in plans.items()}
-    mark = _digest([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])
+    mark = Workers.mark([light, described, VERSIONS, isinstance(out, Bucket) and str(out)])
     bucket = None
     if workers.folder is not None:
         _claim(workers.folder, mark)
@@ -699,24 +693,6 @@ def write_outputs(
             "exists", where=out, fix="name a new folder; nothing is overwritten"
         ) from error
     return done
-
-
-class _Marker(pickle.Pickler):
-    """Pickler of what an output is made from: of a dataset's version its files, and not when it was
-    opened.
-    """
-
-    def persistent_id(self, value: Any) -> Any:
-        """Return the files of a version; None for all else, which is pickled as it is."""
-        if not isinstance(value, DatasetVersion):
-            return None
-        return sorted((name, stat and stat.tag) for name, stat in value.marks.items())
-
-
-def _digest(value: Any) -> str:
-    content = io.BytesIO()
-    _Marker(content).dump(value)
-    return hashlib.sha256(content.getvalue()).hexdigest()
 
 
 def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from understudy_base import summarize
-from understudy_data.video.orientation import upright
+from understudy_data import upright
 from understudy_tools.imports.limits import MAX_PIXELS
 from understudy_tools.imports.recording import RecordingError
 from understudy_tools.imports.settings import Part

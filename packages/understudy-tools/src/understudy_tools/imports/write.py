@@ -21,9 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy_base import __version__, create_folder, strip_credentials
-from understudy_data.datasets.format.sensors import SENSORS
-from understudy_data.datasets.write.dataset_files import replace_json
-from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data import Catalog, DatasetFiles, EpisodeWriter
 from understudy_tools.imports.frames import Held, read_frames
 from understudy_tools.imports.layout import AGE, TIME, Layout, read_layout
 from understudy_tools.imports.recording import NANO, Recording, RecordingError, Times
@@ -106,7 +104,7 @@ def import_recordings(
                 fault.describe() | {"episodes_kept": episodes} for fault, episodes in faults
             ],
         }
-        replace_json(root / PATH, json.loads(json.dumps(content, default=str)))
+        DatasetFiles(root).write_json(PATH, json.loads(json.dumps(content, default=str)))
         stack.close()
     return content
 
@@ -168,7 +166,7 @@ class _Importer:
             (root / path).parent.mkdir(exist_ok=True)
             self._sensors[name] = stack.enter_context(pq.ParquetWriter(root / path, schema))
         if entries:
-            replace_json(root / SENSORS, entries)
+            DatasetFiles(root).write_json(Catalog.SENSORS, entries)
 
     def write(
         self, recording: Recording, account: dict[str, Any], count: Callable[[int], None]

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, plural
-from understudy_data.datasets.episode_arrays import EpisodeArrays
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import spread_evenly
-from understudy_data.datasets.selection.motion import IDLE, numeric_keys
+from understudy_data import Catalog, EpisodeArrays, spread_evenly
 from understudy_kit import Block, Blocks, Curve, as_rgb, render_page
 from understudy_tools.check.contents import (
     UNUSUAL,
@@ -22,6 +19,7 @@ from understudy_tools.check.contents import (
 from understudy_tools.check.effects import effect_of, view_command
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report, Severity
 from understudy_tools.check.rules.episodes import MEASURES
+from understudy_tools.motion import IDLE, numeric_keys
 
 WORST = 6
 """Most episodes with findings, or unusual ones, that are shown."""

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_data.datasets.episode_arrays import EpisodeArrays
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.parts import Workers
+from understudy_data import Catalog, EpisodeArrays, Workers
 from understudy_tools.cli.edit import EditConfig, SegmentConfig, make_plan, make_plans
 from understudy_tools.edit.write_set import Written, write_outputs
 

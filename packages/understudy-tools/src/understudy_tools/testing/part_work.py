@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy_data.parts import Part
+from understudy_data import Part
 from understudy_tools.check.image_facts import ReadImages, ReadVideos
 from understudy_tools.check.row_facts import ReadRows
 from understudy_tools.edit.videos import EncodePieces, JoinPieces

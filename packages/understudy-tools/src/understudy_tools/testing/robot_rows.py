@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy_data.datasets.write.writer import EpisodeWriter
+from understudy_data import EpisodeWriter
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 

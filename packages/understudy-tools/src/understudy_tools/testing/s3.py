@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.parts import Workers
-from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
+from understudy_data import Catalog, RemoteOptions, Workers
+from understudy_data.storage.remote_options import RetryPolicy
 from understudy_tools.bucket import Bucket
 from understudy_tools.cli.edit import EditConfig, make_plans
 from understudy_tools.edit.write_set import Written, write_outputs

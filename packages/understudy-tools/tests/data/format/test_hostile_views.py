@@ -16,7 +16,6 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format import views
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.views import save_view
 from understudy_data.testing.datasets import Spec, write_dataset
 
 SECRET = "my-token-123"
@@ -26,7 +25,7 @@ SECRET = "my-token-123"
 def root(tmp_path: Path) -> Path:
     write_dataset(tmp_path / "d", Spec(lengths=(6, 9, 4), cameras=()))
     catalog = Catalog.open(tmp_path / "d")
-    save_view(catalog.files, "seed", {"episodes": [0, 1]}, catalog.episodes, {"episodes": 2})
+    catalog.views.save("seed", {"episodes": [0, 1]}, {"episodes": 2})
     return tmp_path / "d"
 
 

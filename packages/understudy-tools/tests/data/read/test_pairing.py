@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from understudy_base import DatasetError
-from understudy_data.datasets.check_files import broken_episodes
+from understudy_data.datasets.check_files import FileCheck
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.testing.datasets import Spec, Truth, edit_column, identity, write_dataset
@@ -103,7 +103,7 @@ def test_pairing_is_refused_until_named(
             EpisodeArrays(catalog).sample(episode, 0)
         assert "--pairing files" in error.value.fix
         assert "--pairing columns" in error.value.fix
-    broken = broken_episodes(catalog, [], [], np.arange(len(LENGTHS)))
+    broken = FileCheck(catalog).broken_episodes([], [], np.arange(len(LENGTHS)))
     assert [int(gap.rows[0]) for gap in broken] == doubtful
     report = check_dataset(root)
     finding = next(finding for finding in report.findings if finding.rule == "rows.episode")

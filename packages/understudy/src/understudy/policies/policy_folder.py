@@ -50,7 +50,7 @@ from understudy_data import checksums
 from understudy_data.hub.cards import FILE as CARD
 from understudy_data.hub.cards import is_unchanged
 from understudy_data.hub.download import fetch_model
-from understudy_data.hub.ids import SCHEME, model_id
+from understudy_data.hub.ids import SCHEME, HubId
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -211,7 +211,7 @@ def find_policy(place: str | Path) -> Path:
             installed.
         FileNotFoundError: there is no such folder, nor the extra for a repository of that name.
     """
-    repository = model_id(place) if isinstance(place, str) else None
+    repository = HubId.of_model(place) if isinstance(place, str) else None
     try:
         folder = Path(place) if repository is None else fetch_model(repository)
     except (ConfigError, MissingExtraError) as error:

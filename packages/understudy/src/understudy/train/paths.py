@@ -13,7 +13,7 @@ from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
 from understudy_base import ConfigError, absolute_path, require, split_view
 from understudy_data.hub.download import hub_errors
-from understudy_data.hub.ids import model_id
+from understudy_data.hub.ids import HubId
 from understudy_kit import SourceConfig
 
 Source = TypeVar("Source", DataConfig, SourceConfig)
@@ -119,13 +119,13 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     policy = config.policy
     paths = dict[str, Any]()
     for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
-        if address := model_id(str(getattr(policy, field))):
+        if address := HubId.of_model(str(getattr(policy, field))):
             paths[field] = str(
                 _fetch(
                     field, address.name, address.revision, patterns, required=field in policy.FILES
                 )
             )
-    if model_id(config.init_from):
+    if HubId.of_model(config.init_from):
         config = replace(config, init_from=str(policy_folder.find_policy(config.init_from)))
     return replace(config, policy=replace(policy, **paths)) if paths else config
 

@@ -18,7 +18,7 @@ from understudy.config.train import TrainConfig
 from understudy.policies.pi05.config import Pi05Settings
 from understudy.train.paths import with_local_files
 from understudy_base import ConfigError, MissingExtraError
-from understudy_data.hub.ids import HubId, model_id
+from understudy_data.hub.ids import HubId
 from understudy_data.testing.writable_hub import Repo, WritableHub, serve_hub
 
 NAMES = ("tokenizer.model", "tokenizer.json", "processor_config.json", "large.safetensors")
@@ -142,8 +142,8 @@ def test_local_paths_are_no_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "~/words",
         "../words",
     ):
-        assert model_id(text) is None
-    assert model_id("me/words") == HubId("me/words")
-    assert model_id("me/words@v1/x") == HubId("me/words", "v1/x")
-    assert model_id("hf://here/words") == HubId("here/words")
+        assert HubId.of_model(text) is None
+    assert HubId.of_model("me/words") == HubId("me/words")
+    assert HubId.of_model("me/words@v1/x") == HubId("me/words", "v1/x")
+    assert HubId.of_model("hf://here/words") == HubId("here/words")
     assert with_local_files(replace(config(), steps=3)).steps == 3

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from understudy_data.datasets.format.episode_table import (
     similar_folder,
 )
 from understudy_data.datasets.format.features import INDEX_KEYS, Feature, join_stats, parse_features
-from understudy_data.datasets.format.meta_files import check_template, read_json
+from understudy_data.datasets.format.meta_files import check_template, fill_template, read_json
 from understudy_data.datasets.format.pairing import check_pairing, pair_by_columns
 from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
-from understudy_data.datasets.format.sensors import Sensor, read_sensors
-from understudy_data.datasets.format.views import View, read_view
-from understudy_data.hub.ids import model_id, near_path
+from understudy_data.datasets.format.sensors import SENSORS, Sensor, read_sensors
+from understudy_data.datasets.format.views import View, Views
+from understudy_data.hub.ids import HubId, near_path
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.dataset_version import folder_of, publication_name
@@ -73,6 +73,17 @@ class Catalog:
         oddities: irregularities of the metadata and how each was read, one line each.
         view: the view of the address, which `Selection.apply` adds to a selection; the episodes are
             those of all.
+    """
+
+    INFO: ClassVar = INFO
+    """Path of info.json under the root."""
+    SENSORS: ClassVar = SENSORS
+    """Path of the declarations of sensors."""
+    OF_FORMAT: ClassVar = layouts.OF_FORMAT
+    """Pattern of names of columns of the episode table that belong to the format."""
+    END_IS_CUT: ClassVar = layouts.END_IS_CUT
+    """Metadata of episodes: true where the episode is a part of a longer one, without its last
+    frame.
     """
 
     files: Files
@@ -129,10 +140,64 @@ class Catalog:
 
     def with_view(self, address: str) -> "Catalog":
         """Return the catalog with the view `#NAME` or `#NAME@VERSION`, "" for none. Raises as
-        `read_view` does.
+        `Views.read` does.
         """
-        view = read_view(self.files, address[1:], self.episodes) if address else None
+        view = self.views.read(address[1:]) if address else None
         return replace(self, view=view)
+
+    @property
+    def views(self) -> Views:
+        """The views that are stored in the dataset."""
+        return Views(self.files, self.episodes)
+
+    @cached_property
+    def mark(self) -> str:
+        """Hash of the address and the metadata, without statistics."""
+        table = self.episodes
+        facts = (self.root, self.version, self.features, self.stored_names)
+        digest = hashlib.sha256(repr(facts).encode())
+        digest.update(table.pairing.encode())
+        arrays = [
+            table.ids,
+            table.lengths,
+            table.data_file,
+            table.data_row,
+            table.task_offsets,
+            table.task_indices,
+        ]
+        for videos in table.videos.values():
+            arrays += [videos.file, videos.first]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(json.dumps([self.info, self.tasks], sort_keys=True, default=str).encode())
+        return digest.hexdigest()
+
+    def marks(self, paths: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (path, version) of files under the root; one that cannot be accessed has the
+        version "".
+        """
+        versions = []
+        for path in paths:
+            version = ""
+            with suppress(DatasetError):  # its reader reports it
+                version = self.files.version(path)
+            versions.append((path, version))
+        return versions
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read a JSON object at a path under the root. Raises DatasetError."""
+        return read_json(self.files, path)
+
+    def sensor_files(self, sensor: Sensor) -> list[str]:
+        """Paths of a sensor's files: one, or one for each episode of the table."""
+        if not sensor.per_episode:
+            return [sensor.path]
+        ids = self.episodes.ids.tolist()
+        return [fill_template(sensor.path, episode_index=episode) for episode in ids]
+
+    def episode_files(self) -> list[str]:
+        """List the files of the episode table in order, as paths under the root."""
+        return list(layouts.episode_files(self.files, layouts.LAYOUTS[self.version]))
 
     @property
     def root(self) -> str:
@@ -342,7 +407,7 @@ class Catalog:
         return lines
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "stats"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("stats", "mark")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -544,42 +609,6 @@ def _read(opening: Opening) -> MetaTables | None:
         return None
 
 
-def catalog_mark(catalog: Catalog) -> str:
-    """Return a hash of a dataset's address and metadata, without its statistics."""
-    table = catalog.episodes
-    digest = hashlib.sha256(
-        repr((catalog.root, catalog.version, catalog.features, catalog.stored_names)).encode()
-    )
-    digest.update(table.pairing.encode())
-    arrays = [
-        table.ids,
-        table.lengths,
-        table.data_file,
-        table.data_row,
-        table.task_offsets,
-        table.task_indices,
-    ]
-    for videos in table.videos.values():
-        arrays += [videos.file, videos.first]
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    digest.update(json.dumps([catalog.info, catalog.tasks], sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def marks(catalog: Catalog, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (path, version) of files under the root; one that cannot be accessed has the version
-    "".
-    """
-    versions = []
-    for path in paths:
-        version = ""
-        with suppress(DatasetError):  # its reader reports it
-            version = catalog.files.version(path)
-        versions.append((path, version))
-    return versions
-
-
 def _read_info(
     root: str | os.PathLike[str], remote: RemoteOptions | None
 ) -> tuple[Files, dict[str, Any]]:
@@ -633,7 +662,7 @@ def _hub_address(root: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
     A path in a folder that exists is local: a typing error must not wait for the network.
     """
-    repository = model_id(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
+    repository = HubId.of_model(root) if isinstance(root, str) and _HUB_ID.fullmatch(root) else None
     if repository is None:
         return root
     address = f"hf://datasets/{root}"

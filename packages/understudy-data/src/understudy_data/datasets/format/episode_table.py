@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -141,6 +141,9 @@ class EpisodeTable:
         pairing: side that decides which episode rows belong to (`pairing.py`).
     """
 
+    MIXED: ClassVar = -1
+    """Claim of a file whose columns name several episodes."""
+
     ids: np.ndarray
     lengths: np.ndarray
     index_from: np.ndarray
@@ -222,6 +225,80 @@ class EpisodeTable:
         return replace(
             self, **parts, videos=videos, task_offsets=offsets, task_indices=np.concatenate(tasks)
         )
+
+    def digest(self, last: int | None = None) -> str:
+        """Return "LAST DIGEST" of the ids and lengths up to an id; None: of all."""
+        last = int(self.ids[-1]) if last is None else last
+        count = np.searchsorted(self.ids, last, side="right")
+        columns = np.stack([self.ids[:count], self.lengths[:count]])
+        return f"{last} {hashlib.blake2b(columns.data, digest_size=16).hexdigest()}"
+
+    def claimed_episode(self, row: int, ids: np.ndarray | None, index: np.ndarray | None) -> int:
+        """Return the id of the episode that the columns of a file of one episode name.
+
+        Args:
+            row: table row of the episode that the file is named after.
+            ids: its column `episode_index`; None where it has none.
+            index: its column `index`; it counts where there is no `episode_index`.
+
+        Returns:
+            The id; that of `row` where no column names another one; `MIXED` for several.
+        """
+        own = int(self.ids[row])
+        if ids is not None:
+            if not len(ids):
+                return own
+            return int(ids[0]) if (ids == ids[0]).all() else self.MIXED
+        # else `index` is that of a larger set
+        is_count = int(self.ids[0]) == 0 and int(self.ids[-1]) == len(self) - 1
+        if index is None or not len(index) or not is_count or int(index[0]) == self.index_from[row]:
+            return own
+        starting = np.flatnonzero((self.index_from == int(index[0])) & (self.lengths > 0))
+        return int(self.ids[starting[0]]) if len(starting) else own
+
+    def doubtful_places(
+        self,
+        rows: np.ndarray,
+        begins: np.ndarray,
+        counts: np.ndarray,
+        index: np.ndarray | None,
+        total: int,
+    ) -> np.ndarray:
+        """Return which episodes of a file of several have rows elsewhere than listed, so that
+        column and place disagree.
+
+        An episode is free of doubt where `index` confirms its column, where meta/ lists no place,
+        and where the file holds further rows and the order is that of the list.
+
+        Args:
+            rows: int64 (n,), table rows of the episodes of the file.
+            begins: int64 (n,), first row in the file by the column `episode_index`.
+            counts: int64 (n,), rows in the file by that column.
+            index: the column `index` of the file; None where it has none.
+            total: rows of the file.
+
+        Returns:
+            bool (n,).
+        """
+        none = np.zeros(len(rows), bool)
+        if self.pairing or self.own_files or not len(rows):
+            return none
+        lengths = self.lengths[rows]
+        places = self.data_row[rows]
+        is_full = total == int(lengths.sum())
+        absent = (counts == 0) & (lengths > 0) & is_full  # other rows are in its place
+        if not self.lists_places:
+            return np.asarray(absent)
+        is_whole = (counts == lengths) & (lengths > 0)
+        in_order = bool(
+            (np.diff(begins[is_whole][np.argsort(places[is_whole], kind="stable")]) > 0).all()
+        )
+        if in_order and not is_full:
+            return none
+        is_moved = is_whole & (begins != places)
+        if index is not None:
+            is_moved &= index[np.minimum(begins, max(0, total - 1))] != self.index_from[rows]
+        return np.asarray(is_moved | absent)
 
 
 _BY_EPISODE = (

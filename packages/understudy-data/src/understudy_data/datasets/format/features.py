@@ -21,7 +21,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -61,6 +61,16 @@ def _number(name: str, value: object) -> float:
 INDEX_KEYS = ("index", "episode_index", "frame_index", "timestamp", "task_index")
 """Keys of every sample; the reader computes those that the rows lack."""
 
+CODEC_NAMES = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
+CODEC_NAMES |= {
+    "libsvtav1": "av1",
+    "libaom-av1": "av1",
+    "av01": "av1",
+    "hev1": "hevc",
+    "avc3": "h264",
+}
+CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
+"""Encoder or tag -> FFmpeg's name of the codec."""
 NUMBERS = (
     "bool",
     "int8",
@@ -97,6 +107,9 @@ class Feature:
         depth_unit: unit in which depth images are delivered, "m" or "mm"; "": meters from codes,
             others as stored.
     """
+
+    NUMBERS: ClassVar = NUMBERS
+    """Dtypes of numbers."""
 
     key: str
     dtype: str
@@ -314,6 +327,20 @@ class Feature:
             return None
         return self.shape[0] if self._channels_first else self.shape[2]
 
+    @classmethod
+    def text(cls, key: str) -> "Feature":
+        """Return a feature of one text per frame. Raises ValueError for a key that LeRobot v3.0
+        cannot hold.
+        """
+        check_name(key)
+        return cls(key, "string", (1,))
+
+    @property
+    def codec(self) -> str:
+        """FFmpeg's name of the codec that info.json declares; "" for none."""
+        declared = self.info.get("video.codec")
+        return CODEC_NAMES.get(declared, declared) if isinstance(declared, str) else ""
+
     @property
     def size(self) -> tuple[int, int] | None:
         """Height and width of an image; None when the declared shape does not give them."""
@@ -343,6 +370,14 @@ class Feature:
         if isinstance(self.names, (list, tuple)) and len(self.names) == 3:
             return str(self.names[0]).lower().startswith("c")
         return self.shape[2] not in (1, 3, 4)
+
+
+def check_name(key: str) -> None:
+    """Raise ValueError for the key of a feature that LeRobot v3.0 cannot hold."""
+    if not key or "/" in key or key in INDEX_KEYS or key == "task":
+        raise ValueError(
+            f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task"
+        )
 
 
 DEFAULTS = {

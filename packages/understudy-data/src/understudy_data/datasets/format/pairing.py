@@ -21,8 +21,6 @@ Pairing = Literal["", "files", "columns"]
 """Side that decides which episode rows belong to; "": neither, rows of contradicting files are
 refused.
 """
-MIXED = -1
-"""Claim of a file whose columns name several episodes."""
 PAIRING_FIX = (
     "name the right side: `understudy edit SRC OUT --pairing files` if data files and videos were "
     "renamed or joined together, `--pairing columns` if data files alone were; in a training "
@@ -41,33 +39,6 @@ def check_pairing(value: str) -> None:
         raise DatasetError(f"pairing is {value!r}", fix=fix)
 
 
-def claimed_episode(
-    table: EpisodeTable, row: int, ids: np.ndarray | None, index: np.ndarray | None
-) -> int:
-    """Return the id of the episode that the columns of a file of one episode name.
-
-    Args:
-        table: all episodes.
-        row: table row of the episode that the file is named after.
-        ids: its column `episode_index`; None where it has none.
-        index: its column `index`; it counts where there is no `episode_index`.
-
-    Returns:
-        The id; that of `row` where no column names another one; `MIXED` for several.
-    """
-    own = int(table.ids[row])
-    if ids is not None:
-        if not len(ids):
-            return own
-        return int(ids[0]) if (ids == ids[0]).all() else MIXED
-    # else `index` is that of a larger set
-    is_count = int(table.ids[0]) == 0 and int(table.ids[-1]) == len(table) - 1
-    if index is None or not len(index) or not is_count or int(index[0]) == table.index_from[row]:
-        return own
-    starting = np.flatnonzero((table.index_from == int(index[0])) & (table.lengths > 0))
-    return int(table.ids[starting[0]]) if len(starting) else own
-
-
 def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
     """Return the table of files of one episode with the file of each episode chosen by the columns
     in it.
@@ -82,13 +53,11 @@ def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
     claims: dict[int, int] = {}  # table row -> number of its file
     unclaimed: list[int] = []
     for row, file in enumerate(table.data_file.tolist()):
-        claimed = MIXED
+        claimed = EpisodeTable.MIXED
         try:
             columns = files.table(table.data.find(files, file), ["episode_index", "index"])
             numbers = {name: _numbers(columns.column(name)) for name in columns.column_names}
-            claimed = claimed_episode(
-                table, row, numbers.get("episode_index"), numbers.get("index")
-            )
+            claimed = table.claimed_episode(row, numbers.get("episode_index"), numbers.get("index"))
         except SourceError:
             raise
         except (DatasetError, pa.ArrowException):
@@ -127,49 +96,3 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     if values.null_count or len(values) != len(column):
         raise pa.ArrowInvalid("rows without a number")
     return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
-
-
-def doubtful_places(
-    table: EpisodeTable,
-    rows: np.ndarray,
-    begins: np.ndarray,
-    counts: np.ndarray,
-    index: np.ndarray | None,
-    total: int,
-) -> np.ndarray:
-    """Return which episodes of a file of several have rows elsewhere than listed, so that column
-    and place disagree.
-
-    An episode is free of doubt where `index` confirms its column, where meta/ lists no place, and
-    where the file holds further rows and the order is that of the list.
-
-    Args:
-        table: all episodes.
-        rows: int64 (n,), table rows of the episodes of the file.
-        begins: int64 (n,), first row in the file by the column `episode_index`.
-        counts: int64 (n,), rows in the file by that column.
-        index: the column `index` of the file; None where it has none.
-        total: rows of the file.
-
-    Returns:
-        bool (n,).
-    """
-    none = np.zeros(len(rows), bool)
-    if table.pairing or table.own_files or not len(rows):
-        return none
-    lengths = table.lengths[rows]
-    places = table.data_row[rows]
-    is_full = total == int(lengths.sum())
-    absent = (counts == 0) & (lengths > 0) & is_full  # other rows are in its place
-    if not table.lists_places:
-        return np.asarray(absent)
-    is_whole = (counts == lengths) & (lengths > 0)
-    in_order = bool(
-        (np.diff(begins[is_whole][np.argsort(places[is_whole], kind="stable")]) > 0).all()
-    )
-    if in_order and not is_full:
-        return none
-    is_moved = is_whole & (begins != places)
-    if index is not None:
-        is_moved &= index[np.minimum(begins, max(0, total - 1))] != table.index_from[rows]
-    return np.asarray(is_moved | absent)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -102,65 +102,120 @@ class View:
         return f"#{self} ({self.digest[:12]}): selects {episodes:,} of {of:,} episodes, {then}"
 
 
-def view_path(name: str) -> str:
-    """Path of the versions of a view in its dataset."""
-    return f"{FOLDER}/{name}.json"
+class Views:
+    """Views that are stored in a dataset.
 
-
-def list_views(files: Files) -> list[str]:
-    """Return the names of all views, sorted; [] where folders cannot be listed."""
-    return [
-        entry[:-5]
-        for entry, _ in files.entries(FOLDER) or ()
-        if re.fullmatch(rf"{VIEW_NAME}\.json", entry)
-    ]
-
-
-def read_view(files: Files, address: str, episodes: EpisodeTable) -> View:
-    """Read the view `NAME` or `NAME@VERSION` of a dataset with these episodes.
-
-    Raises:
-        DatasetError: there is no such view, it or a file of it changed, or its episodes are not
-            those of the time.
+    Args:
+        files: the dataset's files.
+        episodes: its episodes.
     """
-    name, _, version = address.partition("@")
-    where = files.where(view_path(name))
-    with as_dataset_error(where, "is no view", _SAVE):
-        versions = _versions(files, name)
-        number = int(version or len(versions))
-        if not 0 < number <= len(versions):
+
+    FOLDER: ClassVar = FOLDER
+    SETTINGS: ClassVar = SETTINGS
+
+    def __init__(self, files: Files, episodes: EpisodeTable) -> None:
+        self._files = files
+        self._episodes = episodes
+
+    def path(self, name: str) -> str:
+        """Path of the versions of a view under the root."""
+        return f"{FOLDER}/{name}.json"
+
+    def names(self) -> list[str]:
+        """Return the names of all views, sorted; [] where folders cannot be listed."""
+        return [
+            entry[:-5]
+            for entry, _ in self._files.entries(FOLDER) or ()
+            if re.fullmatch(rf"{VIEW_NAME}\.json", entry)
+        ]
+
+    def read(self, address: str) -> View:
+        """Read the view `NAME` or `NAME@VERSION`.
+
+        Raises:
+            DatasetError: there is no such view, it or a file of it changed, or its episodes are not
+                those of the time.
+        """
+        name, _, version = address.partition("@")
+        where = self._files.where(self.path(name))
+        with as_dataset_error(where, "is no view", _SAVE):
+            versions = self._versions(name)
+            number = int(version or len(versions))
+            if not 0 < number <= len(versions):
+                fix = (
+                    f"there are {', '.join(self.names()) or 'none'}, with {len(versions)} "
+                    f"versions of {name}"
+                )
+                raise DatasetError(f"there is no view {address!r}", where=self._files.root, fix=fix)
+            content = dict(versions[number - 1])
+            digest = content.pop("digest")
+            made_on = content["made_on"]
+            if digest != _digest(content) or not content["select"].keys() <= SETTINGS.keys():
+                raise DatasetError(
+                    f"version {number} has another digest, or unknown settings",
+                    where=where,
+                    fix=_SAVE,
+                )
+            if made_on != _facts(self._episodes, made_on["episodes"]):
+                problem = (
+                    f"the view was made on {made_on['episodes']} episodes, which are not the "
+                    "first ones here"
+                )
+                raise DatasetError(problem, where=where, fix=_SAVE)
+            _check_settings(content["select"], where)
+            if not is_natural(content["selected"]["episodes"]):
+                raise DatasetError(
+                    f"version {number} gives no number of selected episodes", where=where, fix=_SAVE
+                )
+            select: dict[str, Any] = {}
+            for key, value in content["select"].items():
+                select[key] = tuple(value) if isinstance(value, list) else value
+            select |= {
+                key: _fetch(self._files, str(value))
+                for key, value in select.items()
+                if COPY.fullmatch(str(value))
+            }
+            return View(name, number, digest, select, made_on, content["selected"])
+
+    def save(self, name: str, select: Mapping[str, Any], selected: Any) -> View:
+        """Save settings as the next version of a view; where they and the facts are those of its
+        latest, return that one.
+
+        Raises:
+            DatasetError: the dataset is on another machine, or `name` is no name of a view.
+        """
+        if not self._files.is_local or not re.fullmatch(VIEW_NAME, name):
             fix = (
-                f"there are {', '.join(list_views(files)) or 'none'}, with {len(versions)} "
-                f"versions of {name}"
+                "give a name of letters, digits, - and _, which begins with a letter, and a folder "
+                "on this machine"
             )
-            raise DatasetError(f"there is no view {address!r}", where=files.root, fix=fix)
-        content = dict(versions[number - 1])
-        digest = content.pop("digest")
-        made_on = content["made_on"]
-        if digest != _digest(content) or not content["select"].keys() <= SETTINGS.keys():
-            raise DatasetError(
-                f"version {number} has another digest, or unknown settings", where=where, fix=_SAVE
-            )
-        if made_on != _facts(episodes, made_on["episodes"]):
-            problem = (
-                f"the view was made on {made_on['episodes']} episodes, which are not the "
-                "first ones here"
-            )
-            raise DatasetError(problem, where=where, fix=_SAVE)
-        _check_settings(content["select"], where)
-        if not is_natural(content["selected"]["episodes"]):
-            raise DatasetError(
-                f"version {number} gives no number of selected episodes", where=where, fix=_SAVE
-            )
-        select: dict[str, Any] = {}
-        for key, value in content["select"].items():
-            select[key] = tuple(value) if isinstance(value, list) else value
-        select |= {
-            key: _fetch(files, str(value))
-            for key, value in select.items()
-            if COPY.fullmatch(str(value))
-        }
-        return View(name, number, digest, select, made_on, content["selected"])
+            raise DatasetError(f"no view can be saved as {name!r}", where=self._files.root, fix=fix)
+        folder = Path(self._files.where(FOLDER))
+        settings = dict(select)
+        (folder / "files").mkdir(parents=True, exist_ok=True)
+        for key, value in select.items():
+            if key == "keep_ranges" or str(value).endswith(".parquet"):
+                data = Path(value).read_bytes()
+                suffix = ".json" if key == "keep_ranges" else ".parquet"
+                settings[key] = hashlib.sha256(data).hexdigest() + suffix
+                write_bytes(folder / "files" / settings[key], data)
+        made_on = _facts(self._episodes, len(self._episodes))
+        content = {"select": settings, "made_on": made_on, "selected": selected}
+        content["digest"] = _digest(content)
+        with hold_folder(folder, waits=True):
+            versions = self._versions(name)
+            if not versions or versions[-1]["digest"] != content["digest"]:
+                text = json.dumps({"versions": [*versions, content]}, indent=1)
+                write_text(Path(self._files.where(self.path(name))), text + "\n")
+        return self.read(name)
+
+    def _versions(self, name: str) -> list[dict[str, Any]]:
+        """Return the content of all versions of a view; [] where there is none."""
+        path = self.path(name)
+        versions: list[dict[str, Any]] = []
+        if self._files.exists(path):
+            versions = read_json(self._files, path)["versions"]
+        return versions
 
 
 def _check_settings(select: Mapping[str, Any], where: str) -> None:
@@ -176,49 +231,6 @@ def _check_settings(select: Mapping[str, Any], where: str) -> None:
         if not kind.accepts(value):
             problem = f"the view has {name} {str(value)[:80]!r}, and {kind.rule}"
             raise DatasetError(problem, where=where, fix=_SAVE)
-
-
-def save_view(
-    files: Files, name: str, select: Mapping[str, Any], episodes: EpisodeTable, selected: Any
-) -> View:
-    """Save settings as the next version of a view; where they and the facts are those of its
-    latest, return that one.
-
-    Raises:
-        DatasetError: the dataset is on another machine, or `name` is no name of a view.
-    """
-    if not files.is_local or not re.fullmatch(VIEW_NAME, name):
-        fix = (
-            "give a name of letters, digits, - and _, which begins with a letter, and a folder "
-            "on this machine"
-        )
-        raise DatasetError(f"no view can be saved as {name!r}", where=files.root, fix=fix)
-    folder = Path(files.where(FOLDER))
-    settings = dict(select)
-    (folder / "files").mkdir(parents=True, exist_ok=True)
-    for key, value in select.items():
-        if key == "keep_ranges" or str(value).endswith(".parquet"):
-            data = Path(value).read_bytes()
-            suffix = ".json" if key == "keep_ranges" else ".parquet"
-            settings[key] = hashlib.sha256(data).hexdigest() + suffix
-            write_bytes(folder / "files" / settings[key], data)
-    made_on = _facts(episodes, len(episodes))
-    content = {"select": settings, "made_on": made_on, "selected": selected}
-    content["digest"] = _digest(content)
-    with hold_folder(folder, waits=True):
-        versions = _versions(files, name)
-        if not versions or versions[-1]["digest"] != content["digest"]:
-            text = json.dumps({"versions": [*versions, content]}, indent=1)
-            write_text(Path(files.where(view_path(name))), text + "\n")
-    return read_view(files, name, episodes)
-
-
-def _versions(files: Files, name: str) -> list[dict[str, Any]]:
-    """Return the content of all versions of a view; [] where there is none."""
-    versions: list[dict[str, Any]] = []
-    return (
-        read_json(files, view_path(name))["versions"] if files.exists(view_path(name)) else versions
-    )
 
 
 def _digest(content: Mapping[str, Any]) -> str:

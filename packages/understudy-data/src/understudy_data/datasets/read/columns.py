@@ -88,6 +88,28 @@ def fill_absent(
     return values, absent
 
 
+def read_numbers(
+    column: pa.ChunkedArray, feature: Feature | None, where: str, key: str, declared: Feature | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Convert a numeric column that may lack whole numbers.
+
+    Args:
+        column: the column.
+        feature: see `to_numpy`, which gives the array; also for `where` and `key`.
+        where: name of the file, for errors.
+        key: name of the column, for errors.
+        declared: tells whether the numbers are whole (`fill_absent`); None: they are not.
+
+    Returns:
+        The array, and which rows lack a number, bool (rows,); None where none does.
+
+    Raises:
+        DatasetError: see `to_numpy`.
+    """
+    filled, absent = fill_absent(column, declared)
+    return to_numpy(filled, feature, where, key), absent
+
+
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size != 1]
 

@@ -102,6 +102,24 @@ class ImageColumns(ProcessLocal):
         name = self.catalog.stored_names.get(key, key)
         return [table.column(name)[place].as_py() for table, place in self._located(row, places)]
 
+    def encoded(self, key: str, row: int, places: np.ndarray) -> list[bytes]:
+        """Return the encoded images of a column at ascending rows `places` of the data file of a
+        table row.
+
+        Raises:
+            DatasetError: a row holds no image bytes, or names a file outside the dataset.
+        """
+        where = self.catalog.data_place(row)
+        values = self.stored(key, row, places)
+        return [image_bytes(value, key, self.catalog, where) for value in values]
+
+    def decode(self, key: str, row: int, data: bytes) -> np.ndarray:
+        """Decode an encoded image of a column of a table row's episode, uint8 (C, H, W)
+        (`decode_image`).
+        """
+        feature = self.catalog.features[key]
+        return decode_image(data, feature, self.catalog, self.catalog.data_place(row))
+
     def _located(self, row: int, places: np.ndarray) -> Iterator[tuple[pa.Table, int]]:
         """Yield the row group of each place, and its row there."""
         file = int(self.catalog.episodes.data_file[row])

@@ -7,27 +7,33 @@ from understudy_data.datasets.read.image_column import ImageColumns
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.read.video_frames import VideoFrames
 
-_ROW_BYTES = 256 << 20
-
 
 class RecordedImages:
     """Images of a dataset by camera, episode and frame. Safe in threads.
 
     Args:
         catalog: the dataset.
+        row_bytes: memory of the rows of its data files, without images.
+        image_bytes: memory of the images in data files, as stored.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(
+        self, catalog: Catalog, row_bytes: int = 256 << 20, image_bytes: int = 256 << 20
+    ) -> None:
         self._catalog = catalog
         stored = [key for key in catalog.camera_keys if not catalog.features[key].is_video]
         self._videos = VideoFrames(catalog, 0, "pyav")
-        self._stored = ImageColumns(catalog, stored, _ROW_BYTES)
-        self._rows = Rows(catalog, (), _ROW_BYTES)
+        self._stored = ImageColumns(catalog, stored, image_bytes)
+        self._rows = Rows(catalog, (), row_bytes)
 
     @property
     def notes(self) -> list[str]:
         """Irregularities of the videos read so far."""
         return self._videos.notes
+
+    def close(self) -> None:
+        """Close the open videos; a later read opens them again."""
+        self._videos.close()
 
     def size(self, camera: str, row: int) -> tuple[int, int]:
         """Return height and width of the images in the episode of a table row. Opens its file.
@@ -59,3 +65,21 @@ class RecordedImages:
             camera, rows, self._rows.file_rows(rows, frames[None])
         )[0]
         return images
+
+    def encoded(self, camera: str, row: int, frames: np.ndarray) -> list[bytes]:
+        """Return encoded images of a camera in data files, at ascending frames int64 (n,) of an
+        episode.
+
+        Raises:
+            DatasetError: a row holds no image bytes, or names a file outside the dataset.
+        """
+        places = self._rows.file_rows(np.full(len(frames), row), frames)
+        return self._stored.encoded(camera, row, places)
+
+    def decode(self, camera: str, row: int, data: bytes) -> np.ndarray:
+        """Decode one of `encoded`, uint8 (C, H, W).
+
+        Raises:
+            DatasetError: it is no image, or another one than info.json declares.
+        """
+        return self._stored.decode(camera, row, data)

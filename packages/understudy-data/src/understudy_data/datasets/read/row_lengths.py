@@ -16,8 +16,7 @@ import numpy as np
 from understudy_base import DatasetError, SourceError
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.pairing import claimed_episode
-from understudy_data.datasets.read.columns import fill_absent, to_numpy
+from understudy_data.datasets.read.columns import read_numbers
 from understudy_data.video.reader import open_video
 
 _COLUMNS = ("episode_index", "frame_index", "index")
@@ -75,18 +74,16 @@ def _whole_lengths(catalog: Catalog, file: int, rows: np.ndarray) -> dict[int, i
     stored = catalog.files.table(path, list(_COLUMNS))
     columns = {}
     for name in stored.column_names:
-        column, absent = fill_absent(stored.column(name), catalog.features.get(name))
+        declared = catalog.features.get(name)
+        where = catalog.files.where(path)
+        values, absent = read_numbers(stored.column(name), None, where, name, declared)
         if absent is not None:
             return {}
-        columns[name] = (
-            to_numpy(column, None, catalog.files.where(path), name).reshape(-1).astype(np.int64)
-        )
+        columns[name] = values.reshape(-1).astype(np.int64)
     ids, frame, index = (columns.get(name) for name in _COLUMNS)
     if table.own_files:
         row = int(rows[0])
-        is_own = bool(len(stored)) and claimed_episode(table, row, ids, index) == int(
-            table.ids[row]
-        )
+        is_own = bool(len(stored)) and table.claimed_episode(row, ids, index) == int(table.ids[row])
         return {row: len(stored)} if is_own and _counts(frame, index, 0, len(stored)) else {}
     if ids is None or not len(ids):
         return {}

@@ -29,10 +29,7 @@ from understudy_base import DatasetError, LRUCache, MissingFileError, SourceErro
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy_data.datasets.format.pairing import (
-    MIXED,
     PAIRING_FIX,
-    claimed_episode,
-    doubtful_places,
 )
 from understudy_data.datasets.read.columns import fill_absent, is_numeric, to_numpy
 from understudy_data.datasets.read.row_parts import Footers, Place, RowPart
@@ -638,10 +635,10 @@ class Rows(ProcessLocal):
         doubtful: dict[int, str] = {}
         if table.own_files:
             row = int(rows[0])
-            claimed = claimed_episode(table, row, ids, index)
+            claimed = table.claimed_episode(row, ids, index)
             if claimed != table.ids[row]:
                 column = "column index" if ids is None else "column episode_index"
-                other = "several episodes" if claimed == MIXED else f"episode {claimed}"
+                other = "several episodes" if claimed == table.MIXED else f"episode {claimed}"
                 doubtful[row] = (
                     f"the file of episode {int(table.ids[row])} has rows of {other}, by its "
                     f"{column}"
@@ -650,7 +647,7 @@ class Rows(ProcessLocal):
             first_runs = [runs.get(episode, [(0, 0)])[0] for episode in table.ids[rows].tolist()]
             begins, counts = np.array(first_runs, np.int64).reshape(-1, 2).T
             for place in np.flatnonzero(
-                doubtful_places(table, rows, begins, counts, index, total)
+                table.doubtful_places(rows, begins, counts, index, total)
             ).tolist():
                 row = int(rows[place])
                 listed = int(table.data_row[row])

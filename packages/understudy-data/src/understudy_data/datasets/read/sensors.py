@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from understudy_base import DatasetError, plural
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.meta_files import fill_template
 from understudy_data.datasets.format.sensors import Sensor
 from understudy_data.datasets.read.columns import to_numpy
 from understudy_data.storage import mapped_tables
@@ -58,7 +57,7 @@ class SensorTable(mapped_tables.SharedState):
     is_finite: bool
 
     def __init__(self, catalog: Catalog, sensor: Sensor) -> None:
-        files = sensor_files(catalog, sensor)
+        files = catalog.sensor_files(sensor)
         versions = [(path, catalog.files.version(path)) for path in files]
         ids = hashlib.sha256(catalog.episodes.ids.tobytes()).hexdigest()
         parts = [_VERSION, catalog.root, versions, ids, repr(sensor)]
@@ -177,16 +176,6 @@ def read_values(
     return values, none | past | is_too_old
 
 
-def sensor_files(catalog: Catalog, sensor: Sensor) -> list[str]:
-    """Paths of a sensor's files: one, or one for each episode of the table."""
-    if not sensor.per_episode:
-        return [sensor.path]
-    return [
-        fill_template(sensor.path, episode_index=episode)
-        for episode in catalog.episodes.ids.tolist()
-    ]
-
-
 def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, np.ndarray]:
     """Read and check all samples, sorted by table row."""
     episodes = catalog.episodes
@@ -227,7 +216,8 @@ def _read(catalog: Catalog, sensor: Sensor, files: Sequence[str]) -> dict[str, n
 def sensor_groups(
     catalog: Catalog, sensor: Sensor, path: str
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray, np.ndarray]]:
-    """Yield (episode ids or None, times, values) of each row group of a file of `sensor_files`.
+    """Yield (episode ids or None, times, values) of each row group of one of
+    `Catalog.sensor_files`.
 
     Raises:
         DatasetError: the file cannot be read, or lacks a column.

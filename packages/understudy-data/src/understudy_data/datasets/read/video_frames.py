@@ -20,16 +20,6 @@ from understudy_data.datasets.read.rows import ProcessLocal
 from understudy_data.storage.dataset_root import with_location
 from understudy_data.video.reader import VideoReader, open_video
 
-CODEC_NAMES = {"libx264": "h264", "avc1": "h264", "libx265": "hevc", "h265": "hevc", "hvc1": "hevc"}
-CODEC_NAMES |= {
-    "libsvtav1": "av1",
-    "libaom-av1": "av1",
-    "av01": "av1",
-    "hev1": "hevc",
-    "avc3": "h264",
-}
-CODEC_NAMES |= {"mp4v": "mpeg4", "libxvid": "mpeg4", "vp09": "vp9", "libvpx-vp9": "vp9"}
-"""Encoder or tag -> FFmpeg's name of the codec."""
 OPEN_FILES = 32
 """Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
 # weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
@@ -396,11 +386,11 @@ class VideoFrames(ProcessLocal):
     def _note_differences(self, camera: str, reader: VideoReader, where: str) -> None:
         """Note where info.json differs from the file; the file decides."""
         feature = self.catalog.features[camera]
-        codec = feature.info.get("video.codec")
-        if isinstance(codec, str) and CODEC_NAMES.get(codec, codec) != reader.codec:
+        if feature.codec and feature.codec != reader.codec:
+            declared = feature.info["video.codec"]
             self._note_first(
-                f"{camera}: info.json declares codec {codec}, the files are {reader.codec}, first "
-                f"{where}"
+                f"{camera}: info.json declares codec {declared}, the files are {reader.codec}, "
+                f"first {where}"
             )
         if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
             size = f"{reader.width}x{reader.height}"

@@ -5,6 +5,4 @@ frame_weights  weights of frames, in the order, the loss, or both
 keep_ranges    keys of keep-ranges files, and a report on the remaining frames
 where          conditions on the metadata of episodes
 spread         validation episodes spread over tasks
-motion         values that show motion, thresholds from their own speeds, and frame ranges without
-               long pauses
 """

@@ -33,45 +33,123 @@ _PARTS = ("recording_folderpath", "file_path")
 _DROID_KEY = re.compile(r"(?P<path>.+)/recordings/[^/]+--(?P=path)/[^/]+")
 
 
-def match_keys(
-    catalog: Catalog, keys: list[object], where: str
-) -> tuple[dict[object, int], dict[str, int]]:
-    """Match keys to episodes.
+class EpisodeNames:
+    """Names of the episodes of a dataset in files: ids, or texts that it holds about them.
 
-    Returns:
-        Key -> table row for the matching keys, and known name -> table row for all names of that
-        kind.
-
-    Raises:
-        DatasetError: no key matches an episode; shows the keys of both sides.
+    Args:
+        catalog: the dataset.
     """
-    if all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in keys):
-        by_id = {str(int(episode)): row for row, episode in enumerate(catalog.episodes.ids)}
-        candidates: Iterator[dict[str, int]] = iter([by_id])
-    else:
-        candidates = _candidates(catalog)
-    examples: list[str] = []
-    tried: list[dict[str, int]] = []
-    for names in candidates:
-        matched = {key: names[str(key)] for key in keys if str(key) in names}
-        if matched:
-            return matched, names
-        tried.append(names)
-        examples += list(names)[: max(0, 3 - len(examples))]
-    for names in tried:
-        if matched := _match_paths(keys, names):
-            return matched, names
-    shown = ", ".join(
-        map(repr, examples)
-    ) or "no texts about its episodes; their ids are " + ", ".join(
-        str(int(i)) for i in catalog.episodes.ids[:3]
-    )
-    raise DatasetError(
-        f"none of its {len(keys)} keys matches an episode: keys are "
-        f"{', '.join(repr(k) for k in keys[:3])}, ...; the dataset has {shown}, ...",
-        where=where,
-        fix="give the keep-ranges of this dataset, or use episode ids as keys",
-    )
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def match(self, keys: list[object], where: str) -> tuple[dict[object, int], dict[str, int]]:
+        """Match keys to episodes.
+
+        Returns:
+            Key -> table row for the matching keys, and known name -> table row for all names of
+            that kind.
+
+        Raises:
+            DatasetError: no key matches an episode; shows the keys of both sides.
+        """
+        if all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in keys):
+            by_id = {
+                str(int(episode)): row for row, episode in enumerate(self._catalog.episodes.ids)
+            }
+            candidates: Iterator[dict[str, int]] = iter([by_id])
+        else:
+            candidates = self._candidates()
+        examples: list[str] = []
+        tried: list[dict[str, int]] = []
+        for names in candidates:
+            matched = {key: names[str(key)] for key in keys if str(key) in names}
+            if matched:
+                return matched, names
+            tried.append(names)
+            examples += list(names)[: max(0, 3 - len(examples))]
+        for names in tried:
+            if matched := _match_paths(keys, names):
+                return matched, names
+        shown = ", ".join(
+            map(repr, examples)
+        ) or "no texts about its episodes; their ids are " + ", ".join(
+            str(int(i)) for i in self._catalog.episodes.ids[:3]
+        )
+        raise DatasetError(
+            f"none of its {len(keys)} keys matches an episode: keys are "
+            f"{', '.join(repr(k) for k in keys[:3])}, ...; the dataset has {shown}, ...",
+            where=where,
+            fix="give the keep-ranges of this dataset, or use episode ids as keys",
+        )
+
+    def droid(self) -> dict[int, str]:
+        """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for
+        every episode.
+        """
+        row_of_episode = {
+            int(self._catalog.episodes.ids[row]): row
+            for row in np.flatnonzero(self._catalog.episodes.lengths).tolist()
+        }
+        for texts in (self._catalog.episode_texts, self._row_texts):  # reads rows only if needed
+            joined = _join_parts(texts())
+            if row_of_episode.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
+                return {row: joined[episode] for episode, row in row_of_episode.items()}
+        return {}
+
+    def _candidates(self) -> Iterator[dict[str, int]]:
+        yield from _names(self._catalog.episode_texts(), self._catalog.episodes.ids)
+        yield from _names(self._row_texts(), self._catalog.episodes.ids)
+
+    def _row_texts(self) -> dict[str, dict[int, str]]:
+        """Text features of the rows, from the first row of each episode."""
+        keys = [key for key, feature in self._catalog.features.items() if feature.dtype == "string"]
+        if not keys:
+            return {}
+        from understudy_data.datasets.read.rows import Rows
+
+        rows = Rows(self._catalog, keys, cache_bytes=0)
+        columns: dict[str, dict[int, str]] = {key: {} for key in keys}
+        lengths = self._catalog.episodes.lengths
+        # file by file: each is read once
+        for row in np.argsort(self._catalog.episodes.data_file, kind="stable"):
+            if lengths[row] > 0:
+                first = np.zeros(1, np.int64)
+                for key, values in rows.take(np.asarray([row]), dict.fromkeys(keys, first)).items():
+                    columns[key][int(self._catalog.episodes.ids[row])] = str(values[0])
+        return columns
+
+    @staticmethod
+    def read_object(path: str, form: str) -> dict[str, Any]:
+        """Read a JSON file that holds an object, each key once. Raises DatasetError; `form`
+        describes the object.
+        """
+
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            # the parser itself would keep only the last value of a repeated key
+            content = dict(pairs)
+            if len(content) < len(pairs):
+                key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+                raise DatasetError(
+                    f"{key!r} is repeated", where=path, fix="give each key one value"
+                )
+            return content
+
+        try:
+            content = json.loads(Path(path).read_bytes(), object_pairs_hook=unique)
+        except OSError as error:
+            raise DatasetError(
+                f"cannot be read: {error.strerror}", where=path, fix=f"give {form}"
+            ) from error
+        except DatasetError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(
+                f"not valid JSON: {error}", where=path, fix="repair or restore it"
+            ) from error
+        if not isinstance(content, dict) or not content:
+            raise DatasetError("holds no object", where=path, fix=f"give {form}")
+        return content
 
 
 def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, int]:
@@ -94,21 +172,6 @@ def _match_paths(keys: Sequence[object], names: dict[str, int]) -> dict[object, 
     return row_of_key
 
 
-def droid_keys(catalog: Catalog) -> dict[int, str]:
-    """Return table row -> "<recording_folderpath>--<file_path>"; {} unless unique and known for
-    every episode.
-    """
-    row_of_episode = {
-        int(catalog.episodes.ids[row]): row
-        for row in np.flatnonzero(catalog.episodes.lengths).tolist()
-    }
-    for texts in (catalog.episode_texts, lambda: _row_texts(catalog)):  # reads rows only if needed
-        joined = _join_parts(texts())
-        if row_of_episode.keys() <= joined.keys() and len(set(joined.values())) == len(joined):
-            return {row: joined[episode] for episode, row in row_of_episode.items()}
-    return {}
-
-
 def _join_parts(columns: dict[str, dict[int, str]]) -> dict[int, str]:
     """Join both DROID parts by episode id; {} if one is missing."""
     folder, file = (_column_ending_in(part, columns) for part in _PARTS)
@@ -125,11 +188,6 @@ def _column_ending_in(part: str, columns: dict[str, dict[int, str]]) -> dict[int
     return None
 
 
-def _candidates(catalog: Catalog) -> Iterator[dict[str, int]]:
-    yield from _names(catalog.episode_texts(), catalog.episodes.ids)
-    yield from _names(_row_texts(catalog), catalog.episodes.ids)
-
-
 def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict[str, int]]:
     """Yield names of episodes by text columns (name -> episode id -> text): DROID parts joined,
     then each column.
@@ -141,25 +199,6 @@ def _names(columns: dict[str, dict[int, str]], ids: np.ndarray) -> Iterator[dict
         texts = {text: row_of[e] for e, text in column.items() if e in row_of}
         if len(texts) == len(column):  # a text shared by several episodes names none of them
             yield texts
-
-
-def _row_texts(catalog: Catalog) -> dict[str, dict[int, str]]:
-    """Text features of the rows, from the first row of each episode."""
-    keys = [key for key, feature in catalog.features.items() if feature.dtype == "string"]
-    if not keys:
-        return {}
-    from understudy_data.datasets.read.rows import Rows
-
-    rows = Rows(catalog, keys, cache_bytes=0)
-    columns: dict[str, dict[int, str]] = {key: {} for key in keys}
-    lengths = catalog.episodes.lengths
-    # file by file: each is read once
-    for row in np.argsort(catalog.episodes.data_file, kind="stable"):
-        if lengths[row] > 0:
-            first = np.zeros(1, np.int64)
-            for key, values in rows.take(np.asarray([row]), dict.fromkeys(keys, first)).items():
-                columns[key][int(catalog.episodes.ids[row])] = str(values[0])
-    return columns
 
 
 FEW = 3
@@ -250,9 +289,9 @@ def apply_ranges(
     """
     where = "keep_ranges" if isinstance(keep_ranges, Mapping) else os.fspath(keep_ranges)
     content: Mapping[Any, Any] = (
-        keep_ranges if isinstance(keep_ranges, Mapping) else read_object(where, _FORM)
+        keep_ranges if isinstance(keep_ranges, Mapping) else EpisodeNames.read_object(where, _FORM)
     )
-    matched, names = match_keys(catalog, list(content), where)
+    matched, names = EpisodeNames(catalog).match(list(content), where)
     row, count = next(iter(Counter(matched.values()).most_common(1)))
     if count > 1:
         keys = " and ".join(repr(key) for key in matched if matched[key] == row)
@@ -318,35 +357,6 @@ def _report(
             name_of.get(row, str(int(catalog.episodes.ids[row]))) for row in unnamed[:FEW].tolist()
         ),
     )
-
-
-def read_object(path: str, form: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object, each key once. Raises DatasetError; `form` describes
-    the object.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(pairs)  # the parser itself would keep only the last value of a repeated key
-        if len(content) < len(pairs):
-            key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise DatasetError(f"{key!r} is repeated", where=path, fix="give each key one value")
-        return content
-
-    try:
-        content = json.loads(Path(path).read_bytes(), object_pairs_hook=unique)
-    except OSError as error:
-        raise DatasetError(
-            f"cannot be read: {error.strerror}", where=path, fix=f"give {form}"
-        ) from error
-    except DatasetError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            f"not valid JSON: {error}", where=path, fix="repair or restore it"
-        ) from error
-    if not isinstance(content, dict) or not content:
-        raise DatasetError("holds no object", where=path, fix=f"give {form}")
-    return content
 
 
 def _is_range(bounds: Any) -> bool:

@@ -8,6 +8,7 @@ Statistics of uint8 images follow from histograms of 256 bins per channel. Image
 of the rows have statistics per channel, too, as rows of their pixels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
@@ -272,6 +273,14 @@ class ImageStatistics:
         # by the powers of 2 in an image's number
         self._histograms = np.zeros((_LEVELS, channels, 256), np.int64)
 
+    @staticmethod
+    def step(size: Sequence[int] | None) -> int:
+        """Step between the images of an episode that are measured, by their (height, width): 1 for
+        small ones and where the size is unknown, larger where decoding is costly.
+        """
+        height, width = size or (1, 1)
+        return max(1, round(height * width / 2**16))
+
     def add(self, image: np.ndarray) -> None:
         """Add the next image."""
         step = _pixel_step(image.shape[0], image.shape[1])
@@ -326,13 +335,6 @@ class ImageStatistics:
             )
         shaped = {name: figure.reshape(-1, 1, 1) for name, figure in figures.items()}
         return {**shaped, "count": np.array([len(counted)], np.int64)}
-
-
-def image_step(height: int, width: int) -> int:
-    """Step between the measured images of an episode: 1 for small ones, larger where decoding is
-    costly.
-    """
-    return max(1, round(height * width / 2**16))
 
 
 def counted_images(first: int, images: int, keep: int) -> range:

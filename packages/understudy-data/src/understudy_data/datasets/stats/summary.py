@@ -45,7 +45,7 @@ from understudy_base import ACTION, STATE, DatasetError, replace_file
 from understudy_data.datasets.format.recorded_stats import aggregate
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.stats.running import RowSample, compute_moments
-from understudy_data.parts import Lost, Part, Workers, cut_parts
+from understudy_data.parts import Lost, Part, Workers
 from understudy_data.plain_values import storable
 from understudy_data.storage.cache_budget import evict_files
 from understudy_data.storage.mapped_tables import Member, are_many, is_network, once_per_group
@@ -385,7 +385,7 @@ def summarize(
     frames = _frames(data)
     spans = [
         ((part[0], part[-1] + 1),)
-        for part in cut_parts(range(len(frames)), frames.tolist(), PART_FRAMES)
+        for part in Workers.cut(range(len(frames)), frames.tolist(), PART_FRAMES)
     ]
     work = SummarizeSegments(data, delta, chunk, strides)
 

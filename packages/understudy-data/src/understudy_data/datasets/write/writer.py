@@ -39,13 +39,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from understudy_base import DatasetError, Record, draft_path, is_boolean
-from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature
+from understudy_data.datasets.format.features import DEFAULTS, NUMBERS, Feature, check_name
 from understudy_data.datasets.format.layouts import episode_files
 from understudy_data.datasets.stats.running import (
     ImageStatistics,
     RunningStatistics,
     counted_images,
-    image_step,
 )
 from understudy_data.datasets.write.dataset_files import (
     DATA_PATH,
@@ -62,20 +61,18 @@ from understudy_data.datasets.write.dataset_files import (
     feature_entries,
     file_numbers,
     file_path,
-    info_json,
     is_full,
     number_statistics,
     pack,
     remove_orphans,
-    replace_json,
     replace_parquet,
     small_files,
     statistic_columns,
     stats_json,
-    tasks_table,
     to_column,
     video_keys,
 )
+from understudy_data.datasets.write.written_files import DatasetFiles
 from understudy_data.storage.dataset_root import Files
 from understudy_data.video.encode import VideoEncoder, check_size, codec_name
 from understudy_data.video.reader import VideoReader, open_video
@@ -93,10 +90,7 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
     checked: dict[str, Feature] = {}
     for key, entry in features.items():
         extra = set(entry) - {"dtype", "shape", "names"}
-        if not key or "/" in key or key in DEFAULTS or key == "task":
-            raise ValueError(
-                f"feature {key!r}: a name without '/', and none of {', '.join(DEFAULTS)}, task"
-            )
+        check_name(key)
         if extra or "dtype" not in entry:
             raise ValueError(
                 f"feature {key!r}: give dtype, shape and names, not {', '.join(sorted(entry))}"
@@ -332,9 +326,11 @@ class EpisodeWriter:
             if feature.is_video:
                 self._encoders[key].add(value)
                 continue
-            if feature.is_encoded and len(self._frame_tasks) % image_step(*feature.shape[:2]) == 0:
-                self._images[key].add(value)  # PNG is lossless
-            stored = encode_png(value) if feature.is_encoded else value
+            stored = value
+            if feature.is_encoded:
+                stored = encode_png(value)
+                if len(self._frame_tasks) % ImageStatistics.step(feature.shape[:2]) == 0:
+                    self._images[key].add(value)  # PNG is lossless
             self._columns[key].append(stored)
         self._frame_tasks.append(task)
 
@@ -421,7 +417,8 @@ class EpisodeWriter:
         }
         for key, encoder in self._encoders.items():
             encoder.close()
-            for image in _read_every(encoder.path, image_step(*self.features[key].shape[:2])):
+            step = ImageStatistics.step(self.features[key].shape[:2])
+            for image in _read_every(encoder.path, step):
                 self._images[key].add(image)
         schema = data_schema(self.features)
         statistics = _accumulators(self.features)
@@ -449,19 +446,22 @@ class EpisodeWriter:
         return row, numbers
 
     def _write_tasks(self, tasks: list[str]) -> None:
-        table = tasks_table(tasks)
-        replace_parquet(self.root / "meta/tasks.parquet", [table], table.schema)
+        self._files().write_tasks(tasks)
         self.tasks = tasks
+
+    def _files(self, root: Path | None = None) -> DatasetFiles:
+        return DatasetFiles(root or self.root, self.features)
 
     def _write_totals(self, statistics: bool) -> None:
         """Update info.json, and stats.json on request, to the committed episodes."""
         if statistics and self.frames:
-            replace_json(self.root / "meta/stats.json", stats_json(self.features, self._statistics))
+            content = stats_json(self.features, self._statistics)
+            self._files().write_json("meta/stats.json", content)
             self._measured = self.frames
-        replace_json(self.root / "meta/info.json", self._info())
+        self._write_info(self._files())
 
-    def _info(self) -> dict[str, Any]:
-        return info_json(
+    def _write_info(self, files: DatasetFiles) -> None:
+        files.write_info(
             self._entries,
             fps=self.fps,
             robot_type=self._robot_type,
@@ -479,10 +479,10 @@ class EpisodeWriter:
         try:
             (draft / "meta").mkdir(parents=True)
             schema = episode_schema(self.features)
-            no_tasks = tasks_table([])
-            replace_parquet(draft / file_path(EPISODES_PATH, 0), [schema.empty_table()], schema)
-            replace_parquet(draft / "meta/tasks.parquet", [no_tasks], no_tasks.schema)
-            replace_json(draft / "meta/info.json", self._info())
+            files = self._files(draft)
+            replace_parquet(files.episodes(0), [schema.empty_table()], schema)
+            files.write_tasks([])
+            self._write_info(files)
             os.replace(draft, self.root)
         except BaseException:  # a signal, too
             shutil.rmtree(draft, ignore_errors=True)
@@ -661,7 +661,7 @@ def _data_files(root: Path, rows: pa.Table) -> Iterator[Path]:
 def _add_images(root: Path, feature: Feature, rows: pa.Table, part: ImageStatistics) -> None:
     """Add the recorded images of one camera."""
     lengths = rows["length"].to_numpy()
-    step = image_step(*feature.shape[:2])
+    step = ImageStatistics.step(feature.shape[:2])
     counts = -(-lengths // step)  # measured images of each episode
     total = int(counts.sum())
     numbers = np.array(counted_images(0, total, part.keep), np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.column_facts import LAGS, PairFacts
 from understudy_tools.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts

@@ -7,7 +7,7 @@ change of pose.
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import LOOK, Finding, Findings, Place, undecided
 from understudy_tools.check.image_facts import Clip, ImageFacts
 

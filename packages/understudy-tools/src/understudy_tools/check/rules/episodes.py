@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.column_facts import Column, quaternions, wrapping
 from understudy_tools.check.findings import (
     LOOK,

@@ -3,9 +3,7 @@
 import numpy as np
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data.datasets.check_files import describe_unlisted, unlisted_files
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.read.row_lengths import lengths_of_rows
+from understudy_data import Catalog, FileCheck
 from understudy_tools.check.findings import (
     EDIT,
     REWRITE,
@@ -48,11 +46,12 @@ def _orphans(catalog: Catalog) -> Findings:
     """Files with the suffix of data or videos in the folders of the tables that no episode
     names.
     """
-    for camera, paths in unlisted_files(catalog).items():
+    files = FileCheck(catalog)
+    for camera, paths in files.unlisted().items():
         message = (
             f"{plural(len(paths), 'file is', 'files are')} named by no episode, first {paths[0]}"
         )
-        described = "" if camera else describe_unlisted(catalog, paths)
+        described = "" if camera else files.describe_unlisted(paths)
         if described:
             message += f": {described}"
         fix = f"remove the file, or restore meta/; {EDIT} copies named files only"
@@ -153,7 +152,8 @@ def _confirmed_lengths(catalog: Catalog, videos: VideoFacts | None) -> np.ndarra
     are unread.
     """
     is_read = videos is not None or not catalog.episodes.videos
-    return lengths_of_rows(catalog) if is_read else catalog.episodes.lengths
+    counted = FileCheck(catalog).counted() if is_read else catalog
+    return counted.episodes.lengths
 
 
 def _about(
@@ -292,11 +292,9 @@ def _rate_fix(catalog: Catalog, rate: float) -> str:
         )
     if all(videos):
         true_rate = videos[0] if videos else rate
-        return correct(f"fps: {true_rate:.4g}", INFO)
-    return (
-        f"if the videos play at {rate:.4g} frames per second, {correct('fps', INFO)}; if not, "
-        f"{_CLOCK_FIX}"
-    )
+        return correct(f"fps: {true_rate:.4g}", Catalog.INFO)
+    remedy = correct("fps", Catalog.INFO)
+    return f"if the videos play at {rate:.4g} frames per second, {remedy}; if not, {_CLOCK_FIX}"
 
 
 def check_clocks(catalog: Catalog, facts: RowFacts) -> Findings:

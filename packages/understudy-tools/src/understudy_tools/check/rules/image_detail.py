@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import (
     LOOK,
     Finding,

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from understudy_base import DatasetError, plural
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import (
     LOOK,
     Finding,

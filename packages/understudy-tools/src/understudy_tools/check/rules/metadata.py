@@ -6,10 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, SourceError, plural
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS
-from understudy_data.datasets.format.views import list_views, view_path
-from understudy_data.datasets.selection.select import Selection
+from understudy_data import DEFAULTS, Catalog, Selection
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Place, correct, drop, list_ids
 from understudy_tools.check.row_facts import RowFacts
 
@@ -58,19 +55,27 @@ def check_metadata(catalog: Catalog) -> Iterator[Finding]:
         )
         if not covered and "from_timestamp of" not in line:
             yield Finding(
-                "metadata.oddity", "warning", line, Place(file=INFO), fix=correct("the entry")
+                "metadata.oddity",
+                "warning",
+                line,
+                Place(file=Catalog.INFO),
+                fix=correct("the entry"),
             )
 
 
 def _views(catalog: Catalog) -> Iterator[Finding]:
-    for name in list_views(catalog.files):
+    for name in catalog.views.names():
         try:
             Selection().apply(catalog.with_view(f"#{name}"))
         except SourceError:
             raise
         except DatasetError as error:
             yield Finding(
-                "metadata.views", "warning", error.what, Place(file=view_path(name)), fix=error.fix
+                "metadata.views",
+                "warning",
+                error.what,
+                Place(file=catalog.views.path(name)),
+                fix=error.fix,
             )
 
 
@@ -88,7 +93,7 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
     for name, value in true.items():
         if name in info and info[name] != value:
             message = f"{name} is {info[name]!r}, the tables hold {value}"
-            place = Place(column=name, file=INFO)
+            place = Place(column=name, file=Catalog.INFO)
             yield Finding(
                 "metadata.totals",
                 "warning",
@@ -108,7 +113,13 @@ def _totals(catalog: Catalog) -> Iterator[Finding]:
         message = f"splits are {splits}, the tables list {plural(len(table), 'episode')}"
         fix = correct(f'splits: {{"train": "{whole}"}}')
         yield Finding(
-            "metadata.splits", "warning", message, Place(file=INFO), splits, {"train": whole}, fix
+            "metadata.splits",
+            "warning",
+            message,
+            Place(file=Catalog.INFO),
+            splits,
+            {"train": whole},
+            fix,
         )
 
 
@@ -134,18 +145,23 @@ def _features(catalog: Catalog) -> Iterator[Finding]:
             declared, len(feature.shape)
         ):
             message = f"the declared names are not {width} different ones"
-            place = Place(column=key, file=INFO)
+            place = Place(column=key, file=Catalog.INFO)
             fix = correct(f"names of {key}")
             yield Finding(
                 "metadata.names", "warning", message, place, str(declared)[:200], width, fix
             )
-    lacking = [key for key in INDEX_KEYS if key not in catalog.features]
+    lacking = [key for key in DEFAULTS if key not in catalog.features]
     if lacking:
         message = (
             f"info.json does not declare {', '.join(lacking)}; the reader computes absent ones"
         )
         yield Finding(
-            "metadata.features", "note", message, Place(file=INFO), lacking, fix=correct("features")
+            "metadata.features",
+            "note",
+            message,
+            Place(file=Catalog.INFO),
+            lacking,
+            fix=correct("features"),
         )
     for key, why in catalog.skipped_features.items():
         place = Place(camera=key)
@@ -173,7 +189,7 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
         if len(feature.shape) == 1
         and not feature.is_text
         and not feature.is_camera
-        and key not in INDEX_KEYS
+        and key not in DEFAULTS
     ]
     for key, flag in ((ACTION, "data.action"), (STATE, "data.state")):
         feature = catalog.features.get(key)
@@ -184,7 +200,7 @@ def _training(catalog: Catalog) -> Iterator[Finding]:
             problem = f"is {feature.dtype} of shape {feature.shape}"
         none = ", or --data.state '' for none" if key == STATE else ""
         message = f"{key} {problem}; a training needs a vector"
-        place = Place(column=key, file=INFO)
+        place = Place(column=key, file=Catalog.INFO)
         fix = (
             f"train with --{flag} KEY, or several joined by +{none}: "
             f"{', '.join(vectors) or 'there is none'}"

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.check.findings import (
     LOOK,
     Finding,

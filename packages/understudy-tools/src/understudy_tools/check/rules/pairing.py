@@ -4,8 +4,7 @@ the rows.
 
 import numpy as np
 
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.pairing import MIXED, claimed_episode
+from understudy_data import Catalog
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Findings, Place, Severity
 from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts
@@ -74,7 +73,7 @@ def claimed_ids(catalog: Catalog, facts: RowFacts) -> np.ndarray:
     for row in np.flatnonzero(facts.is_known(facts.found) & (facts.found > 0)).tolist():
         stored_id = _entry_if_known(facts, facts.stored_id, row)
         first_index = _entry_if_known(facts, facts.first_index, row)
-        claims[row] = claimed_episode(table, row, stored_id, first_index)
+        claims[row] = table.claimed_episode(row, stored_id, first_index)
     return claims
 
 
@@ -91,10 +90,10 @@ def _renamed_files(catalog: Catalog, facts: RowFacts, videos: VideoFacts | None)
         return
     claimed = int(claims[rows[0]])
     listed = int(table.ids[rows[0]])
-    owner = "several episodes" if claimed == MIXED else f"episode {claimed}"
+    owner = "several episodes" if claimed == table.MIXED else f"episode {claimed}"
     message = f"the file of episode {listed} has rows of {owner}"
     shift = np.unique((claims - table.ids)[rows])
-    if len(rows) > 1 and len(shift) == 1 and MIXED not in claims[rows]:
+    if len(rows) > 1 and len(shift) == 1 and table.MIXED not in claims[rows]:
         message += (
             f"; file numbers are off by {int(shift[0])} from episode {listed} to "
             f"{int(table.ids[rows[-1]])}"

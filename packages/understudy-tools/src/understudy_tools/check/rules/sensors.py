@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from understudy_base import plural
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.sensors import SENSORS
+from understudy_data import Catalog
 from understudy_tools.check.findings import (
     LOOK,
     Finding,
@@ -55,7 +54,7 @@ def _check_files(catalog: Catalog, facts: SensorFacts) -> Findings:
         if path in facts.broken:
             rows = [] if one_file else [row]
             place = Place.from_rows(catalog, rows, facts.key, file=path)
-            fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {SENSORS}"
+            fix = f"{restore(path).partition(',')[0]}, or take the sensor out of {Catalog.SENSORS}"
             yield Finding(
                 "sensors.file", "error", f"the sensor file {facts.broken[path]}", place, fix=fix
             )
@@ -171,7 +170,7 @@ def _check_values(catalog: Catalog, facts: SensorFacts) -> Findings:
     still = np.stack([facts.episodes[row].still for row in rows])  # (episodes, D)
     if (still == 1).all():
         message = "no value of the sensor ever changes"
-        fix = correct(f"the sensor {facts.key!r}, or take it out", SENSORS)
+        fix = correct(f"the sensor {facts.key!r}, or take it out", Catalog.SENSORS)
         yield _about(catalog, facts, "sensors.constant", "warning", rows, message, fix)
         return
     names = catalog.sensors[facts.key].feature.dimension_names

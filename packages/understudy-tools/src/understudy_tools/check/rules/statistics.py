@@ -10,11 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.recorded_stats import GLOBAL, PER_EPISODE
-from understudy_data.datasets.stats.far_values import FAR, Fit, confront
-from understudy_data.datasets.stats.stats_files import NEEDED, parse_figures, read_episode_stats
-from understudy_data.datasets.stats.summary import DimensionMode, Statistics, offset_and_spread
+from understudy_data import Catalog, RecordedStatistics
 from understudy_tools.check.column_facts import Column
 from understudy_tools.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
@@ -31,7 +27,8 @@ _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
 def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
     """Yield findings about the statistics recorded with the dataset."""
-    path = PER_EPISODE if catalog.version == "v2.1" and not catalog.files.exists(GLOBAL) else GLOBAL
+    recorded = RecordedStatistics(catalog)
+    path = recorded.path
     try:
         stats = catalog.stats
     except SourceError:
@@ -47,23 +44,25 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
         yield Finding("statistics.missing", "warning", message, Place(file=path), fix=RECOMPUTE)
     for key, entry in stats.items():
         if key in facts.columns:
-            yield from _column(catalog, facts, facts.columns[key], entry, path)
+            yield from _column(catalog, facts, facts.columns[key], entry, recorded)
         elif (
             key in catalog.features
             and catalog.features[key].is_camera
             and not catalog.features[key].is_depth
         ):
             yield from _images(key, entry, path)
-    if path == PER_EPISODE:
-        yield from _per_episode(catalog, facts, path)
-    elif catalog.version.startswith("v3"):
-        yield from _per_episode(catalog, facts, "meta/episodes")
+    if recorded.episodes_path:
+        yield from _per_episode(catalog, facts, recorded)
 
 
 def _column(
-    catalog: Catalog, facts: RowFacts, column: Column, entry: dict[str, np.ndarray], path: str
+    catalog: Catalog,
+    facts: RowFacts,
+    column: Column,
+    entry: dict[str, np.ndarray],
+    statistics: RecordedStatistics,
 ) -> Findings:
-    place = Place(column=column.key, file=path)
+    place = Place(column=column.key, file=statistics.path)
     recorded = {
         name: np.asarray(value, np.float64).reshape(-1)
         for name, value in entry.items()
@@ -81,7 +80,7 @@ def _column(
         complete = bool((read | (catalog.episodes.lengths == 0)).all())
         yield from _compare(column, recorded, place, summarize(column, read), complete)
     if column.key in (ACTION, STATE):
-        yield from _far(column, entry, place)
+        yield from _far(column, entry, statistics)
 
 
 def _order(column: Column, recorded: dict[str, np.ndarray], place: Place) -> Findings:
@@ -175,49 +174,24 @@ def _compare(
     )
 
 
-def _far(column: Column, entry: dict[str, np.ndarray], place: Place) -> Findings:
+def _far(column: Column, entry: dict[str, np.ndarray], statistics: RecordedStatistics) -> Findings:
     """Name dimensions whose values the recorded figures normalize to far ones, and the figures of
     the rows do not.
     """
-    rows = column.sample
-    if not len(rows):
+    if not len(column.sample):
         return
-    q01, q99 = np.quantile(rows, [0.01, 0.99], axis=0)
-    own = Statistics(len(rows), rows.mean(0), rows.std(0), rows.min(0), rows.max(0), q01, q99)
-    wrong: dict[int, str] = {}
-    modes = list[DimensionMode]()
-    for mode in NEEDED:
-        if mode == "identity":
-            continue
-        try:
-            figures = parse_figures(
-                entry, column.key, [mode] * column.width, column.width, place.file
-            )
-        except DatasetError:
-            continue  # no training normalizes by it
-        fit = _fit(rows, figures, mode)
-        far = np.flatnonzero(fit.far & ~_fit(rows, own, mode).far).tolist()
-        wrong = {dim: fit.describe(column.key, dim, column.names) for dim in far} | wrong
-        if far:
-            modes.append(mode)
-    if wrong:
-        dims = sorted(wrong)
-        named = ", ".join(wrong[dim] for dim in dims[:_MOST_NAMED])
-        more = f" and {len(dims) - _MOST_NAMED} more" if len(dims) > _MOST_NAMED else ""
-        message = (
-            f"normalized by {' and '.join(modes)} of the recorded statistics, values exceed "
-            f"{FAR:g}, in place of "
-        )
-        message += f"about 1, in {named}{more}"
-        place = replace(place, dimension=column.dimension(dims[0]))
-        yield Finding(
-            "statistics.far", "warning", message, place, len(dims), 0, RECOMPUTE, len(dims)
-        )
-
-
-def _fit(rows: np.ndarray, statistics: Statistics, mode: DimensionMode) -> Fit:
-    maps = offset_and_spread(statistics, mode)
-    return confront(rows, maps["offset"].astype(np.float64), maps["spread"].astype(np.float64))
+    far = statistics.far(column.key, column.names, entry, column.sample)
+    if not far.dims:
+        return
+    dims = sorted(far.dims)
+    named = ", ".join(far.dims[dim] for dim in dims[:_MOST_NAMED])
+    more = f" and {len(dims) - _MOST_NAMED} more" if len(dims) > _MOST_NAMED else ""
+    message = (
+        f"normalized by {' and '.join(far.modes)} of the recorded statistics, values exceed "
+        f"{far.limit:g}, in place of about 1, in {named}{more}"
+    )
+    place = Place(column=column.key, file=statistics.path, dimension=column.dimension(dims[0]))
+    yield Finding("statistics.far", "warning", message, place, len(dims), 0, RECOMPUTE, len(dims))
 
 
 def _is_rounding(std: np.ndarray, true: dict[str, np.ndarray]) -> np.ndarray:
@@ -274,11 +248,12 @@ def _images(key: str, entry: dict[str, np.ndarray], path: str) -> Findings:
         yield Finding("statistics.order", "warning", message, place, measured=bad, fix=RECOMPUTE)
 
 
-def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
+def _per_episode(catalog: Catalog, facts: RowFacts, statistics: RecordedStatistics) -> Findings:
     """Compare the records of each episode with its rows, for action and state."""
+    path = statistics.episodes_path
     keys = [key for key in (ACTION, STATE) if key in facts.columns]
     try:
-        recorded = read_episode_stats(catalog.files, catalog.version, catalog.episodes.ids, keys)
+        recorded = statistics.of_episodes(keys)
     except SourceError:
         raise
     except (DatasetError, ValueError, KeyError, AttributeError) as error:
@@ -286,7 +261,7 @@ def _per_episode(catalog: Catalog, facts: RowFacts, path: str) -> Findings:
         yield Finding("statistics.shape", "warning", message, Place(file=path), fix=RECOMPUTE)
         return
     ids = catalog.episodes.ids
-    if recorded and path == PER_EPISODE:
+    if recorded and path == statistics.path:
         has_record = np.any(
             [
                 ~np.isnan(tables["mean"]).all(axis=1)

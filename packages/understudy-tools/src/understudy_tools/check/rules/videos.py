@@ -3,14 +3,13 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
 
 from understudy_base import DatasetError, SourceError, plural
-from understudy_data.datasets.format.catalog import INFO, Catalog
-from understudy_data.datasets.format.layouts import episode_files
-from understudy_data.datasets.read.video_frames import CODEC_NAMES, VideoFrames
+from understudy_data import Catalog, EpisodeClips, VideoFile
 from understudy_tools.check.findings import (
     EDIT,
     Finding,
@@ -21,7 +20,7 @@ from understudy_tools.check.findings import (
     drop,
     restore,
 )
-from understudy_tools.check.image_facts import VideoFacts, VideoFile, frame_times
+from understudy_tools.check.image_facts import VideoFacts, frame_times
 from understudy_tools.check.rules.files import TOLERANCE, split_gross
 
 EPISODES = "meta/episodes"
@@ -120,24 +119,19 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
         return None
     row = int(later[0])
     count = int(min(_COMPARED, video.count - expected, table.lengths[row]))
-    frames = VideoFrames(catalog, cache_bytes=0, backend="pyav")
+    clips = EpisodeClips([catalog], camera)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tail = frames.reader(camera, int(members[0])).read(
-                np.arange(expected, expected + count)
-            )
-            last = frames.reader(camera, int(members[0])).read(
-                np.arange(max(0, expected - 1), expected)
-            )
-            first = int(frames.first_frame(camera, np.array([row]))[0])
-            head = frames.reader(camera, row).read(np.arange(first, first + count))
+            with closing(clips.video(0, int(members[0]))) as whole:
+                tail = whole.read(np.arange(expected, expected + count))
+                last = whole.read(np.arange(max(0, expected - 1), expected))
+            with closing(clips.clip(0, row, 0, count)) as clip:
+                head = clip.read(np.arange(count))
     except SourceError:
         raise
     except DatasetError:
         return None
-    finally:
-        frames.close()
     images = [np.asarray(part, np.float64) for part in (tail, head, last)]
     if images[0].shape != images[1].shape:
         return None
@@ -172,7 +166,7 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
         message = (
             f"frames are {usual[0]}x{usual[1]}, info.json declares shape {list(feature.shape)}"
         )
-        fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", INFO)
+        fix = correct(f"the shape of {camera}: {usual[1]} high, {usual[0]} wide", Catalog.INFO)
         yield Finding(
             "videos.encoding", "warning", message, place, list(usual), list(feature.shape), fix
         )
@@ -196,10 +190,10 @@ def _encoding(catalog: Catalog, facts: VideoFacts, camera: str) -> Findings:
         )
     declared = feature.info.get("video.codec")
     codecs = Counter(video.codec for video in files)
-    if isinstance(declared, str) and CODEC_NAMES.get(declared, declared) not in codecs:
+    if feature.codec and feature.codec not in codecs:
         codec = codecs.most_common(1)[0][0]
         message = f"the codec is {codec}, info.json declares {declared}"
-        fix = correct(f"video.codec of {camera}", INFO)
+        fix = correct(f"video.codec of {camera}", Catalog.INFO)
         yield Finding("videos.encoding", "warning", message, place, codec, declared, fix)
     if len(codecs) > 1:
         message = (
@@ -318,7 +312,7 @@ def _recorded(catalog: Catalog) -> dict[str, np.ndarray]:
     for camera in catalog.episodes.videos:
         names += [f"videos/{camera}/from_timestamp", f"videos/{camera}/to_timestamp"]
     parts: dict[str, list[np.ndarray]] = {}
-    for path in episode_files(catalog.files):
+    for path in catalog.episode_files():
         table = catalog.files.table(path, names)
         for name in table.column_names:
             kind = table.schema.field(name).type

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError, Record
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.features import INDEX_KEYS, Feature
-from understudy_data.datasets.read.rows import Rows
+from understudy_data import DEFAULTS, Catalog, Feature, Rows
 from understudy_kit import numbers, ranges
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Place
@@ -51,7 +49,7 @@ class Columns:
         shown = [
             key
             for key, feature in features.items()
-            if not feature.is_camera and key not in INDEX_KEYS
+            if not feature.is_camera and key not in DEFAULTS
         ]
         # State and action first; then as declared.
         shown.sort(key=lambda key: (key != "observation.state", key != "action"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy_base import ConfigError, Record, optional_imports, replace_file
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 from understudy_tools.report.view.episodes import Columns, text_lanes
 from understudy_tools.report.view.sheets import Sheets
 

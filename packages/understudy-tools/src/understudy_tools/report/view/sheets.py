@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 from understudy_base import LRUCache
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.read.recorded_images import RecordedImages
+from understudy_data import Catalog, RecordedImages
 from understudy_kit import as_rgb
 
 WIDEST = 640

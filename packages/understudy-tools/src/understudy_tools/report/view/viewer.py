@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import ACTION, ConfigError, DatasetError, Record, create_folder
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.selection_fields import KeepRanges
-from understudy_data.datasets.selection.select import Selection
+from understudy_data import Catalog, Selection
 from understudy_kit import COLORS, STATIC, numbers, render_file
 from understudy_tools.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
 from understudy_tools.report.view.sheets import Sheets
@@ -89,7 +87,7 @@ class Source:
     name: str
     catalog: Catalog
     rows: np.ndarray | None = None
-    keep_ranges: KeepRanges | None = None
+    keep_ranges: str | Mapping[str, Any] | None = None
     findings: str = ""
 
     def __post_init__(self) -> None:

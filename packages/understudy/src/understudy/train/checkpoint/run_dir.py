@@ -43,7 +43,7 @@ from understudy.train.track import metrics_file
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
 from understudy_client import Contract
 from understudy_data.hub.download import pull
-from understudy_data.hub.ids import model_id, near_path, parse_address
+from understudy_data.hub.ids import HubId, near_path
 from understudy_kit import dump_yaml, read_file, validate
 
 if TYPE_CHECKING:
@@ -468,7 +468,7 @@ def resumed_settings(run: str) -> TrainConfig:
     Raises:
         ConfigError: there is no run, it cannot be fetched, or NAME is another folder.
     """
-    address = parse_address(run) or model_id(run)
+    address = HubId.parse(run) or HubId.of_model(run)
     if address is not None:
         return RunDir(pull(address, Path(address.name.partition("/")[2]).absolute())).settings()
     return RunDir(Path(run)).settings()

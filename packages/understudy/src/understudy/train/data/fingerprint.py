@@ -33,7 +33,6 @@ from understudy_base import DatasetError, MissingFileError, SourceError, write_t
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.episode_table import FileTable, describe_ids
 from understudy_data.datasets.format.sensors import SENSORS
-from understudy_data.datasets.read.sensors import sensor_files
 from understudy_data.datasets.selection.select import distinct
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.dataset_version import folder_of
@@ -170,7 +169,7 @@ def digest_files(
             )
     for key in parts[0].keys:
         if key in catalog.sensors:
-            paths = [SENSORS, *sensor_files(catalog, catalog.sensors[key])]
+            paths = [SENSORS, *catalog.sensor_files(catalog.sensors[key])]
             digests[f"files of sensor {key}"] = [
                 f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
             ]

@@ -14,7 +14,7 @@ from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base import ACTION, STATE, DatasetError, Record
-from understudy_data.datasets.check_files import broken_episodes, doubt_of_reader
+from understudy_data.datasets.check_files import FileCheck
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import MissingFiles, describe_ids
@@ -649,7 +649,7 @@ def skip_incomplete(
         if recorded is not None:
             looked_at = catalog.episodes.rows_of(np.array(before, np.int64))
         videos = [camera for camera in cameras if camera in catalog.episodes.videos]
-        gaps += broken_episodes(catalog, videos, keys, looked_at)
+        gaps += FileCheck(catalog).broken_episodes(videos, keys, looked_at)
     lacking = np.unique(
         np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64)
     )
@@ -665,7 +665,7 @@ def skip_incomplete(
         if not back:
             return before, ()
         return before, (f"skipped since the run started, although complete now: {_list(back)}",)
-    doubt = doubt_of_reader(catalog)
+    doubt = FileCheck(catalog).doubt()
     notes = (doubt,) if doubt else ()
     if not bad:
         return (), notes

@@ -24,11 +24,7 @@ from typing import Any
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data.datasets.format.catalog import Catalog, catalog_mark, marks
-from understudy_data.datasets.format.features import INDEX_KEYS
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.parts import Lost, Part, Workers, cut_parts
-from understudy_data.plain_values import storable
+from understudy_data import DEFAULTS, Catalog, Lost, Part, Rows, Workers, storable
 
 MOTION_SHARE = 0.05
 """Share of a dimension's own speed from which on it moves."""
@@ -73,7 +69,7 @@ def numeric_keys(catalog: Catalog) -> list[str]:
         key
         for key, feature in catalog.features.items()
         if not (
-            feature.is_camera or feature.is_text or feature.looks_like_images or key in INDEX_KEYS
+            feature.is_camera or feature.is_text or feature.looks_like_images or key in DEFAULTS
         )
     ]
 
@@ -95,12 +91,12 @@ class EpisodeWork:
     def depends_on(self, part: Part) -> Any:
         """Return the metadata, the settings, and the versions of the files."""
         paths = sorted({self.catalog.data_path(row) for row in part})
-        return self._mark, marks(self.catalog, paths)
+        return self._mark, self.catalog.marks(paths)
 
     @cached_property
     def _mark(self) -> str:
         return (
-            f"{catalog_mark(self.catalog)} "
+            f"{self.catalog.mark} "
             f"{[value for name, value in vars(self).items() if name != 'catalog']}"
         )
 
@@ -134,7 +130,7 @@ class EpisodeWork:
         order = np.argsort(self.catalog.episodes.data_file, kind="stable")
         order = order[lengths[order] > 0]
         for _, result in workers.run(
-            self, cut_parts(order.tolist(), lengths[order].tolist(), PART_ROWS), done
+            self, Workers.cut(order.tolist(), lengths[order].tolist(), PART_ROWS), done
         ):
             if isinstance(result, Lost):
                 raise result.error.replaced(where=self.catalog.root)

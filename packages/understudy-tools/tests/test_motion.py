@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy_data.datasets.selection.motion import IdleRule, idle_ranges, non_idle_ranges
+from understudy_tools.motion import IdleRule, idle_ranges, non_idle_ranges
 
 
 def slowly(values: np.ndarray, rule: IdleRule) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from understudy_base import ConfigError, require
+from understudy_data import checksums
 from understudy_data.hub.cards import FILE, is_unchanged
 from understudy_data.hub.download import hub_errors
 from understudy_data.hub.ids import HubId
@@ -41,9 +42,16 @@ def push(
         The commit.
 
     Raises:
-        ConfigError: the repository holds files and `update` is False, or the hub refuses.
+        ConfigError: a file is not the one that was written (`checksums.py`), the repository holds
+            files and `update` is False, or the hub refuses.
         MissingExtraError: the extra `hub` is not installed.
     """
+    try:
+        for path in files:
+            if path.name == checksums.FILE:
+                checksums.check_checksums((folder / path).parent)
+    except checksums.ChecksumError as error:
+        raise ConfigError(f"path: {error}") from error
     require("hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 
