@@ -74,6 +74,8 @@ class Policy(nn.Module):
     """Multiple to which `losses` pads texts, where the policy has tokens; runs with `compile` set
     it, so that compiled blocks meet few lengths.
     """
+    graphs: Any = None
+    """Captured passes of acting (`policies/graphs.py`); None: there are none."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer

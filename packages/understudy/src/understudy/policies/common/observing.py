@@ -1,6 +1,7 @@
 """One vector from the images, the state and the instruction of a sample."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,17 @@ from understudy_base import STATE, Batch, Record
 
 TOKENS = "task_tokens"
 """Key of a batch with `byte_tokens` [B, L] in place of the instructions, for graphs."""
+
+
+class Seen(NamedTuple):
+    """Images and states of a batch."""
+
+    images: list[Tensor]
+    """uint8 [B, 3, H, W] per camera, or `as_network_input` of them."""
+    missing: list[Tensor | None]
+    """bool [B] per camera; None: no sample lacks it."""
+    state: Tensor | None
+    """float32 [B, S], normalized; None: the policy reads none."""
 
 
 class ObservingPolicy(StreamPolicy):
@@ -49,23 +61,45 @@ class ObservingPolicy(StreamPolicy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        dtype = getattr(torch, self.config.compute)
         prompts = batch[TOKENS] if TOKENS in batch else prompts_of(batch)
+        # not len: it fixes B when traced
+        count = prompts.shape[0] if isinstance(prompts, Tensor) else len(prompts)
+        return self.fused(prompts, *self.seen(batch, count))
+
+    def seen(self, batch: Batch, count: int) -> Seen:
+        """Read images, marks of missing cameras and the normalized state of `count` samples.
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        images = [value_of(batch, key) for key in self.config.cameras]
+        missing: list[Tensor | None] = [
+            batch.get(f"{key}_is_missing") for key in self.config.cameras
+        ]
+        for key, image, lacks in zip(self.config.cameras, images, missing):
+            check_image(key, image, (count, 3, None, None))
+            if lacks is not None:
+                check_shape(f"{key}_is_missing", lacks, (count,))
+        if not self.config.state_dim:
+            return Seen(images, missing, None)
+        state = value_of(batch, STATE)
+        slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
+        check_shape(STATE, state, (count, *slots, self.config.state_dim))
+        return Seen(images, missing, self.normalizer.states(batch, state_now(batch)))
+
+    def fused(
+        self,
+        prompts: Sequence[str] | Tensor,
+        images: list[Tensor],
+        missing: list[Tensor | None],
+        state: Tensor | None,
+    ) -> Tensor:
+        """Encode B strings, or their `byte_tokens`, and the fields of `Seen`: [B, width]."""
+        dtype = getattr(torch, self.config.compute)
         text_emb = self.text(prompts, dtype)  # [B, width]
         parts = [text_emb]
         if self.vision is not None:
-            images = [value_of(batch, key) for key in self.config.cameras]
-            missing: list[Tensor | None] = [
-                batch.get(f"{key}_is_missing") for key in self.config.cameras
-            ]
-            for key, image, lacks in zip(self.config.cameras, images, missing):
-                check_image(key, image, (text_emb.shape[0], 3, None, None))
-                if lacks is not None:
-                    check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
             parts.append(self.vision(images, text_emb, missing))
-        if self.config.state_dim:
-            state = value_of(batch, STATE)
-            slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
-            check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
-            parts.append(self.normalizer.states(batch, state_now(batch)))
+        if state is not None:
+            parts.append(state)
         return self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))
