@@ -1,13 +1,11 @@
 """Passes of a policy as graphs, captured once and replayed: a GPU then waits for no Python.
 
-A pass is a prefix (images and texts -> caches) and one step for each evaluation of the velocity.
-Both are functions of tensors of fixed shapes, a `Bucket`: texts and robots are padded to it. Images
-are resized and inputs normalized before, on the device, and copied into the graph's buffers. Noise,
-times and the integration stay outside, so draws and algorithms are those of plain passes.
+A pass is a prefix (images and texts -> cache) and a step for each evaluation of the velocity: two
+functions of tensors of fixed shapes, those of a `Bucket`. Images are resized and values normalized
+before, on the device, and copied into the buffers of the graphs. Noise and integration stay
+outside. A policy takes part by `CapturesGraphs`; kernels of others replace its two functions:
 
-A policy takes part by the methods of `CapturesGraphs`. Kernels of others replace its two functions:
-
-    class Mine:  # Kernels
+    class Mine:
         def graph_prefix(self, inputs, bucket): ...
         def graph_step(self, inputs, cache, x, time, bucket): ...
 
@@ -36,10 +34,12 @@ LOG = logging.getLogger("understudy.policies")
 Compile = Literal["off", "graphs", "compiled"]
 """Passes run as they are written, as graphs, or as graphs of blocks that torch.compile made."""
 GRAPH_MEMORY = 8 << 30
-"""Bytes that all graphs of a policy may have by default."""
+"""Bytes that the graphs of a policy may have by default."""
 WARM_UP = 3
 Step = Literal["step", "given", "guided"]
 """One time per robot, one time per action, or `guided_velocity`."""
+Inputs = Mapping[str, Tensor]
+"""Tensors [rows, ...] by name."""
 
 
 class Bucket(NamedTuple):
@@ -53,73 +53,56 @@ class Bucket(NamedTuple):
     frames: int
     """Frames of each camera, with the present one."""
 
-    def holds(self, other: "Bucket") -> bool:
-        """Return whether a pass of the shapes `other` can be padded to this one."""
-        return not self.lacks(other)
-
-    def lacks(self, other: "Bucket") -> list[str]:
-        """Name the fields that are too small for `other`."""
+    def lacks(self, other: "Bucket") -> set[str]:
+        """Name the fields to which a pass of the shapes `other` cannot be padded."""
         fits = {
             "rows": other.rows <= self.rows,
             "tokens": other.tokens <= self.tokens,
             "cameras": set(other.cameras) <= set(self.cameras),
             "frames": other.frames == self.frames,
         }
-        return [name for name, is_enough in fits.items() if not is_enough]
-
-    def __str__(self) -> str:
-        counts = self._replace(cameras=len(self.cameras))  # type: ignore[arg-type]
-        return ", ".join(f"{name} {count}" for name, count in counts._asdict().items())
+        return {name for name, is_enough in fits.items() if not is_enough}
 
 
 class GraphPlan(NamedTuple):
     """What to capture for a policy."""
 
-    tokens: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...]
     """Lengths of prompts, the longest first."""
-    steps: tuple[Step, ...] = ("step",)
-    problem: str = ""
+    steps: tuple[Step, ...]
+    problem: str
     """Why it cannot be captured; "": it can."""
 
 
-Inputs = Mapping[str, Tensor]
-"""Tensors [rows, ...] by name."""
-
-
 class Kernels(Protocol):
-    """The two functions of a pass.
-
-    They read `inputs`, `cache` and weights alone, compute on the device, never wait for it, and
-    take no decision from values.
+    """The two functions of a pass: of `inputs`, `cache` and weights alone, on the device, without
+    waiting for it and without decisions from values.
     """
 
     def graph_prefix(self, inputs: Inputs, bucket: Bucket) -> Sequence[Tensor]:
-        """Compute what all steps share, the cache: tensors of fixed shapes."""
+        """Compute the cache, which all steps share."""
 
     def graph_step(
         self, inputs: Inputs, cache: Sequence[Tensor], x: Tensor, time: Tensor, bucket: Bucket
     ) -> Tensor:
         """Compute the velocity, float32 in the shape of x [rows, T, dim], at `time` [rows] or
-        [rows, T]. It must be differentiable in x where the policy can be guided.
+        [rows, T]; differentiable in x.
         """
 
 
 @runtime_checkable
 class CapturesGraphs(Kernels, Protocol):
-    """A policy whose passes can be captured; its `act` takes its velocity from `graph_field`."""
+    """A policy whose passes can be captured; its `act` takes the velocity of `graph_field`."""
 
     def graph_plan(self) -> GraphPlan:
         """Return what to capture."""
 
     def graph_bucket(self, batch: Batch) -> Bucket:
-        """Return the smallest bucket of a prepared batch, read on the host."""
+        """Return the smallest bucket of a prepared batch, from values of the host."""
 
     def graph_inputs(self, batch: Batch, noise: Tensor, bucket: Bucket) -> dict[str, Tensor]:
-        """Return the inputs of a prepared batch on the device, [B, ...] or [1, ...] each; texts are
-        padded to the bucket.
-
-        Raises:
-            ValueError: a missing key or a wrong shape, by name.
+        """Return the inputs of a prepared batch on its device, [B, ...] or [1, ...] each, with
+        texts padded to the bucket. Raises ValueError as `act` does.
         """
 
 
@@ -127,21 +110,20 @@ class Recording(NamedTuple):
     """A captured function."""
 
     replay: Callable[[], object]
-    """Computes again from the contents of the same buffers, into `outputs`."""
+    """Computes from what the buffers hold now, into `outputs`."""
     outputs: tuple[Tensor, ...]
 
 
 class Recorder(Protocol):
-    """Captures the functions of one bucket."""
+    """Captures the functions of a bucket; `nbytes` is the memory of the recordings."""
 
     nbytes: int
-    """Memory of its recordings."""
 
     def record(
         self, function: Callable[[], Sequence[Tensor]], reads: Iterable[Tensor]
     ) -> Recording:
-        """Capture a function that reads these tensors and makes others; outputs have no values
-        before the first replay.
+        """Capture a function that reads these tensors; its outputs have no values before a
+        replay.
         """
 
 
@@ -157,7 +139,7 @@ class CudaRecorder:
     def record(
         self, function: Callable[[], Sequence[Tensor]], reads: Iterable[Tensor]
     ) -> Recording:
-        """See `Recorder`. Other threads may use the GPU meanwhile."""
+        """See `Recorder`."""
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -167,6 +149,7 @@ class CudaRecorder:
             torch.cuda.empty_cache()
             reserved = torch.cuda.memory_reserved()
             graph = torch.cuda.CUDAGraph()
+            # other threads may use the GPU meanwhile
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -179,40 +162,40 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder
 """By type of the device."""
 
 
-def check_compile(mode: str, device: torch.device) -> None:
-    """Raise ConfigError where this device captures nothing."""
-    if mode != "off" and device.type not in RECORDERS:
+def recorder_of(device: torch.device) -> Callable[[torch.device], Recorder]:
+    """Return the class of a device's recorders. Raises ConfigError where it has none."""
+    if device.type not in RECORDERS:
         raise ConfigError(
-            f"compile: {mode} captures graphs, which needs a device of type "
-            f"{', '.join(RECORDERS)}, and this one is {device.type}; leave compile off"
+            f"compile: graphs need a device of type {', '.join(RECORDERS)}, and this one is "
+            f"{device.type}; leave compile off"
         )
+    return RECORDERS[device.type]
 
 
 class Captured:
-    """The graphs of one bucket, and their buffers."""
+    """Graphs of one bucket; between two `start`, the velocity field of a pass."""
 
     def __init__(
         self, kernels: Kernels, bucket: Bucket, inputs: Inputs, noise: Tensor,
         steps: Sequence[Step], recorder: Recorder, weights: Sequence[Tensor],
     ) -> None:  # fmt: skip
-        """Capture the prefix and each kind of step; `inputs` and `noise` [1, T, dim] are an
-        example.
-        """
-        rows = bucket.rows
-        buffers = {name: _repeated(value, rows) for name, value in inputs.items()}
+        """Capture the prefix and each kind of step; `inputs` and `noise` are an example."""
+        buffers = {name: _repeated(value, bucket.rows) for name, value in inputs.items()}
+        known = [*weights, *buffers.values()]
+        self.bucket = bucket
+        self._rows = bucket.rows
         self._inputs = buffers
-        self._prefix = recorder.record(
-            lambda: kernels.graph_prefix(buffers, bucket), [*weights, *buffers.values()]
-        )
+        self._prefix = recorder.record(lambda: kernels.graph_prefix(buffers, bucket), known)
         self._prefix.replay()
         cache = self._prefix.outputs
-        self._steps: dict[str, tuple[dict[str, Tensor], Recording]] = {}
+        self.nbytes = sum(value.nbytes for value in buffers.values())
+        self.steps: dict[str, tuple[dict[str, Tensor], Recording]] = {}
 
         def field(x: Tensor, time: Tensor) -> Tensor:
             return kernels.graph_step(buffers, cache, x, time, bucket)
 
         for name in steps:
-            x = _repeated(noise, rows)
+            x = _repeated(noise, bucket.rows)
             values = {"x": x, "time": torch.ones_like(x[:, 0, 0])}
             function: Callable[..., Tensor] = field
             if name == "given":
@@ -222,91 +205,104 @@ class Captured:
                 values |= {"time": one, "factor": one.clone(), "chunk": torch.zeros_like(x)}
                 values |= {"weights": torch.ones_like(x), "dims": torch.ones_like(x).bool()}
                 function = partial(guided_velocity, field)
-            known = [*weights, *buffers.values(), *cache, *values.values()]
-            recording = recorder.record(_called(function, values), known)
-            self._steps[name] = values, recording
-        made = [buffers, *(values for values, _ in self._steps.values())]
-        self.nbytes = recorder.nbytes
-        for group in made:
-            self.nbytes += sum(value.nbytes for value in group.values())
-
-    @property
-    def steps(self) -> set[str]:
-        """Kinds of steps that it has."""
-        return set(self._steps)
+            recording = recorder.record(
+                _bound(function, values), [*known, *cache, *values.values()]
+            )
+            self.steps[name] = values, recording
+            self.nbytes += sum(value.nbytes for value in values.values())
+        self.nbytes += recorder.nbytes
 
     def start(self, inputs: Inputs, rows: int) -> None:
         """Compute the prefix of a pass of `rows` robots."""
+        self._rows = rows
         _fill(self._inputs, inputs, rows)
         self._prefix.replay()
 
-    def step(self, name: str, values: Mapping[str, Any], rows: int) -> Tensor:
-        """Compute a step of the pass."""
-        buffers, recording = self._steps[name]
-        _fill(buffers, values, rows)
-        recording.replay()
-        return recording.outputs[0][:rows].clone()  # the next step fills the same buffer
-
-
-class GraphField:
-    """Velocity field of one pass (`flow_matching.Field`), which replays graphs."""
-
-    def __init__(self, captured: Captured, rows: int) -> None:
-        self._captured = captured
-        self._rows = rows
-
     def __call__(self, x: Tensor, time: Tensor) -> Tensor:
         """Compute the velocity at x [B, T, dim], time [B] or [B, T]."""
-        name = "step" if time.ndim == 1 else "given"
-        return self._captured.step(name, {"x": x, "time": time}, self._rows)
+        return self._step("step" if time.ndim == 1 else "given", x=x, time=time)
 
     def guided(self, dims: Tensor | None, **values: Any) -> Tensor:
         """Compute `guided_velocity` of this field."""
         if dims is None:
             dims = torch.ones((1, 1, 1), dtype=torch.bool, device=values["x"].device)
-        return self._captured.step("guided", {"dims": dims, **values}, self._rows)
+        return self._step("guided", dims=dims, **values)
+
+    def _step(self, name: str, **values: Any) -> Tensor:
+        buffers, recording = self.steps[name]
+        _fill(buffers, values, self._rows)
+        recording.replay()
+        return recording.outputs[0][: self._rows].clone()  # the next step writes there
 
 
 class Graphs:
-    """The graphs of a policy. `capture_graphs` makes them; `policy.graphs = None` frees them.
+    """Graphs of a policy, `Policy.graphs`; they are freed with the last reference.
 
     Attributes:
-        nbytes: their memory.
-        beyond: buckets that the stated memory did not suffice for.
+        buckets: captured ones.
+        beyond: those that the memory did not suffice for.
+        nbytes: memory of the graphs.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.nbytes = 0
+    def __init__(
+        self, policy: Any, batch: Batch, noise: Tensor, rows: Iterable[int], memory: int,
+        kernels: Kernels | None = None,
+    ) -> None:  # fmt: skip
+        """Capture the buckets of a policy.
+
+        Args:
+            policy: one that `can_capture`.
+            batch: a prepared batch of one robot with all of its cameras, on the device.
+            noise: float32 [1, T, dim].
+            rows: numbers of robots in a pass, ascending.
+            memory: bytes that the graphs may have; buckets beyond them are left out.
+            kernels: functions in place of the policy's.
+        """
+        self.buckets: dict[Bucket, Captured] = {}
         self.beyond: list[Bucket] = []
-        self._captured: dict[Bucket, Captured] = {}
+        self.nbytes = 0
         self._told: set[str] = set()
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._weights: list[tuple[dict[str, Any], str, int]] = []
+        self._weights: list[tuple[dict[str, Any], str, Tensor, int]] = []
         for module in policy.modules():
             for owner in (module._parameters, module._buffers):
                 for name, value in owner.items():
                     if value is not None:
-                        self._weights.append((owner, name, value.data_ptr()))
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None  # a copy of the policy has other weights
+                        self._weights.append((owner, name, value, value.data_ptr()))
+        weights = [value for _, _, value, _ in self._weights]
+        plan = policy.graph_plan()
+        device = noise.device
+        make = recorder_of(device)
+        needed = policy.graph_bucket(batch)
+        buckets: list[Bucket] = []
+        for count in rows:
+            buckets += [needed._replace(rows=count, tokens=length) for length in plan.tokens]
+        with Progress(len(buckets), "graphs", "bucket", last=True) as progress, torch.no_grad():
+            for bucket in buckets:
+                progress.set_note(str(bucket))
+                if all(bucket.lacks(left) for left in self.beyond):
+                    inputs = policy.graph_inputs(batch, noise, bucket)
+                    example = (inputs, noise, plan.steps, make(device), weights)
+                    self._add(
+                        bucket, partial(Captured, kernels or policy, bucket, *example), memory
+                    )
+                progress.update()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+        return type(None), ()  # a copy of the policy has other weights
 
-    @property
-    def buckets(self) -> list[Bucket]:
-        """Captured buckets."""
-        return list(self._captured)
-
-    def add(self, bucket: Bucket, captured: Captured, memory: int) -> None:
-        """Keep the graphs of a bucket, where all together have at most `memory` bytes."""
-        if self.nbytes + captured.nbytes > memory:
+    def _add(self, bucket: Bucket, capture: Callable[[], Captured], memory: int) -> None:
+        try:
+            captured = capture()
+        except torch.OutOfMemoryError:
+            captured = None
+        if captured is None or self.nbytes + captured.nbytes > memory:
             self.beyond.append(bucket)
-            return
-        self.nbytes += captured.nbytes
-        self._captured[bucket] = captured
+            LOG.warning("graphs: beyond %s bytes (graph_memory), as all larger: %s", memory, bucket)
+        else:
+            self.nbytes += captured.nbytes
+            self.buckets[bucket] = captured
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -318,7 +314,7 @@ class Graphs:
             finally:
                 self._thread = None
 
-    def field(self, policy: Any, batch: Batch, noise: Tensor, step: Step) -> GraphField | None:
+    def field(self, policy: Any, batch: Batch, noise: Tensor, step: Step) -> Captured | None:
         """Compute the prefix of a pass, and return its field; None: outside of `used`, or nothing
         captured holds it.
         """
@@ -326,81 +322,41 @@ class Graphs:
             return None
         needed = policy.graph_bucket(batch)
         check_shape("noise", noise, (needed.rows, None, None))
-        fitting = [bucket for bucket in self._captured if bucket.holds(needed)]
+        fitting = [bucket for bucket in self.buckets if not bucket.lacks(needed)]
+        reason = ""
         if not fitting:
-            lacking = [set(bucket.lacks(needed)) for bucket in self._captured]
-            fields = sorted(set.intersection(*lacking)) if lacking else ["buckets"]
-            return self._tell(", ".join(fields), f"no captured bucket holds {needed}")
-        bucket = min(fitting, key=lambda each: (each.rows, each.tokens, len(each.cameras)))
-        captured = self._captured[bucket]
-        if step not in captured.steps:
-            return self._tell(step, f"the kind of step {step!r} is not captured")
-        if any(_pointer(owner, name) != pointer for owner, name, pointer in self._weights):
-            return self._tell("weights", "weights were replaced after the capture; load it again")
-        captured.start(policy.graph_inputs(batch, noise, bucket), needed.rows)
-        return GraphField(captured, needed.rows)
+            lacking = [bucket.lacks(needed) for bucket in self.buckets] or [{"memory"}]
+            reason = f"too small a bucket ({', '.join(sorted(set.intersection(*lacking)))})"
+        elif step not in self.buckets[fitting[0]].steps:
+            reason = f"no step of the kind {step!r}"
+        elif any(
+            owner.get(name) is not value or value.data_ptr() != pointer
+            for owner, name, value, pointer in self._weights
+        ):
+            reason = "weights were replaced after the capture"
+        if reason:
+            if reason not in self._told:
+                LOG.warning("graphs: %s: computed without graphs, as all such: %s", reason, needed)
+            self._told.add(reason)
+            return None
+        captured = self.buckets[min(fitting, key=lambda each: (each.rows, each.tokens))]
+        captured.start(policy.graph_inputs(batch, noise, captured.bucket), needed.rows)
+        return captured
 
-    def _tell(self, key: str, reason: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            LOG.warning("graphs: %s; such passes are computed without graphs", reason)
 
-
-def capture_graphs(
-    policy: Policy, batch: Batch, noise: Tensor, rows: Iterable[int], memory: int,
-    kernels: Kernels | None = None,
-) -> None:  # fmt: skip
-    """Capture the graphs of a policy (`policy.graphs`); a policy that cannot be captured stays
-    without, and the log names the reason.
-
-    Args:
-        policy: the network, on its device.
-        batch: a prepared batch of one robot with all of its cameras, on the device.
-        noise: float32 [1, T, dim].
-        rows: numbers of robots in a pass, ascending.
-        memory: bytes that the graphs may have; a bucket beyond them is left out.
-        kernels: functions in place of the policy's.
-    """
-    policy.graphs = None
-    if not isinstance(policy, CapturesGraphs):
-        kind = policy.config.type
-        LOG.warning("graphs: a policy of type %s has no graph_prefix and graph_step", kind)
-        return
-    plan = policy.graph_plan()
-    if plan.problem:
-        LOG.warning("graphs: not captured: %s", plan.problem)
-        return
-    device = next(policy.parameters()).device
-    weights = [*policy.parameters(), *policy.buffers()]
-    graphs = Graphs(policy)
-    smallest = policy.graph_bucket(batch)
-    buckets: list[Bucket] = []
-    for count in rows:
-        buckets += [smallest._replace(rows=count, tokens=length) for length in plan.tokens]
-    with Progress(len(buckets), "graphs", "bucket", last=True) as progress, torch.no_grad():
-        for bucket in buckets:
-            progress.set_note(str(bucket))
-            if any(bucket.holds(left) for left in graphs.beyond):
-                graphs.beyond.append(bucket)
-            else:
-                inputs = policy.graph_inputs(batch, noise, bucket)
-                recorder = RECORDERS[device.type](device)
-                try:
-                    captured = Captured(
-                        kernels or policy, bucket, inputs, noise, plan.steps, recorder, weights
-                    )
-                    graphs.add(bucket, captured, memory)
-                except torch.OutOfMemoryError:
-                    graphs.beyond.append(bucket)
-            progress.update()
-    for bucket in graphs.beyond:
-        LOG.warning("graphs: %s: beyond the memory of %s bytes (graph_memory)", bucket, memory)
-    policy.graphs = graphs
+def can_capture(policy: Policy) -> bool:
+    """Return whether the passes of a policy can be captured; if not, the log names the reason."""
+    problem = f"a policy of type {policy.config.type} has no graph_prefix and graph_step"
+    if isinstance(policy, CapturesGraphs):
+        problem = policy.graph_plan().problem
+    if problem:
+        LOG.warning("graphs: computed without graphs: %s", problem)
+    return not problem
 
 
 @contextmanager
 def replaying(policy: Policy) -> Iterator[None]:
-    """Let `policy.act` and `continue_chunk` of this thread replay the captured graphs, if any."""
+    """Let `act` and `continue_chunk` of this thread replay the graphs of a policy, if any."""
     if policy.graphs is None:
         yield
         return
@@ -410,10 +366,8 @@ def replaying(policy: Policy) -> Iterator[None]:
 
 def graph_field(
     policy: Policy, batch: Batch, noise: Tensor, step: Step = "step"
-) -> GraphField | None:
-    """Return the velocity field of a pass by captured graphs; None: compute it without. For
-    arguments see `Graphs.field`.
-    """
+) -> Captured | None:
+    """Return `Graphs.field`; None: the policy computes the pass without graphs."""
     return None if policy.graphs is None else policy.graphs.field(policy, batch, noise, step)
 
 
@@ -422,13 +376,8 @@ def row_buckets(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def _called(function: Callable[..., Tensor], values: Inputs) -> Callable[[], tuple[Tensor]]:
+def _bound(function: Callable[..., Tensor], values: Inputs) -> Callable[[], tuple[Tensor]]:
     return lambda: (function(**values),)
-
-
-def _pointer(owner: Mapping[str, Any], name: str) -> int | None:
-    value = owner.get(name)
-    return None if value is None else value.data_ptr()
 
 
 def _repeated(value: Tensor, rows: int) -> Tensor:
@@ -455,10 +404,8 @@ def _fill(buffers: Inputs, values: Mapping[str, Any], rows: int) -> None:
         except RuntimeError:
             expanded = None
         if expanded is None or value.dtype != buffer.dtype:
-            raise ValueError(
-                f"{name} is {value.dtype} {tuple(value.shape)}, the graph needs {buffer.dtype} "
-                f"{shape}"
-            )
+            given = f"{value.dtype} {tuple(value.shape)}"
+            raise ValueError(f"{name} is {given}, the graph needs {buffer.dtype} {shape}")
         buffer[:rows].copy_(expanded)
         if rows < len(buffer):
             buffer[rows:].copy_(buffer[:1].expand_as(buffer[rows:]))

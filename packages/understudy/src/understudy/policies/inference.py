@@ -32,9 +32,10 @@ from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.graphs import (
     GRAPH_MEMORY,
     Compile,
+    Graphs,
     Kernels,
-    capture_graphs,
-    check_compile,
+    can_capture,
+    recorder_of,
     row_buckets,
 )
 from understudy.policies.observation_history import ObservationHistory, seen_times, step_rate
@@ -89,12 +90,11 @@ def load_policy(
         code: Python file to import for a type that is defined in a file. Without it that file is
             imported from the path of training alone, if it has not changed; a folder's copy never
             is.
-        compile: "graphs" captures the passes in CUDA graphs, "compiled" first compiles the blocks
-            of the network (`torch.compile`); see `policies/graphs.py`. The graphs are captured
-            before this function returns. Chunks may differ from "off" by rounding.
+        compile: "graphs" captures the passes in CUDA graphs (`policies/graphs.py`), "compiled"
+            compiles the blocks of the network before. Chunks may differ from "off" by rounding.
         max_batch: most observations of a batch that graphs are captured for.
-        graph_memory: bytes that the graphs may have; a pass of shapes beyond them runs without.
-        kernels: makes other functions to capture, of the loaded policy.
+        graph_memory: bytes that the graphs may have; shapes beyond them run without.
+        kernels: makes the functions to capture, from the policy.
 
     Raises:
         ConfigError: torch has no such device here, or it cannot compile or capture; names the cause
@@ -109,7 +109,8 @@ def load_policy(
     if compile not in get_args(Compile):
         raise ValueError(f"compile={compile!r}: must be one of {', '.join(get_args(Compile))}")
     torch_device(str(device))  # before anything is read
-    check_compile(compile, torch.device(device))
+    if compile != "off":
+        recorder_of(torch.device(device))
     folder = policy_folder.find(directory)
     with given_code(code):
         saved = policy_folder.load(folder, normalization, norm_asset)
@@ -413,15 +414,13 @@ class RobotPolicy:
     def capture(
         self, max_batch: int = 1, *, memory: int = GRAPH_MEMORY, kernels: Kernels | None = None
     ) -> None:
-        """Capture the passes of this robot's cameras as graphs; see `load_policy`.
-
-        A policy that cannot be captured stays without graphs, and the log names the reason.
-
-        Raises:
-            ConfigError: the device captures nothing.
+        """Capture the passes of this robot's cameras as graphs; for arguments and errors see
+        `load_policy`.
         """
         policy = self.policy
-        check_compile("graphs", next(policy.parameters()).device)
+        policy.graphs = None
+        if not can_capture(policy):
+            return
         name = policy.norm_heads[self.head]
         twin = RobotPolicy(policy, {"heads": {name: self.metadata}}, name, reaction="off")
         twin.reset()
@@ -435,7 +434,7 @@ class RobotPolicy:
         prepared = twin.prepare(blank, time=time, generator=torch.Generator())
         batch, draws = to_network(policy, [prepared])
         rows = row_buckets(max_batch)
-        capture_graphs(policy, batch, draws.get("noise"), rows, memory, kernels)
+        policy.graphs = Graphs(policy, batch, draws["noise"], rows, memory, kernels)
 
     def bound(self, actions: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         """Return actions within `action_bounds`, and the moved dimensions with the largest distance

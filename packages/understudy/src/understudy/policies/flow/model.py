@@ -331,10 +331,8 @@ class FlowPolicy(ObservingPolicy):
         tokens = to_device(byte_tokens(prompts, config.text_bytes), noise.device)
         inputs = {"tokens": tokens, "delay": delay}
         for number, (image, lacks) in enumerate(zip(images, missing)):
-            size = tuple(config.image_size)
-            inputs[f"image {number}"] = as_network_input(
-                image, size, getattr(torch, config.compute)
-            )
+            dtype = getattr(torch, config.compute)
+            inputs[f"image {number}"] = as_network_input(image, config.image_size, dtype)
             inputs[f"missing {number}"] = none if lacks is None else lacks
         if state is not None:
             inputs["state"] = state

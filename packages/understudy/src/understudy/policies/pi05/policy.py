@@ -389,34 +389,29 @@ class Pi05Policy(Policy, Pi0Network):
         counts.
         """
         config = self.config
+        device = noise.device
         sizes = known_extents(batch, config.cameras)
         lengths = [extent.prompt for extent in sizes]
-        tokens, marks = cut(
-            value_of(batch, PROMPT[0]), lengths, multiple=bucket.tokens, most=bucket.tokens
-        )
-        if marks is None:
-            marks = torch.ones_like(tokens, dtype=torch.bool)
-        in_bucket = [camera in bucket.cameras for camera in config.cameras]
-        alike = [extent._replace(cameras=tuple(in_bucket)) for extent in sizes]
-        images = images_of(
-            batch, config.cameras, alike, self.sizes.vision.image, config.image_times, noise.device
-        )
-        has = []
-        for extent in sizes:
-            has.append([seen for seen, is_in in zip(extent.cameras, in_bucket) if is_in])
-        marks_of_cameras = torch.tensor(has, dtype=torch.bool).view(len(sizes), sum(in_bucket))
+        length = bucket.tokens
+        tokens, _ = cut(value_of(batch, PROMPT[0]), lengths, multiple=length, most=length)
+        marks = torch.arange(length) < torch.tensor(lengths)[:, None]
+        columns = [camera in bucket.cameras for camera in config.cameras]
+        alike = [extent._replace(cameras=tuple(columns)) for extent in sizes]
+        side = self.sizes.vision.image
+        images = images_of(batch, config.cameras, alike, side, config.image_times, device)
+        has = torch.tensor([extent.cameras for extent in sizes], dtype=torch.bool)
         inputs = {
             "pixels": images.pixels,
-            "has": to_device(marks_of_cameras, noise.device),
+            "has": to_device(has[:, torch.tensor(columns, dtype=torch.bool)], device),
             "tokens": tokens,
-            "marks": marks,
+            "marks": to_device(marks, device),
             "own": self._own_dims(batch),
             "noise": noise,
         }
         if images.frames is not None and images.frames.valid is not None:
             encoding = time_encoding(images.frames.times, self.sizes.vision.width)
             inputs["frames"] = images.frames.valid
-            inputs["encoding"] = to_device(encoding, noise.device)[None]
+            inputs["encoding"] = to_device(encoding, device)[None]
         if config.state_times:
             inputs["past"], inputs["past_valid"] = self._states(batch)
         if (state := self._state(batch)) is not None:
