@@ -119,6 +119,17 @@ def test_the_shortest_bucket_that_holds_a_prompt_is_taken(
     assert caplog.records == []
 
 
+def test_a_bucket_shorter_than_the_shortest_prompt_is_captured(tokenizer: Path) -> None:
+    """The state is part of each prompt, and longer than half of the longest one."""
+    robot = RobotPolicy(policy(tokenizer, prompt_tokens=12).eval(), METADATA)
+    robot.reset()
+    ready = robot.prepare(observation(0, "push"), generator=torch.Generator().manual_seed(0))
+    plain = predict(robot.policy, [ready])
+    capture(robot, Tape)
+    assert [bucket.tokens for bucket in robot.policy.graphs.buckets] == [12, 6]
+    assert np.allclose(predict(robot.policy, [ready]), plain, atol=1e-4)
+
+
 def test_a_policy_with_responses_says_why_it_is_not_captured(
     tokenizer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

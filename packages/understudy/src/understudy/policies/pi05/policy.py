@@ -391,8 +391,8 @@ class Pi05Policy(Policy, Pi0Network):
         config = self.config
         device = noise.device
         sizes = known_extents(batch, config.cameras)
-        lengths = [extent.prompt for extent in sizes]
         length = bucket.tokens
+        lengths = [min(length, extent.prompt) for extent in sizes]  # of an example
         tokens, _ = cut(value_of(batch, PROMPT[0]), lengths, multiple=length, most=length)
         marks = torch.arange(length) < torch.tensor(lengths)[:, None]
         columns = [camera in bucket.cameras for camera in config.cameras]
