@@ -21,7 +21,14 @@ from understudy.compile import missing_compiler
 from understudy.policies.acting import Prepared, predict
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
-from understudy.policies.graphs import Bucket, CapturesGraphs, Graphs, Inputs, row_buckets
+from understudy.policies.graphs import (
+    Bucket,
+    CapturesGraphs,
+    CudaRecorder,
+    Graphs,
+    Inputs,
+    row_buckets,
+)
 from understudy.policies.inference import RobotPolicy
 from understudy.testing.arm import write_arm_policy
 from understudy.testing.graphs import CaptureError, Tape, Uncaptured, recorder
@@ -30,6 +37,7 @@ from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client.testing.arm import arm_observations
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 REST = np.full((3, 3), 0.1, np.float32)
 CONTINUED: dict[str, dict[str, Any]] = {
     "free": {},
@@ -72,7 +80,7 @@ def prepared(robot: RobotPolicy, seeds: Sequence[int], **options: Any) -> list[P
 def capture(
     robot: RobotPolicy, make: Callable[..., Any], *arguments: Any, **options: Any
 ) -> Graphs:
-    with recorder(make):
+    with recorder(make, next(robot.policy.parameters()).device.type):
         robot.capture(*arguments, **options)
     graphs = robot.policy.graphs
     assert isinstance(graphs, Graphs)
@@ -81,14 +89,20 @@ def capture(
 
 @pytest.mark.parametrize("options", CONTINUED.values(), ids=CONTINUED)
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_replay_has_the_bits_of_the_same_functions_uncaptured(
-    robot: RobotPolicy, rows: int, options: dict[str, Any], logged: pytest.LogCaptureFixture
+    robot: RobotPolicy,
+    device: str,
+    rows: int,
+    options: dict[str, Any],
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     """Three robots are padded to four."""
+    robot.policy.to(device)
     passes = [prepared(robot, range(first, first + rows), **options) for first in (0, 2)]
     plain = [predict(robot.policy, each) for each in passes]
     found = []
-    for make in (Uncaptured, Tape):
+    for make in (Uncaptured, Tape if device == "cpu" else CudaRecorder):
         capture(robot, make, 4)
         found.append([predict(robot.policy, each) for each in passes])
     for direct, replayed, eager in zip(*found, plain, strict=True):

@@ -14,12 +14,14 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 from understudy.policies.acting import Prepared, predict
 from understudy.policies.common.images import letterbox
 from understudy.policies.draws import make_draws
+from understudy.policies.graphs import CudaRecorder
 from understudy.policies.inference import RobotPolicy
 from understudy.policies.pi05.network import time_encoding
 from understudy.testing.graphs import Tape, Uncaptured, recorder
 from understudy.testing.pi05_policy import CAMERAS, TASKS, policy
 from understudy.testing.sentences import write_model
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 REST = np.full((3, 3), 0.1, np.float32)
 CONTINUED: dict[str, dict[str, Any]] = {
     "free": {},
@@ -53,29 +55,34 @@ def prepare(robot: RobotPolicy, seed: int, steps: int = 3, **options: Any) -> Pr
 
 
 def capture(robot: RobotPolicy, make: Callable[..., Any], rows: int = 1) -> None:
-    with recorder(make):
+    with recorder(make, next(robot.policy.parameters()).device.type):
         robot.capture(rows)
 
 
-@pytest.mark.short("memory", "pi0")
+@pytest.mark.short("cpu-memory", "cpu-pi0")
 @pytest.mark.parametrize(
     ("adaptive", "changes"),
     [(True, MEMORY), (False, {}), (True, {"compute": "bfloat16"})],
     ids=["memory", "pi0", "bf16"],
 )
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_replay_has_the_bits_of_the_same_functions_uncaptured(
-    tokenizer: Path, adaptive: bool, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+    tokenizer: Path,
+    device: str,
+    adaptive: bool,
+    changes: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two robots with prompts of two lengths, of which the shorter one is padded."""
     network = policy(tokenizer, adaptive, max_delay=2, **changes).eval()
-    robot = RobotPolicy(network, METADATA)
+    robot = RobotPolicy(network.to(device), METADATA)
     passes = []
     for options in CONTINUED.values():
         passes += [[prepare(robot, seed, **options) for seed in pair] for pair in ((0, 1), (1,))]
     plain = [predict(network, each) for each in passes]
     found = []
     with caplog.at_level(logging.WARNING, "understudy.policies"):
-        for make in (Uncaptured, Tape):
+        for make in (Uncaptured, Tape if device == "cpu" else CudaRecorder):
             capture(robot, make, 2)
             found.append([predict(network, each) for each in passes])
     assert caplog.records == []
@@ -151,6 +158,13 @@ def test_times_of_frames_need_no_copy_from_the_host(tokenizer: Path) -> None:
     times = network.config.image_times
     assert torch.equal(inputs["encoding"][0], time_encoding(times, network.sizes.vision.width))
     assert inputs["frames"].shape == (1, len(CAMERAS), len(times))
+
+
+@pytest.mark.gpu
+def test_images_that_a_gpu_resizes_are_within_one_level() -> None:
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 480, 640), np.uint8))
+    levels = (letterbox(images.cuda(), 224).cpu() - letterbox(images, 224)) * 127.5
+    assert levels.abs().max() <= 1 + 1e-3
 
 
 def test_resized_images_are_within_one_level_of_exact_ones() -> None:
