@@ -38,6 +38,7 @@ from understudy_base.testing.refusals import refused
 from understudy_client.testing.arm import arm_observations
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RECORDERS: dict[str, Any] = {"cpu": Tape, "cuda": CudaRecorder}
 REST = np.full((3, 3), 0.1, np.float32)
 CONTINUED: dict[str, dict[str, Any]] = {
     "free": {},
@@ -102,7 +103,7 @@ def test_a_replay_has_the_bits_of_the_same_functions_uncaptured(
     passes = [prepared(robot, range(first, first + rows), **options) for first in (0, 2)]
     plain = [predict(robot.policy, each) for each in passes]
     found = []
-    for make in (Uncaptured, Tape if device == "cpu" else CudaRecorder):
+    for make in (Uncaptured, RECORDERS[device]):
         capture(robot, make, 4)
         found.append([predict(robot.policy, each) for each in passes])
     for direct, replayed, eager in zip(*found, plain, strict=True):
@@ -322,7 +323,7 @@ def test_compiled_blocks_agree_with_plain_ones(tmp_path: Path) -> None:
     chunks = []
     for mode in ("off", "compiled"):
         with recorder(Uncaptured):
-            robot = us.load_policy(folder, head="arm", compile=mode)  # type: ignore[arg-type]
+            robot = us.load_policy(folder, head="arm", compile=mode)
         robot.reset(seed=1)
         chunks.append(robot.act(seen))
     spread = robot.policy.normalizer.action.spread[0].numpy()

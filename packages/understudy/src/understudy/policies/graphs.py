@@ -220,7 +220,8 @@ class Captured:
 
     def __call__(self, x: Tensor, time: Tensor) -> Tensor:
         """Compute the velocity at x [B, T, dim], time [B] or [B, T]."""
-        return self._step("step" if time.ndim == 1 else "given", x=x, time=time)
+        name = "step" if time.ndim == 1 else "given"
+        return self._step(name, x=x, time=time)
 
     def guided(self, dims: Tensor | None, **values: Any) -> Tensor:
         """Compute `guided_velocity` of this field."""

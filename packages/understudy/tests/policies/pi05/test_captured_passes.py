@@ -22,13 +22,14 @@ from understudy.testing.pi05_policy import CAMERAS, TASKS, policy
 from understudy.testing.sentences import write_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+RECORDERS: dict[str, Any] = {"cpu": Tape, "cuda": CudaRecorder}
 REST = np.full((3, 3), 0.1, np.float32)
 CONTINUED: dict[str, dict[str, Any]] = {
     "free": {},
     "given": {"previous": REST, "delay": 1},
     "guided": {"previous": REST, "delay": 1, "horizon": 2},
 }
-MEMORY = {"history": (0.2, 0.5), "state_history": True}
+MEMORY: dict[str, Any] = {"history": (0.2, 0.5), "state_history": True}
 METADATA = {"heads": {"": {"fps": 10}}}
 
 
@@ -82,7 +83,7 @@ def test_a_replay_has_the_bits_of_the_same_functions_uncaptured(
     plain = [predict(network, each) for each in passes]
     found = []
     with caplog.at_level(logging.WARNING, "understudy.policies"):
-        for make in (Uncaptured, Tape if device == "cpu" else CudaRecorder):
+        for make in (Uncaptured, RECORDERS[device]):
             capture(robot, make, 2)
             found.append([predict(network, each) for each in passes])
     assert caplog.records == []
@@ -151,10 +152,9 @@ def test_times_of_frames_need_no_copy_from_the_host(tokenizer: Path) -> None:
     network = policy(tokenizer, **MEMORY).eval()
     robot = RobotPolicy(network, METADATA)
     ready = prepare(robot, 0)
-    bucket = network.graph_bucket(network.preprocess(ready.batch))
-    inputs = network.graph_inputs(
-        network.preprocess(ready.batch), ready.draws["noise"], bucket._replace(tokens=80)
-    )
+    batch = network.preprocess(dict(ready.batch))
+    bucket = network.graph_bucket(batch)._replace(tokens=80)
+    inputs = network.graph_inputs(batch, ready.draws["noise"], bucket)
     times = network.config.image_times
     assert torch.equal(inputs["encoding"][0], time_encoding(times, network.sizes.vision.width))
     assert inputs["frames"].shape == (1, len(CAMERAS), len(times))
