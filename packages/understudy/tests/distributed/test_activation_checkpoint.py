@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from understudy import compile as compiling
 from understudy.compile import compile_blocks, missing_compiler
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed import compile as compiling
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import (
     CheckpointMode,
