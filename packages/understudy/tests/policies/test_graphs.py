@@ -19,6 +19,7 @@ from torch import Tensor
 import understudy as us
 from understudy.compile import missing_compiler
 from understudy.policies.acting import Prepared, predict
+from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.draws import make_draws
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.graphs import (
@@ -30,6 +31,7 @@ from understudy.policies.graphs import (
     row_buckets,
 )
 from understudy.policies.inference import RobotPolicy
+from understudy.policies.policy import Policy
 from understudy.testing.arm import write_arm_policy
 from understudy.testing.graphs import CaptureError, Tape, Uncaptured, recorder
 from understudy.testing.policies import CAMERAS, policy
@@ -179,16 +181,6 @@ def test_a_bucket_beyond_the_memory_is_left_out_by_name(
     assert np.array_equal(plain, predict(robot.policy, prepared(robot, [0])))
 
 
-def test_images_of_any_size_share_a_bucket(robot: RobotPolicy) -> None:
-    """They are resized before the graph, on the device."""
-    seen = observation(size=(32, 32))
-    robot.reset(seed=0)
-    plain = robot.act(seen)
-    capture(robot, Tape)
-    robot.reset(seed=0)
-    assert np.allclose(robot.act(seen), plain, atol=1e-5)
-
-
 class Doubled:
     """Kernels of a stranger: those of the policy, and twice its velocity."""
 
@@ -207,6 +199,34 @@ class Doubled:
         self.calls.append(("step", bucket))
         result: Tensor = 2 * self.policy.graph_step(inputs, cache, x, time, bucket)
         return result
+
+
+class Greedy(Doubled):
+    """Kernels that a device has the memory of for one robot alone."""
+
+    def graph_prefix(self, inputs: Inputs, bucket: Bucket) -> Sequence[Tensor]:
+        if bucket.rows > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().graph_prefix(inputs, bucket)
+
+
+def test_a_bucket_beyond_the_memory_of_the_device_is_left_out(
+    robot: RobotPolicy, logged: pytest.LogCaptureFixture
+) -> None:
+    graphs = capture(robot, Tape, 2, kernels=Greedy(robot.policy))
+    assert [bucket.rows for bucket in graphs.buckets] == [1]
+    assert [bucket.rows for bucket in graphs.beyond] == [2]
+    assert len(logged.records) == 1
+
+
+def test_images_of_any_size_share_a_bucket(robot: RobotPolicy) -> None:
+    """They are resized before the graph, on the device."""
+    seen = observation(size=(32, 32))
+    robot.reset(seed=0)
+    plain = robot.act(seen)
+    capture(robot, Tape)
+    robot.reset(seed=0)
+    assert np.allclose(robot.act(seen), plain, atol=1e-5)
 
 
 def test_kernels_of_a_stranger_replace_the_two_functions(robot: RobotPolicy) -> None:
@@ -231,21 +251,27 @@ class Unhooked(FlowPolicy):
         return super().act(*arguments, **options)
 
 
-class Hookless(torch.nn.Module):
+class Hookless(Policy):
     """A policy without the hook, as of another framework."""
 
+    def __init__(self, config: Any, normalization: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.normalizer = Normalizer(normalization, config.widths)
 
-def test_a_policy_that_cannot_be_captured_says_why(logged: pytest.LogCaptureFixture) -> None:
+
+@pytest.mark.parametrize("kind", [Unhooked, Hookless])
+def test_a_policy_that_cannot_be_captured_says_why(
+    kind: Any, logged: pytest.LogCaptureFixture
+) -> None:
     usual = policy()
-    arrays = usual.normalizer.arrays()
-    robot = RobotPolicy(Unhooked(usual.config, arrays).eval(), {})
+    assert isinstance(usual, CapturesGraphs)
+    robot = RobotPolicy(kind(usual.config, usual.normalizer.arrays()).eval(), {})
     with recorder(Tape):
         robot.capture()
     assert robot.policy.graphs is None
     (record,) = logged.records
     assert "flow" in record.getMessage()
-    assert isinstance(usual, CapturesGraphs)
-    assert not isinstance(Hookless(), CapturesGraphs)
 
 
 def test_two_servers_of_one_policy_do_not_mix(robot: RobotPolicy) -> None:
