@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from common import conditions
 from parsers import make_parser
 from understudy import MasterWeights
-from understudy.distributed.compile import missing_compiler
+from understudy.compile import missing_compiler
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.bf16_split import adamw_pointwise, as_tensor, join, split
 

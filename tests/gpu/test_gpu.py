@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from understudy import EpisodeDataset, Loader, MasterWeights, Order
+from understudy.compile import missing_compiler
 from understudy.config.train import TrainConfig
 from understudy.distributed import mesh as parallel
-from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype, has_gradient_sum
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.moving_average import update_average

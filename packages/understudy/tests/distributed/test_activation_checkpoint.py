@@ -16,15 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from understudy import compile as compiling
+from understudy.compile import compile_blocks, missing_compiler
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed import compile as compiling
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import (
     CheckpointMode,
     apply_activation_checkpointing,
     without_checkpointing,
 )
-from understudy.distributed.compile import compile_blocks, missing_compiler
 from understudy.policies.flow.model import FlowPolicy
 from understudy.policies.losses import scalar
 from understudy.testing.policies import as_draws, batch, draws, policy
@@ -236,7 +236,7 @@ def raises() -> None:
     raise ValueError("sharded already")
 
 
-# -- compilation of blocks (`distributed/compile.py`) ----------
+# -- compilation of blocks (`compile.py`) ----------
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from understudy.distributed.compile import missing_compiler
+from understudy.compile import missing_compiler
 from understudy.optim import bf16_split
 from understudy.optim.bf16_split import (
     adamw_pointwise,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from understudy.compile import missing_compiler
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed.compile import missing_compiler
 from understudy.distributed.torch_release import has_gradient_sum
 from understudy.optim.lora import merge_adapters
 from understudy.policies.flow.model import FlowPolicy

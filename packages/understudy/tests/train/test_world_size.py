@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from understudy.compile import compile_blocks, missing_compiler
 from understudy.config.train import OptimConfig, ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.distributed.activation_checkpoint import apply_activation_checkpointing
-from understudy.distributed.compile import compile_blocks, missing_compiler
 from understudy.distributed.mesh import Mesh
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import freeze

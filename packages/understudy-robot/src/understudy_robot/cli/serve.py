@@ -84,6 +84,9 @@ def _load(config: ServeConfig) -> "PolicyServer":
             compute=config.compute or None,
             contract=config.contract,
             action_bounds=config.action_bounds,
+            compile=config.compile,
+            max_batch=config.max_batch,
+            graph_memory=config.graph_memory,
         )
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error

@@ -41,6 +41,14 @@ class ServeConfig:
     """Device of the policy."""
     compute: Literal["", "float32", "bfloat16"] = ""
     """Precision of the arithmetic; the default is that of the policy."""
+    compile: Literal["off", "graphs", "compiled"] = "off"
+    """Capture the passes as CUDA graphs before the server listens, of the policy or of its compiled
+    blocks (`torch.compile`); a pass of other shapes runs without, and the log says why.
+    """
+    graph_memory: Annotated[int, Interval(ge=0)] = 8 << 30
+    """Bytes that captured graphs may have. Shapes beyond them, the most robots first, run
+    without.
+    """
     num_threads: Annotated[int, Interval(ge=0, le=1024)] = 0
     """Threads of the arithmetic on the CPU; 0: torch's default."""
     max_batch: Annotated[int, Interval(ge=1, le=1024)] = 8

@@ -14,6 +14,8 @@ common               layers, normalization, flow matching, encoders and towers
 flow                 the small flow-matching policy
 pi05                 pi0.5 and pi0
 inference            `load_policy`: a saved policy that acts on observations
+graphs               passes captured as CUDA graphs, and the functions that kernels of others
+                     replace
 acting               its parts: passes for several robots, bounds, reactions to other inputs than
                      those of training
 observation_history  past observations of an episode, as training read them

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from understudy.policies.draws import Draws
+from understudy.policies.graphs import replaying
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, STATE, TASK, Batch
@@ -183,20 +184,13 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
     first = prepared[0]
     if any(other.form != first.form for other in prepared):
         raise ValueError("observations of different shapes or settings cannot share a pass")
-    device = next(policy.parameters()).device
-
-    def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    joined = _join_entries([other.batch for other in prepared])
-    batch = {key: move(value) for key, value in policy.preprocess(joined).items()}
-    joined_draws = _join_entries([other.draws for other in prepared])
-    draws = {name: move(value) for name, value in joined_draws.items()}
-    with torch.no_grad():
+    batch, draws = to_network(policy, prepared)
+    with torch.no_grad(), replaying(policy):
         if first.executing is None:
             actions = policy.act(batch, draws, first.steps)
         else:
-            executing = move(_join([other.executing for other in prepared]))
+            executing = _join([other.executing for other in prepared])
+            executing = executing.to(next(policy.parameters()).device)
             actions = policy.continue_chunk(
                 batch, draws, executing, first.delay, first.steps, first.horizon
             )
@@ -212,6 +206,21 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
         chunks.append(actions_of_robot)
         start += count
     return chunks
+
+
+def to_network(
+    policy: Policy, prepared: Sequence[Prepared]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Join observations of one form into a prepared batch and draws on the policy's device."""
+    device = next(policy.parameters()).device
+
+    def move(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    joined = _join_entries([other.batch for other in prepared])
+    batch = {key: move(value) for key, value in policy.preprocess(joined).items()}
+    joined_draws = _join_entries([other.draws for other in prepared])
+    return batch, {name: move(value) for name, value in joined_draws.items()}
 
 
 def _check_finite(actions: np.ndarray, state: Tensor | None) -> None:

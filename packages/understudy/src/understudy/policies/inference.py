@@ -3,7 +3,7 @@ out.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.compile import compile_blocks
 from understudy.devices import torch_device
 from understudy.policies import policy_folder
 from understudy.policies.acting import (
@@ -25,8 +26,18 @@ from understudy.policies.acting import (
     plain,
     predict,
     react,
+    to_network,
 )
 from understudy.policies.draws import Draws, make_draws
+from understudy.policies.graphs import (
+    GRAPH_MEMORY,
+    Compile,
+    Graphs,
+    Kernels,
+    can_capture,
+    recorder_of,
+    row_buckets,
+)
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
@@ -53,6 +64,10 @@ def load_policy(
     contract: Reaction = "warn",
     action_bounds: ActionBounds = "off",
     code: str | Path = "",
+    compile: Compile = "off",
+    max_batch: int = 1,
+    graph_memory: int = GRAPH_MEMORY,
+    kernels: Callable[[Policy], Kernels] | None = None,
 ) -> "RobotPolicy":
     """Load a policy from an exported folder, a run directory that holds one, the hub, or from
     released weights.
@@ -75,9 +90,15 @@ def load_policy(
         code: Python file to import for a type that is defined in a file. Without it that file is
             imported from the path of training alone, if it has not changed; a folder's copy never
             is.
+        compile: "graphs" captures the passes in CUDA graphs (`policies/graphs.py`), "compiled"
+            compiles the blocks of the network before. Chunks may differ from "off" by rounding.
+        max_batch: most observations of a batch that graphs are captured for.
+        graph_memory: bytes that the graphs may have; shapes beyond them run without.
+        kernels: makes the functions to capture, from the policy.
 
     Raises:
-        ConfigError: torch has no such device here; names the cause and the remedy.
+        ConfigError: torch has no such device here, or it cannot compile or capture; names the cause
+            and the remedy.
         ValueError: the folder holds no policy, one that predicts no actions or has no
             `action_bounds`, or one with a file that is not the one that was written
             (`ChecksumError`), or `head` is missing or unknown.
@@ -85,7 +106,11 @@ def load_policy(
     """
     if contract not in get_args(Reaction):
         raise ValueError(f"contract={contract!r}: must be one of {', '.join(get_args(Reaction))}")
+    if compile not in get_args(Compile):
+        raise ValueError(f"compile={compile!r}: must be one of {', '.join(get_args(Compile))}")
     torch_device(str(device))  # before anything is read
+    if compile != "off":
+        recorder_of(torch.device(device))
     folder = policy_folder.find_policy(directory)
     with given_code(code):
         saved = policy_folder.load(folder, normalization, norm_asset)
@@ -94,9 +119,15 @@ def load_policy(
     facts = Contract.read_folder(folder) if (contract, action_bounds) != ("off", "off") else None
     saved.config.check_acts(folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
-    return RobotPolicy(
+    robot = RobotPolicy(
         policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds
     )
+    if compile == "compiled":
+        compile_blocks(policy.blocks(), torch.device(device))
+    if compile != "off":
+        chosen = None if kernels is None else kernels(policy)
+        robot.capture(max_batch, memory=graph_memory, kernels=chosen)
+    return robot
 
 
 class RobotPolicy:
@@ -370,6 +401,31 @@ class RobotPolicy:
         actions, self.clamped = self.bound(predict(self.policy, [prepared])[0])
         self.accept(prepared)  # the policy itself may refuse the call until here
         return actions
+
+    def capture(
+        self, max_batch: int = 1, *, memory: int = GRAPH_MEMORY, kernels: Kernels | None = None
+    ) -> None:
+        """Capture the passes of this robot's cameras as graphs; for arguments and errors see
+        `load_policy`.
+        """
+        policy = self.policy
+        policy.graphs = None
+        if not can_capture(policy):
+            return
+        name = policy.norm_heads[self.head]
+        twin = RobotPolicy(policy, {"heads": {name: self.metadata}}, name, reaction="off")
+        twin.reset()
+        config = policy.config
+        blank: dict[str, Any] = {TASK: ""}
+        for camera in self.metadata.get("cameras", config.cameras):
+            blank[camera] = np.zeros((*config.image_size, 3), np.uint8)
+        if config.state_dim:
+            blank[STATE] = np.zeros(policy.normalizer.dims[STATE][self.head], np.float32)
+        time = 0.0 if twin._windows() else None
+        prepared = twin.prepare(blank, time=time, generator=torch.Generator())
+        batch, draws = to_network(policy, [prepared])
+        rows = row_buckets(max_batch)
+        policy.graphs = Graphs(policy, batch, draws["noise"], rows, memory, kernels)
 
     def bound(self, actions: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         """Return actions within `action_bounds`, and the moved dimensions with the largest distance

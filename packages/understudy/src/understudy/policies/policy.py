@@ -79,6 +79,8 @@ class Policy(nn.Module):
     """
     STATE_HISTORY: ClassVar[str] = batches.STATES
     """Key that `split_states` gives to the states over time, [B, T, S]."""
+    graphs: Any = None
+    """Captured passes of acting (`policies/graphs.py`); None: there are none."""
     config: Any
     """A `PolicyConfig` with the settings of this type."""
     normalizer: Normalizer

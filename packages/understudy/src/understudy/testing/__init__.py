@@ -11,6 +11,8 @@ docs              code in pages: blocks of a language, commands as bash expands 
                   training, Python that runs
 golden_memory     golden files of the memory encoder and of training with noiseless leading actions,
                   from the formulas alone
+graphs            recorders of graphs without a GPU: a tape with the rules of CUDA graphs, and plain
+                  calls
 killed            training runs that SIGKILL ends again and again until they are done, and the
                   conditions that must hold then
 launched_rank     reads a stream or a loader in each rank of a launcher:

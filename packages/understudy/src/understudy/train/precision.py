@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from understudy.distributed.compile import missing_compiler
+from understudy.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
 from understudy.optim.adamw import Float32AdamW
 from understudy.optim.param_groups import parameter_groups

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from understudy.compile import is_compile_error
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.distributed.compile import is_compile_error
 from understudy.distributed.mesh import Mesh, RankError, join_mesh
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver

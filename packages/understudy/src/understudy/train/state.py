@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from understudy.compile import attention_kernels, compile_blocks
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import (
     apply_activation_checkpointing,
     select_blocks,
 )
-from understudy.distributed.compile import attention_kernels, compile_blocks
 from understudy.distributed.fill_weights import (
     ReadRows,
     RowsAsTensors,

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
+from understudy.compile import compile_blocks
 from understudy.distributed.activation_checkpoint import (
     CheckpointMode,
     apply_activation_checkpointing,
 )
-from understudy.distributed.compile import compile_blocks
 from understudy.policies.draws import make_draws
 from understudy.policies.losses import scalar
 from understudy.policies.pi05.policy import Pi05Policy

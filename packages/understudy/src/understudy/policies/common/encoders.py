@@ -100,8 +100,10 @@ image.
 
 def as_network_input(images: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Convert uint8 [B, 3, H, W] to [B, 3, *size] in -1..1, area-averaged where the size
-    differs.
+    differs; floats are converted already.
     """
+    if images.is_floating_point():
+        return images.to(dtype)
     x = images.float() / 127.5 - 1
     if x.shape[-2:] != size:
         x = F.interpolate(x, size=size, mode="area")
@@ -180,7 +182,7 @@ class ImageEncoder(nn.Module):
         """Compute the keypoints, float32 [B, cameras * 2 * points].
 
         Args:
-            images: uint8 [B, 3, H, W] per camera.
+            images: uint8 [B, 3, H, W] per camera, or `as_network_input` of them.
             condition: [B, condition].
             missing: bool [B] per camera, True where a sample has no such camera: its keypoints are
                 0 for any content of the image. None: all samples have the camera (or all cameras).

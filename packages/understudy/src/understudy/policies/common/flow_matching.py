@@ -28,6 +28,7 @@ units.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -205,7 +206,8 @@ def sample_guided(
         - min(5, (1 - tau) / tau * ((1 - tau)^2 + tau^2) / (1 - tau)^2) (dA / dx)^T e
 
     Args:
-        field: velocity; it must be differentiable.
+        field: velocity; it must be differentiable, or have a method `guided` in place of
+            `guided_velocity`.
         noise: float32 [B, T, dim].
         chunk: float32 [B, T, dim], the chunk at hand from now on; behind `horizon` it may hold
             anything.
@@ -222,29 +224,33 @@ def sample_guided(
     if dims is not None:
         weights = weights * dims
     chunk = torch.where(weights > 0, chunk, 0.0)
+    guided = getattr(field, "guided", None) or partial(guided_velocity, field)
     x = noise
     for k in range(steps):
         tau = k / steps
         factor = MAX_GUIDANCE
         if tau > 0:
             factor = min(factor, (1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2)
-        x = x - guided_velocity(field, x, 1 - tau, chunk, weights, factor, dims) / steps
+        moved = guided(x=x, time=1 - tau, chunk=chunk, weights=weights, factor=factor, dims=dims)
+        x = x - moved / steps
     return x
 
 
 def guided_velocity(
     field: Field,
     x: Tensor,
-    time: float,
+    time: float | Tensor,
     chunk: Tensor,
     weights: Tensor,
-    factor: float,
+    factor: float | Tensor,
     dims: Tensor | None = None,
 ) -> Tensor:
-    """Compute the velocity at x [B, T, dim] with guidance; see `sample_guided`."""
+    """Compute the velocity at x [B, T, dim] with guidance; see `sample_guided`. A `time` and a
+    `factor` of tensors are float32 [].
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        velocity = field(x, torch.full_like(x[:, 0, 0], time).detach())
+        velocity = field(x, torch.zeros_like(x[:, 0, 0]) + time)
         estimate = x - time * velocity
         error = (weights * (chunk - estimate)).detach()
         (pull,) = torch.autograd.grad(estimate, x, error)

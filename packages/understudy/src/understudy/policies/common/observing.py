@@ -1,7 +1,7 @@
 """One vector from the images, the state and the instruction of a sample."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,17 @@ from understudy.policies.common.encoders import ImageEncoder, TextEncoder, byte_
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.streams import StreamPolicy
 from understudy_base import STATE, Batch, Record
+
+
+class Seen(NamedTuple):
+    """Images and states of a batch."""
+
+    images: list[Tensor]
+    """uint8 [B, 3, H, W] per camera, or `as_network_input` of them."""
+    missing: list[Tensor | None]
+    """bool [B] per camera; None: no sample lacks it."""
+    state: Tensor | None
+    """float32 [B, S], normalized; None: the policy reads none."""
 
 
 class ObservingPolicy(StreamPolicy):
@@ -53,25 +64,47 @@ class ObservingPolicy(StreamPolicy):
         Raises:
             ValueError: a missing key or a wrong shape, by name.
         """
-        dtype = getattr(torch, self.config.compute)
         prompts = batch.get(self.TASK_TOKENS)
         if prompts is None:
             prompts = prompts_of(batch)
+        # not len: it fixes B when traced
+        count = prompts.shape[0] if isinstance(prompts, Tensor) else len(prompts)
+        return self.fused(prompts, *self.seen(batch, count))
+
+    def seen(self, batch: Batch, count: int) -> Seen:
+        """Read images, marks of missing cameras and the normalized state of `count` samples.
+
+        Raises:
+            ValueError: a missing key or a wrong shape, by name.
+        """
+        images = [value_of(batch, key) for key in self.config.cameras]
+        missing: list[Tensor | None] = [
+            batch.get(f"{key}_is_missing") for key in self.config.cameras
+        ]
+        for key, image, lacks in zip(self.config.cameras, images, missing):
+            check_image(key, image, (count, 3, None, None))
+            if lacks is not None:
+                check_shape(f"{key}_is_missing", lacks, (count,))
+        if not self.config.state_dim:
+            return Seen(images, missing, None)
+        state = value_of(batch, STATE)
+        slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
+        check_shape(STATE, state, (count, *slots, self.config.state_dim))
+        return Seen(images, missing, self.normalizer.present_states(batch))
+
+    def fused(
+        self,
+        prompts: Sequence[str] | Tensor,
+        images: list[Tensor],
+        missing: list[Tensor | None],
+        state: Tensor | None,
+    ) -> Tensor:
+        """Encode B strings, or their `byte_tokens`, and the fields of `Seen`: [B, width]."""
+        dtype = getattr(torch, self.config.compute)
         text_emb = self.text(prompts, dtype)  # [B, width]
         parts = [text_emb]
         if self.vision is not None:
-            images = [value_of(batch, key) for key in self.config.cameras]
-            missing: list[Tensor | None] = [
-                batch.get(f"{key}_is_missing") for key in self.config.cameras
-            ]
-            for key, image, lacks in zip(self.config.cameras, images, missing):
-                check_image(key, image, (text_emb.shape[0], 3, None, None))
-                if lacks is not None:
-                    check_shape(f"{key}_is_missing", lacks, (text_emb.shape[0],))
             parts.append(self.vision(images, text_emb, missing))
-        if self.config.state_dim:
-            state = value_of(batch, STATE)
-            slots = (1 + self.config.chunk,) if self.config.future and state.ndim == 3 else ()
-            check_shape(STATE, state, (text_emb.shape[0], *slots, self.config.state_dim))
-            parts.append(self.normalizer.present_states(batch))
+        if state is not None:
+            parts.append(state)
         return self.fuse2(F.gelu(self.fuse(torch.cat([part.to(dtype) for part in parts], dim=1))))

@@ -401,7 +401,7 @@ def padded_plan(
         if not full or seen != prefix or len(blocks) > 1:
             sees = torch.zeros(len(places), len(places), dtype=torch.bool, device=device)
             for low, high, first in _spans(blocks, suffix):
-                sees[low:high, first:high] = True
+                sees[low:high, first:high].fill_(True)
             suffix_mask = torch.cat(
                 [
                     valid[:, None, None, :seen].expand(batch, 1, len(places), seen),

@@ -13,7 +13,7 @@ other: forward and inverse dynamics (`policies/common/settings.py`), as in Zhu e
 World Models".
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.policies.batch import check_shape
+from understudy.policies.batch import check_shape, prompts_of, to_device
+from understudy.policies.common.encoders import as_network_input, byte_tokens
 from understudy.policies.common.flow_matching import (
     Field,
     check_delay,
@@ -43,9 +44,12 @@ from understudy.policies.common.streams import (
 )
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.flow.config import FlowPolicyConfig
+from understudy.policies.graphs import Bucket, GraphPlan, Inputs, Step, graph_field
 from understudy.policies.losses import Imagined, Loss, masked_squared_error, valid_elements
 from understudy_base import ACTION, Batch, Record
 
+GIVEN = "given"
+"""Key of a batch of `graph_inputs`: the number of given actions."""
 Integrate = Callable[[Field, Tensor, int], Tensor]
 """(velocity field, noise [B, T, dim], steps) -> [B, T, dim]."""
 
@@ -281,8 +285,9 @@ class FlowPolicy(ObservingPolicy):
         """Sample actions that continue the chunk in execution; see `Policy.continue_chunk`."""
         integrate = make_integration(self.config, self.normalizer, batch, executing, delay, horizon)
         num_given = delay if horizon is None else 0
+        step: Step = "step" if horizon is None else "guided"
         actions = self._sample(
-            batch, draws["noise"], steps, TaskMode.POLICY, LossTerm.FLOW, integrate, num_given
+            batch, draws["noise"], steps, TaskMode.POLICY, LossTerm.FLOW, integrate, num_given, step
         )[LossTerm.FLOW]
         return self.normalizer.robot_actions(actions, batch)
 
@@ -296,6 +301,55 @@ class FlowPolicy(ObservingPolicy):
         actions = units.robot_actions(sampled[LossTerm.FLOW], batch)
         states = units.robot_states(sampled[LossTerm.DYNAMICS], batch)
         return Imagined(actions, states, None)
+
+    def graph_plan(self) -> GraphPlan:
+        """See `CapturesGraphs`: texts always have `text_bytes`."""
+        problem = ""
+        if type(self).act is not FlowPolicy.act:
+            problem = f"a policy of type {self.config.type} acts by functions of its own"
+        steps: tuple[Step, ...] = ("step",) if self.config.future else ("step", "guided")
+        return GraphPlan((0,), steps, problem)
+
+    def graph_bucket(self, batch: Batch) -> Bucket:
+        """See `CapturesGraphs`; a missing camera is masked."""
+        return Bucket(len(prompts_of(batch)), 0, self.config.cameras, 1)
+
+    def graph_inputs(self, batch: Batch, noise: Tensor, bucket: Bucket) -> dict[str, Tensor]:
+        """See `CapturesGraphs`: images and state in the network's form, and byte tokens."""
+        config = self.config
+        prompts = prompts_of(batch)
+        images, missing, state = self.seen(batch, len(prompts))
+        none = torch.zeros(1, dtype=torch.bool, device=noise.device)
+        delay = torch.full((1,), int(batch.get(GIVEN, 0)), device=noise.device)
+        tokens = to_device(byte_tokens(prompts, config.text_bytes), noise.device)
+        inputs = {"tokens": tokens, "delay": delay}
+        for number, (image, lacks) in enumerate(zip(images, missing)):
+            dtype = getattr(torch, config.compute)
+            inputs[f"image {number}"] = as_network_input(image, config.image_size, dtype)
+            inputs[f"missing {number}"] = none if lacks is None else lacks
+        if state is not None:
+            inputs["state"] = state
+        for name in self._streams:
+            pads = self.normalizer.dim_is_pad(LossTerm.KEYS[name], batch)
+            inputs[f"pads {name}"] = none.expand(1, self._width(name)) if pads is None else pads
+        return inputs
+
+    def graph_prefix(self, inputs: Inputs, bucket: Bucket) -> tuple[Tensor, ...]:
+        """See `Kernels`: the condition of the action network."""
+        numbers = range(len(self.config.cameras))
+        images = [inputs[f"image {number}"] for number in numbers]
+        missing: list[Tensor | None] = [inputs[f"missing {number}"] for number in numbers]
+        fused = self.fused(inputs["tokens"], images, missing, inputs.get("state"))
+        return (self._with_delay(fused, inputs["delay"]),)
+
+    def graph_step(
+        self, inputs: Inputs, cache: Sequence[Tensor], x: Tensor, time: Tensor, bucket: Bucket
+    ) -> Tensor:
+        """See `Kernels`."""
+        times = torch.stack([time] * len(self._streams), dim=1)[:, None]
+        parts = self._split(self._velocity(x[:, None], times, cache[0])[:, 0])
+        moves = [blanked(part, inputs[f"pads {name}"]) for name, part in zip(self._streams, parts)]
+        return torch.cat(moves, dim=2)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -315,7 +369,10 @@ class FlowPolicy(ObservingPolicy):
         """Condition of the action network from images, state, instruction and number of given
         actions: [B, width].
         """
-        fused = self.observe(batch)
+        return self._with_delay(self.observe(batch), delay)
+
+    def _with_delay(self, fused: Tensor, delay: Tensor | int) -> Tensor:
+        """Add the number of given actions to `observe` [B, width]."""
         if self.delay is None:
             return fused
         share = torch.zeros_like(fused[:, 0], dtype=torch.float32) + delay / self.config.chunk
@@ -342,6 +399,7 @@ class FlowPolicy(ObservingPolicy):
         term: str,
         integrate: Integrate = euler,
         delay: int = 0,
+        step: Step = "step",
     ) -> dict[str, Tensor]:
         """Sample `term` and the other streams from noise [B, T, A + S] in `mode`: normalized, [B,
         T, dim] each.
@@ -356,8 +414,13 @@ class FlowPolicy(ObservingPolicy):
             reason = f"mode {mode!r} does not lead to {result} with this policy"
             raise ValueError(f"{reason}: use {' or '.join(able) or 'a policy with a future'}")
         check_shape("noise", noise, (None, self.config.chunk, self.config.noise_dim))
-        condition = self._condition(batch, delay)
-        check_shape("noise", noise, (condition.shape[0], self.config.chunk, self.config.noise_dim))
+        captured = None
+        if mode == TaskMode.POLICY:
+            captured = graph_field(self, {**batch, GIVEN: delay}, noise, step)
+        if captured is None:
+            condition = self._condition(batch, delay)
+            shape = (condition.shape[0], self.config.chunk, self.config.noise_dim)
+            check_shape("noise", noise, shape)
         pads = {
             name: self.normalizer.dim_is_pad(LossTerm.KEYS[name], batch) for name in self._streams
         }
@@ -382,7 +445,7 @@ class FlowPolicy(ObservingPolicy):
                     parts.append(torch.zeros_like(part))
             return torch.cat(parts, dim=2)
 
-        sampled = integrate(field, torch.cat(start, dim=2), steps)
+        sampled = integrate(captured or field, torch.cat(start, dim=2), steps)
         return dict(zip(self._streams, self._split(sampled)))
 
     def _given_stream(self, batch: Batch, term: str) -> Tensor:

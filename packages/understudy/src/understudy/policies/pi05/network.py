@@ -70,6 +70,8 @@ class Frames(NamedTuple):
     """bool [..., T], False where the episode has no such frame; None: all are valid. The present is
     always valid.
     """
+    encoding: Tensor | None = None
+    """`time_encoding` of `times` on the device; None: computed on the host and copied."""
 
 
 class Past(NamedTuple):
@@ -254,9 +256,11 @@ class VisionEncoder(nn.Module):
             images = torch.where(valid[:, :, None, None, None], images, 0.0)
             # A frame always sees itself, so that no softmax has zero keys.
             mask = mask & valid[:, None] | (order == order[:, None])
-        encoding = time_encoding(frames.times, self.norm.weight.shape[0])
-        encoding = to_device(encoding.to(dtype), images.device)[:, None]
-        return Past(encoding, mask[:, None]), images.flatten(0, 1)
+        encoding = frames.encoding
+        if encoding is None:
+            encoding = time_encoding(frames.times, self.norm.weight.shape[0])
+            encoding = to_device(encoding.to(dtype), images.device)
+        return Past(encoding.to(dtype)[:, None], mask[:, None]), images.flatten(0, 1)
 
 
 def time_encoding(times: Sequence[float], width: int) -> Tensor:
@@ -586,21 +590,26 @@ class Pi0Network(nn.Module):
         """Run the tower, keep its keys and values, and return the expert as a function; its result
         is that of `run`.
         """
+        caches = self.caches(observed)
+        return lambda suffix: self.run_expert(observed, caches, suffix)
+
+    def caches(self, observed: Observation) -> list[Cache]:
+        """Run the tower, and return the keys and values of each layer."""
         plan = self._plan(observed, None, False, None)
         tokens: Tensor | None = observed.embeddings
-        caches: list[Cache | None] = []
+        caches: list[Cache] = []
         for number, layer in enumerate(self.layers):
             tokens, _, cache = layer(tokens, None, plan, keys_only=number == len(self.layers) - 1)
             caches.append(cache)
+        return caches
 
-        def run_expert(suffix: Suffix) -> Tensor:
-            steps = self._plan(observed, suffix, False, None)._replace(tower=None)
-            actions = suffix.tokens
-            for layer, cache in zip(self.layers, caches):
-                _, actions, _ = layer(None, actions, steps, suffix.condition, cache)
-            return self._read(actions, suffix)
-
-        return run_expert
+    def run_expert(self, observed: Observation, caches: Sequence[Cache], suffix: Suffix) -> Tensor:
+        """Run the expert over the tower's `caches`; the embeddings of `observed` are not read."""
+        steps = self._plan(observed, suffix, False, None)._replace(tower=None)
+        actions = suffix.tokens
+        for layer, cache in zip(self.layers, caches):
+            _, actions, _ = layer(None, actions, steps, suffix.condition, cache)
+        return self._read(actions, suffix)
 
     def observe(
         self,

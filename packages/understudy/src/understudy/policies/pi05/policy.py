@@ -14,12 +14,20 @@ With `insulation` the terms `text` and `fast` train the vision encoder and the l
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.batch import STATES, STATES_IS_PAD, check_shape, split_states, value_of
+from understudy.policies.batch import (
+    STATES,
+    STATES_IS_PAD,
+    check_shape,
+    split_states,
+    to_device,
+    value_of,
+)
 from understudy.policies.common.flow_matching import (
     Field,
     check_delay,
@@ -34,10 +42,18 @@ from understudy.policies.common.normalizer import Normalizer, state_now
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.common.towers import Packing
 from understudy.policies.draws import Draws, RandomSpec, Use
+from understudy.policies.graphs import Bucket, GraphPlan, Inputs, Step, graph_field
 from understudy.policies.losses import Loss, valid_elements
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.first_weights import FirstWeights, stored_keys
-from understudy.policies.pi05.network import Observation, Pi0Network, States, Suffix
+from understudy.policies.pi05.network import (
+    Frames,
+    Observation,
+    Pi0Network,
+    States,
+    Suffix,
+    time_encoding,
+)
 from understudy.policies.pi05.released_keys import EXPERT_TENSORS
 from understudy.policies.pi05.targets import (
     EXTENTS,
@@ -47,6 +63,7 @@ from understudy.policies.pi05.targets import (
     TOKENS,
     Extent,
     cut,
+    enclosing,
     extents,
     flow_loss,
     images_of,
@@ -297,11 +314,7 @@ class Pi05Policy(Policy, Pi0Network):
                 f"mode {mode!r}: a policy of type {self.config.type} acts in mode "
                 f"{TaskMode.POLICY!r} only"
             )
-        observed = self._before_acting(batch)
-        check_shape(
-            "noise", draws["noise"], (len(observed.valid), self.config.chunk, self.sizes.dim)
-        )
-        actions = euler(self._field(observed, batch, draws["noise"]), draws["noise"], steps)
+        actions = euler(self._field(batch, draws["noise"]), draws["noise"], steps)
         return self.robot_actions(actions, batch)
 
     @torch.no_grad()
@@ -337,10 +350,10 @@ class Pi05Policy(Policy, Pi0Network):
         config = self.config
         length = executing.shape[1]
         check_delay(delay, horizon, length, config.max_delay)
-        observed = self._before_acting(batch)
         rest = nn.functional.pad(executing.float(), (0, 0, 0, config.chunk - length))
         chunk = self.widened(self.normalizer.actions({**batch, ACTION: rest}))
-        field = self._field(observed, batch, draws["noise"])
+        step: Step = "given" if horizon is None else "guided"
+        field = self._field(batch, draws["noise"], step)
         if horizon is None:
             actions = sample_given(field, draws["noise"], chunk, delay, steps)
         else:
@@ -377,6 +390,87 @@ class Pi05Policy(Policy, Pi0Network):
     def robot_actions(self, x: Tensor, batch: Batch) -> Tensor:
         """Convert actions of the network [B, T, dim] to the robot's units, float32 [B, T, A]."""
         return self.normalizer.robot_actions(x[..., : self.config.action_dim], batch)
+
+    def graph_plan(self) -> GraphPlan:
+        """See `CapturesGraphs`: prompts of half the length and of all of it."""
+        problem = ""
+        if self.config.response_tokens:
+            problem = "the policy predicts a response before it acts (response_tokens)"
+        if type(self).act is not Pi05Policy.act or not self.has_expert:
+            problem = f"a policy of type {self.config.type} acts by functions of its own"
+        most = self.config.prompt_tokens
+        return GraphPlan((most, -(-most // 2)), ("step", "given", "guided"), problem)
+
+    def graph_bucket(self, batch: Batch) -> Bucket:
+        """See `CapturesGraphs`."""
+        sizes = known_extents(batch, self.config.cameras)
+        most = enclosing(sizes)
+        shown = [camera for camera, has in zip(self.config.cameras, most.cameras) if has]
+        cameras = shown or self.config.cameras[:1]
+        return Bucket(len(sizes), most.prompt, tuple(cameras), max(1, len(self.config.image_times)))
+
+    def graph_inputs(self, batch: Batch, noise: Tensor, bucket: Bucket) -> dict[str, Tensor]:
+        """See `CapturesGraphs`: images and states in the network's form, tokens, and marks of what
+        counts.
+        """
+        config = self.config
+        device = noise.device
+        sizes = known_extents(batch, config.cameras)
+        length = bucket.tokens
+        lengths = [min(length, extent.prompt) for extent in sizes]  # of an example
+        tokens, _ = cut(value_of(batch, PROMPT[0]), lengths, multiple=length, most=length)
+        marks = torch.arange(length) < torch.tensor(lengths)[:, None]
+        columns = [camera in bucket.cameras for camera in config.cameras]
+        alike = [extent._replace(cameras=tuple(columns)) for extent in sizes]
+        side = self.sizes.vision.image
+        images = images_of(batch, config.cameras, alike, side, config.image_times, device)
+        has = torch.tensor([extent.cameras for extent in sizes], dtype=torch.bool)
+        inputs = {
+            "pixels": images.pixels,
+            "has": to_device(has[:, torch.tensor(columns, dtype=torch.bool)], device),
+            "tokens": tokens,
+            "marks": to_device(marks, device),
+            "own": self._own_dims(batch),
+            "noise": noise,
+        }
+        if images.frames is not None and images.frames.valid is not None:
+            encoding = time_encoding(images.frames.times, self.sizes.vision.width)
+            inputs["frames"] = images.frames.valid
+            inputs["encoding"] = to_device(encoding, device)[None]
+        if config.state_times:
+            inputs["past"], inputs["past_valid"] = self._states(batch)
+        if (state := self._state(batch)) is not None:
+            inputs["state"] = state
+        return inputs
+
+    def graph_prefix(self, inputs: Inputs, bucket: Bucket) -> tuple[Tensor, ...]:
+        """See `Kernels`: marks of the tokens, then keys and values of each layer."""
+        frames = states = None
+        if "frames" in inputs:
+            frames = Frames(self.config.image_times, inputs["frames"], inputs["encoding"][0])
+        if "past" in inputs:
+            states = States(inputs["past"], inputs["past_valid"])
+        observed = self.observe(
+            inputs["pixels"], None, inputs["tokens"], inputs["marks"], frames, states
+        )
+        # all images are encoded, and the missing ones masked: which ones is a value
+        shown = inputs["has"].repeat_interleave(self.sizes.vision.tokens, dim=1)
+        seen, text = observed.embeddings.tensor_split((shown.shape[1],), dim=1)
+        embeddings = torch.cat([torch.where(shown[..., None], seen, 0.0), text], dim=1)
+        valid = torch.cat([shown, observed.valid[:, shown.shape[1] :]], dim=1)
+        caches = self.caches(observed._replace(embeddings=embeddings, valid=valid, full=False))
+        return valid, *chain.from_iterable(caches)
+
+    def graph_step(
+        self, inputs: Inputs, cache: Sequence[Tensor], x: Tensor, time: Tensor, bucket: Bucket
+    ) -> Tensor:
+        """See `Kernels`."""
+        valid = cache[0]
+        caches = list(zip(cache[1::2], cache[2::2]))
+        observed = Observation(valid, valid, valid.shape[1], 0, full=False)
+        suffix = self.suffix(x, time, inputs.get("state"))
+        moves = self.action_velocity(self.run_expert(observed, caches, suffix), x)
+        return torch.where(inputs["own"], moves, inputs["noise"])
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict into the policy, under own names or those of a released file; raises as
@@ -467,13 +561,18 @@ class Pi05Policy(Policy, Pi0Network):
         check_shape(STATE, state, (None, self.config.state_dim))
         return self.widened(self.normalizer.states(batch, state))
 
-    def _field(self, observed: Observation, batch: Batch, noise: Tensor) -> Field:
-        """Make the velocity field of a batch that starts at `noise` [B, T, dim].
+    def _field(self, batch: Batch, noise: Tensor, step: Step = "step") -> Field:
+        """Make the velocity field of a batch that starts at `noise` [B, T, dim], of captured graphs
+        where there are some.
 
         In dimensions that a robot does not have, training shows time * noise and asks for nothing.
         So the velocity is the noise there, which keeps sampling on the path of training.
         """
-        field = self.field(observed, self._state(batch))
+        count = len(known_extents(batch, self.config.cameras))
+        check_shape("noise", noise, (count, self.config.chunk, self.sizes.dim))
+        if (captured := graph_field(self, batch, noise, step)) is not None:
+            return captured
+        field = self.field(self._before_acting(batch), self._state(batch))
         is_own = self._own_dims(batch)
         return lambda x, time: torch.where(is_own, field(x, time), noise)
 

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.compile import attention_kernels
 from understudy.config.train import TrainConfig
-from understudy.distributed.compile import attention_kernels
 from understudy.distributed.mesh import Mesh, RankError, reshard_weights
 from understudy.policies.batch import batch_to_device
 from understudy.policies.common.settings import LossTerm, TaskMode
