@@ -15,6 +15,7 @@ from understudy_kit.cli.main import COMMANDS, read_settings
 from understudy_kit.config.flags import list_settings
 
 FOREIGN = read_hints()
+PARALLELISM = "model.config.parallelism"
 
 
 def flags() -> set[str]:
@@ -114,10 +115,17 @@ def test_minus_one_is_uncapped_in_python_and_files(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "word", ["trainer.max_iter=5", "--trainer.max_iter=5", "--trainer.max_iter"]
+    ("word", "name", "ours"),
+    [
+        ("trainer.max_iter=5", "trainer.max_iter", "--steps"),
+        ("--trainer.max_iter=5", "trainer.max_iter", "--steps"),
+        ("--trainer.max_iter", "trainer.max_iter", "--steps"),
+        (f"{PARALLELISM}.data_parallel_shard_degree=4", PARALLELISM, "--parallel.dp-shard"),
+        (f"{PARALLELISM}.cfg_parallel_shard_degree=2", PARALLELISM, "--parallel.dp-shard"),
+    ],
 )
-def test_overrides_of_cosmos_get_their_hint(word: str) -> None:
-    with refused("trainer.max_iter", "--steps", kind=ConfigError):
+def test_overrides_of_cosmos_get_their_hint(word: str, name: str, ours: str) -> None:
+    with refused(name, ours, kind=ConfigError):
         read_settings("train", ["--data.root", "there", word])
 
 

@@ -110,6 +110,8 @@ def test_unknown_options_are_refused(root: Path, make: Any) -> None:
         ({"num_workers": 4}, "num_threads"),
         ({"episode_pool_size": 8}, "frames_in_flight"),
         ({"shuffle": True}, "seed"),
+        ({"generator": None}, "seed"),
+        ({"iterable_shuffle": True}, "seed"),
         ({"pin_memory": True}, "pin=True"),
     ],
 )

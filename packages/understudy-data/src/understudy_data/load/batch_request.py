@@ -243,6 +243,8 @@ FOREIGN = {
     "batch",
     "episode_pool_size": "give an order: Order.from_datasets(frames_in_flight=...)",
     "drop_last": "leave it out; the stream of samples has no end",
+    "generator": "give seed, which with a position keys every random number",
+    "iterable_shuffle": "leave it out; samples are always shuffled, by seed",
     "num_workers": "a Loader has num_threads",
     "persistent_workers": "leave it out; threads live as long as the loader",
     "pin_memory": "a Loader pins its batches with device='cuda', or with pin=True",
@@ -253,6 +255,17 @@ FOREIGN = {
     "video_decoder_cache_size": "give memory, in bytes, for images and decoders together",
 }
 """Arguments of torch's DataLoader and of streaming datasets -> the equivalent here."""
+
+
+class NoOptions(TypedDict):
+    """Keyword arguments of a function that refuses all."""
+
+
+def refuse_foreign(options: Iterable[str]) -> None:
+    """Raise TypeError with the equivalents of the options that other loaders have."""
+    if foreign := [f"{name}: {FOREIGN[name]}" for name in sorted({*options} & FOREIGN.keys())]:
+        fix = "a DataLoader around an EpisodeStream has its own"
+        raise TypeError(f"options of other loaders: {'; '.join(foreign)} ({fix})")
 
 
 def _listed(datasets: Datasets) -> tuple[list[Any], bool]:
@@ -269,9 +282,7 @@ def _open(datasets: Datasets, options: Mapping[str, Any]) -> list[EpisodeDataset
     sources, several = _listed(datasets)
     paths = [isinstance(source, (str, os.PathLike, Catalog)) for source in sources]
     names = DatasetOptions.__annotations__
-    if foreign := [f"{name}: {FOREIGN[name]}" for name in sorted(options.keys() & FOREIGN.keys())]:
-        fix = "a DataLoader around an EpisodeStream has its own"
-        raise TypeError(f"options of other loaders: {'; '.join(foreign)} ({fix})")
+    refuse_foreign(options)
     if unknown := sorted(options.keys() - names.keys()):
         near = get_close_matches(unknown[0], [*names, *BatchOptions.__annotations__], n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"datasets have {', '.join(names)}"

@@ -52,6 +52,13 @@ def test_a_list_of_one_dataset_is_that_dataset():
         EpisodeSampler("runs/demo/dataset")
 
 
+def test_unknown_arguments_are_refused_with_ours():
+    with refused("generator", "seed", kind=TypeError):
+        EpisodeSampler(DATA, generator=None)
+    with refused(["sead"], kind=TypeError):
+        EpisodeSampler(DATA, sead=1)
+
+
 def test_without_shuffling_storage_order():
     assert list(EpisodeSampler(DATA, shuffle=False)) == list(range(N))
 

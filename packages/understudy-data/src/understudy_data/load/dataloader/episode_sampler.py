@@ -31,12 +31,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import length_hint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from understudy_data.datasets.selection.select import EPISODE_STRIDE
+from understudy_data.load.batch_request import NoOptions, refuse_foreign
 from understudy_data.load.order_rows import Span, order_facts, rows_of
 from understudy_data.load.order_state import order_state, position_in
 from understudy_data.load.same_version import check_same, find_board
@@ -70,8 +71,10 @@ class EpisodeSampler(Sampler[int]):
             indices, one after the other), for a DataLoader with that batch size. Found by default,
             as for `Loader`.
         world_size: number of ranks.
+        **unknown: refused.
 
     Raises:
+        TypeError: an unknown argument; of one of torch's samplers the message has the equivalent.
         ConfigError: see `process_rank.find_rank`; in the first pass, where another library divides
             the batches again.
         ValueError: an empty selection, an unknown episode, a batch size that the ranks cannot share
@@ -91,7 +94,13 @@ class EpisodeSampler(Sampler[int]):
         batch_size: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        **unknown: Unpack[NoOptions],
     ) -> None:
+        refuse_foreign(unknown)
+        if unknown:
+            raise TypeError(
+                f"unknown arguments {sorted(unknown)}: EpisodeSampler documents its own"
+            )
         self._process = find_rank(rank, world_size)
         rank = self.rank
         world_size = self.world_size
