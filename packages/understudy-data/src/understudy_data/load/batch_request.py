@@ -72,6 +72,7 @@ class BatchOptions(TypedDict, total=False):
     memory: int | str
     image_size: tuple[int, int] | None
     augment: Augment | None
+    task_separator: str
     preprocess: Preprocess | None
     on_bad_frame: Literal["raise", "substitute"]
     journal: str | Path | None
@@ -110,6 +111,10 @@ class BatchRequest:
     The images are a dict of uint8 tensors (T, 3, H, W) by camera, to be changed in place. Depth is
     not among them.
     """
+    task_separator: str = ""
+    """Text between several instructions of a task, of which each sample gets one, drawn for its
+    position with the order's seed; "": the text as it is.
+    """
     preprocess: Preprocess | None = None
     """Called in a loader thread with each complete batch of this process; its result is the batch.
     To tokenise, say.
@@ -142,6 +147,8 @@ class BatchRequest:
             raise ValueError(
                 f"position {self.position!r:.80}: need a whole number, {first} to {last}"
             )
+        if not isinstance(self.task_separator, str):
+            raise ValueError(f"task_separator {self.task_separator!r:.80}: need a text, as ' | '")
         if self.on_bad_frame not in ("raise", "substitute"):
             raise ValueError(f"on_bad_frame {self.on_bad_frame!r}: need 'raise' or 'substitute'")
 

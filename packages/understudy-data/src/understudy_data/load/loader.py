@@ -84,6 +84,10 @@ class Loader:
         augment: called in a loader thread for each sample as augment(images, rng), with the random
             numbers of its position. `images` are uint8 tensors (T, 3, H, W) by camera, to be
             changed in place.
+        task_separator: text between several instructions of a task, as " | " of DROID. Each sample
+            gets one of them, drawn for its position with the seed of the order, as
+            `augment.task_separator` of a run does with its seed. By default `task` is the whole
+            text.
         preprocess: called in a loader thread with each complete batch of this process; its result
             is the batch.
         on_bad_frame: for an unreadable sample, "raise" a `DatasetError`, or "substitute" a

@@ -14,13 +14,14 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import TASK, DatasetError, SourceError
 from understudy_data.load.bad_frames import Substitutes
 from understudy_data.load.batch_builder import SPAN, BatchBuilder, BatchInProgress
 from understudy_data.load.batch_request import Batch, BatchRequest
 from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import Timings
 from understudy_data.load.images.decoded_cache import DecodedImages
+from understudy_data.load.instructions import draw_instructions
 from understudy_data.load.memory_plan import MemoryPlan
 from understudy_data.load.mixed_batches import (
     Mixture,
@@ -172,6 +173,11 @@ class WorkerPool:
                     if batch.bad:
                         self._substitute(batch, builder)
                     whole = self._assemble(batch)
+                    if separator := self._request.task_separator:
+                        seed = self._request.order.seed
+                        whole[TASK] = draw_instructions(
+                            whole[TASK], separator, seed, batch.positions
+                        )
                     if self._request.preprocess is not None:
                         whole = self._request.preprocess(whole)
                     batch.rows = whole
