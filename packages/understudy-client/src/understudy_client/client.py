@@ -225,6 +225,61 @@ class RemotePolicy:
                 self._past.mark_sent()
             return np.array(actions)
 
+    def respond(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        time: float | None = None,
+        length: int | None = None,
+        temperature: float = 0.0,
+        noise: Noise | None = None,
+    ) -> list[str]:
+        """Generate the text that a policy with responses answers with, such as the subtask of a
+        planner; it is no control step.
+
+        Args:
+            observation: see `act`.
+            time: see `act`.
+            length: most tokens, up to those of training (`metadata["response_tokens"]`); None:
+                those.
+            temperature: divisor of the logits, from which a token is then drawn. 0: the most likely
+                token each time.
+            noise: key of the draws, in place of the one of `reset`.
+
+        Returns:
+            One text, as `RobotPolicy.respond` does.
+
+        Raises:
+            ValueError: the policy generates no text, or a number is out of range. Others: see
+                `act`.
+        """
+        with self._lock:
+            if not self.metadata.get("response_tokens"):
+                kind = self.metadata.get("type")
+                raise ValueError(
+                    f"{self._name} serves a policy of type {kind} without responses, which "
+                    "generates no text; serve one of pi05 that was trained with data.response"
+                )
+            sent_time = None if time is None else float(time)
+            control: dict[str, Any] = {
+                "op": "respond",
+                "step": self._step,
+                "time": sent_time,
+                "length": length,
+                "temperature": float(temperature),
+            }
+            if noise is None and self._noise is not None:
+                noise = Noise(self._noise[0], self._noise[1] + self._step, "response")
+            if noise is not None:
+                control["noise"] = asdict(noise)
+            reply = self._request(observation, control)
+            text = reply.get("response")
+            if not isinstance(text, str):
+                raise RemoteError(f"{self._name} answered without a text; is it a policy server?")
+            if self._past is not None:
+                self._past.mark_sent()
+            return [text]
+
     def observe(self, observation: Mapping[str, Any], *, time: float | None = None) -> None:
         """Add the observation of a control step without an action.
 
@@ -310,7 +365,8 @@ class RemotePolicy:
         if self._closed:
             raise RemoteError(f"{self._name}: this client is closed; make another one", "closing")
         end = clock.monotonic() + self.timeout_s
-        if control["op"] == "act":  # checked before anything is sent
+        has_observation = control["op"] in ("act", "respond")
+        if has_observation:  # checked before anything is sent
             encode(dict(observation))
         pause = 0.0  # a lost connection is made again at once, and then ever later
         while True:
@@ -319,7 +375,7 @@ class RemotePolicy:
                 if control["op"] == "reset":
                     return {}  # the next connection starts an episode by itself
                 connection = self._connect(end)
-            past = self._past.unsent() if self._past is not None and control["op"] == "act" else []
+            past = self._past.unsent() if self._past is not None and has_observation else []
             left = end - clock.monotonic()
             fields = {**control, "past": past, "deadline_s": max(left, 1e-3)}
             message = encode(

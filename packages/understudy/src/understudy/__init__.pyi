@@ -15,6 +15,7 @@ from understudy.config.train import TrainConfig as TrainConfig
 from understudy.devices import torch_device as torch_device
 from understudy.distributed.mesh import Mesh as Mesh
 from understudy.optim.master_weights import MasterWeights as MasterWeights
+from understudy.policies.acting import Generation as Generation
 from understudy.policies.acting import Prepared as Prepared
 from understudy.policies.acting import Reaction as Reaction
 from understudy.policies.acting import react as react

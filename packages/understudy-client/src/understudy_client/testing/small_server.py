@@ -54,6 +54,7 @@ METADATA: dict[str, Any] = {
     "continues_chunks": True,
     "action_bounds": "off",
     "max_delay": 0,
+    "response_tokens": 0,
     "max_message_bytes": 1_000_000,
 }
 """Greeting of the server."""

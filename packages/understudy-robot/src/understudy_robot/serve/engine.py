@@ -91,6 +91,7 @@ class Answer:
         ready: the computed request; None where there was nothing to compute.
         mismatches: differences from training that the request adds.
         actions: float32 [T, A] in the robot's units.
+        text: the generated text, of a request for one.
         clamped: dimensions that were moved to their bounds, with the largest distance of each.
         queue_s: seconds in the queue.
         compute_s: seconds of the pass, preparation included.
@@ -100,6 +101,7 @@ class Answer:
     ready: Ready | None = None
     mismatches: Sequence[Mismatch] = ()
     actions: np.ndarray | None = None
+    text: str | None = None
     clamped: dict[str, float] = field(default_factory=dict)
     queue_s: float = 0.0
     compute_s: float = 0.0
@@ -229,7 +231,7 @@ class Engine:
             if gone is not None and gone.done():
                 raise RobotGoneError
             raise DeadlineError(
-                f"no chunk within {seconds:g} s, the deadline of the request", "deadline"
+                f"no answer within {seconds:g} s, the deadline of the request", "deadline"
             )
         try:
             answer = future.result()
@@ -244,7 +246,7 @@ class Engine:
             if better is error:
                 raise
             raise better from error
-        if answer.ready is not None:
+        if answer.ready is not None and answer.text is None:
             session.accept(answer.ready)
             self._count_chunk(session, request, answer, robot, time.monotonic() - since)
         self.report(answer.mismatches, robot)
@@ -350,8 +352,14 @@ class Engine:
 
     def _pass(self, group: Sequence[tuple[_Job, Ready, Answer]]) -> None:
         started = time.monotonic()
+        prepared = [ready.prepared for _, ready, _ in group]
+        chunks: list[np.ndarray] = []
+        texts: list[list[str]] = []
         try:
-            chunks = self.robot.predict([ready.prepared for _, ready, _ in group])
+            if prepared[0].generation is None:
+                chunks = self.robot.predict(prepared)
+            else:
+                texts = self.robot.texts(prepared)
         except Exception as error:
             if len(group) == 1:
                 group[0][0].fail(error)
@@ -361,8 +369,11 @@ class Engine:
             return
         seconds = time.monotonic() - started
         self.metrics.observe("understudy_batch_robots", len(group), bounds=ACTIONS)
-        for (job, _, answer), actions in zip(group, chunks):
-            answer.actions = actions
+        for number, (job, _, answer) in enumerate(group):
+            if chunks:
+                answer.actions = chunks[number]
+            else:
+                answer.text = texts[number][0]
             answer.robots = len(group)
             answer.compute_s += seconds
             job.future.set_result(answer)

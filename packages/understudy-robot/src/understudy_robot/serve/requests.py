@@ -3,14 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Gt, Interval
+from annotated_types import Ge, Gt, Interval
 from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
 
 from understudy_client import CONTROL, MessageError, Noise, RobotFacts
 from understudy_robot.serve.values import describe
 
-Op = Literal["act", "reset", "hello"]
-"""A chunk for the observation; the start of an episode; the robot's statements about itself."""
+Op = Literal["act", "respond", "reset", "hello"]
+"""A chunk for the observation; a text for it; the start of an episode; the robot's statements about
+itself.
+"""
 MOST_STEPS = 100
 """Most integration steps of a request: the other robots wait meanwhile."""
 Number = Annotated[float, Strict(), AllowInfNan(False)]
@@ -45,6 +47,8 @@ class Request:
         previous: actions in execution [n, A].
         delay: actions of `previous` that are executed before the chunk arrives.
         horizon: actions of `previous` that guide the chunk.
+        length: most tokens of a text.
+        temperature: divisor of the logits of a text; 0: the most likely one.
         deadline_s: seconds after which the robot has no use for the answer.
         executed: actions that the robot executed while it waited for the last answer.
         declaration: the robot's statements about itself (`RobotFacts`), of a "hello"; None: none.
@@ -61,6 +65,8 @@ class Request:
     previous: Any = None
     delay: Count = 0
     horizon: Count | None = None
+    length: Count | None = None
+    temperature: Annotated[Number, Ge(0)] = 0.0
     deadline_s: Annotated[Number, Gt(0)] | None = None
     executed: Count | None = None
     declaration: Any = None

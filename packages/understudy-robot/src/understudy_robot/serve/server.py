@@ -280,8 +280,10 @@ class PolicyServer:
         timing = {f"{stage}_ms": 1000 * duration for stage, duration in seconds.items()} | {
             "robots": answer.robots
         }
-        chunk = {"actions": answer.actions, "clamped": answer.clamped}
-        return "ok", chunk | {"mismatches": mismatches, "server_timing": timing}
+        result: dict[str, Any] = {"actions": answer.actions, "clamped": answer.clamped}
+        if answer.text is not None:
+            result = {"response": answer.text}
+        return "ok", result | {"mismatches": mismatches, "server_timing": timing}
 
 
 def _peer(connection: ServerConnection) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from understudy import Prepared, Reaction, RobotPolicy
+from understudy import Generation, Prepared, Reaction, RobotPolicy
 from understudy_base import PROMPT_METADATA, STATE, TASK, Record
 from understudy_client import (
     OPENPI,
@@ -104,7 +104,7 @@ class Session:
 
     def answer(self, request: Request, observation: Mapping[str, Any]) -> Ready | list[Mismatch]:
         """Return the request to be computed; mismatches of a request without a pass."""
-        if request.op == "act":
+        if request.op in ("act", "respond"):
             return self.prepare(request, observation)
         if request.op == "hello":
             return self.hello(request)
@@ -139,8 +139,12 @@ class Session:
             ValueError, TypeError: a value is missing or wrong. ContractError: the observation
                 differs from those of training, and the reaction is strict.
         """
+        policy = self.robot.policy
         fps = self.robot.metadata.get("fps")
         time = seconds(request.step, request.time, fps)
+        generation = None
+        if request.op == "respond":
+            generation = Generation.check(policy, request.length, request.temperature)
         self.fresh = []
         self.compared = {}
         if len(request.past) > (most := self.most_past):
@@ -169,7 +173,10 @@ class Session:
         draws = None
         if (noise := request.noise) is not None:
             position = np.array([noise.position])
-            draws = self.robot.policy.make_draws("act", noise.seed, position, noise.purpose)
+            if generation is None:
+                draws = policy.make_draws("act", noise.seed, position, noise.purpose)
+            else:
+                draws = generation.make_draws(noise.seed, position, noise.purpose)
         seen_at = time if most else None
         prepared = self.robot.prepare(
             inputs,
@@ -180,6 +187,7 @@ class Session:
             previous=_writable(request.previous),
             delay=request.delay,
             horizon=request.horizon,
+            generation=generation,
         )
         return Ready(prepared, self.fresh, time)
 
@@ -307,6 +315,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "reaction": own_reaction,
         "contract": _handshake(robot),
         "continues_chunks": policy.continues_chunks,
+        "response_tokens": policy.response_length,
         "action_bounds": robot.action_bounds,
         "max_delay": int(getattr(config, "max_delay", 0) or 0),
     }

@@ -2,6 +2,7 @@
 robots.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.policies.draws import Draws
+from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy.policies.graphs import replaying
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.policy import Policy
-from understudy_base import ACTION, STATE, TASK, Batch
+from understudy_base import ACTION, RESPONSE, STATE, TASK, Batch
 from understudy_client import (
     Contract,
     ContractError,
@@ -125,6 +126,48 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """Settings of a text to generate.
+
+    Attributes:
+        length: most tokens.
+        temperature: divisor of the logits; 0: the most likely token each time.
+    """
+
+    length: int
+    temperature: float = 0.0
+
+    @classmethod
+    def check(cls, policy: Policy, length: int | None, temperature: float) -> "Generation":
+        """Return the settings for a policy.
+
+        Raises:
+            ValueError: the policy generates no text, or a number is out of range.
+        """
+        most = policy.response_length
+        if not most:
+            policy.respond({}, {})  # raises, and names the type
+        if length is not None and not 1 <= length <= most:
+            raise ValueError(
+                f"length is {length}: a response of the policy has up to {most} tokens, give 1 to "
+                f"{most}"
+            )
+        if not 0 <= temperature < math.inf:
+            raise ValueError(
+                f"temperature is {temperature}: give 0 for the most likely text, or more"
+            )
+        return cls(most if length is None else length, float(temperature))
+
+    def random_spec(self) -> dict[str, RandomSpec]:
+        """Random numbers of a sample; none for the most likely text."""
+        return {RESPONSE: RandomSpec("uniform", (self.length,))} if self.temperature else {}
+
+    def make_draws(self, seed: int, positions: np.ndarray, purpose: str) -> Draws:
+        """Return the random numbers of samples; see `draws.make_draws`."""
+        return make_draws(self.random_spec(), seed, positions, purpose)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """An observation, or a batch of them, in the form of the network (`RobotPolicy.prepare`).
 
@@ -138,6 +181,7 @@ class Prepared:
         width: width of this robot's actions.
         single: whether it is one observation, not a batch.
         histories: past observations with this one added; None: the policy sees none.
+        generation: settings of the text to generate; None: actions are predicted.
     """
 
     batch: Batch
@@ -149,6 +193,7 @@ class Prepared:
     width: int
     single: bool
     histories: list[ObservationHistory] | None
+    generation: Generation | None = None
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -162,7 +207,7 @@ class Prepared:
             else:
                 entries.append((key,))
         executing = None if self.executing is None else tuple(self.executing.shape[1:])
-        return tuple(entries), executing, self.delay, self.horizon, self.steps
+        return tuple(entries), executing, self.delay, self.horizon, self.steps, self.generation
 
 
 def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
@@ -182,8 +227,6 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
         ValueError: the policy refuses the values, or a value of a chunk is not finite.
     """
     first = prepared[0]
-    if any(other.form != first.form for other in prepared):
-        raise ValueError("observations of different shapes or settings cannot share a pass")
     batch, draws = to_network(policy, prepared)
     with torch.no_grad(), replaying(policy):
         if first.executing is None:
@@ -208,10 +251,31 @@ def predict(policy: Policy, prepared: Sequence[Prepared]) -> list[np.ndarray]:
     return chunks
 
 
+def respond(policy: Policy, prepared: Sequence[Prepared]) -> list[list[str]]:
+    """Generate the texts of several observations in one pass; see `predict`.
+
+    Returns:
+        Of each, the texts of its rows: one, or B of a batch.
+    """
+    generation = prepared[0].generation
+    assert generation is not None
+    batch, draws = to_network(policy, prepared)
+    texts = policy.respond(batch, draws, generation.length, generation.temperature)
+    ends = np.cumsum([len(other.batch[TASK]) for other in prepared]).tolist()
+    return [texts[start:end] for start, end in zip([0, *ends], ends)]
+
+
 def to_network(
     policy: Policy, prepared: Sequence[Prepared]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Join observations of one form into a prepared batch and draws on the policy's device."""
+    """Join observations of one form into a prepared batch and draws on the policy's device.
+
+    Raises:
+        ValueError: their forms differ.
+    """
+    form = prepared[0].form
+    if any(other.form != form for other in prepared):
+        raise ValueError("observations of different shapes or settings cannot share a pass")
     device = next(policy.parameters()).device
 
     def move(value: Any) -> Any:

@@ -17,6 +17,7 @@ from understudy.devices import torch_device
 from understudy.policies import policy_folder
 from understudy.policies.acting import (
     ActionBounds,
+    Generation,
     Prepared,
     Reaction,
     action_facts,
@@ -26,9 +27,10 @@ from understudy.policies.acting import (
     plain,
     predict,
     react,
+    respond,
     to_network,
 )
-from understudy.policies.draws import Draws, make_draws
+from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.graphs import (
     GRAPH_MEMORY,
     Compile,
@@ -41,7 +43,7 @@ from understudy.policies.graphs import (
 from understudy.policies.observation_history import ObservationHistory
 from understudy.policies.own_code.types import given_code
 from understudy.policies.policy import Policy, build_saved
-from understudy_base import ACTION, HEAD, STATE, TASK, Batch, Record
+from understudy_base import ACTION, HEAD, RESPONSE, STATE, TASK, Batch, Record
 from understudy_client import (
     Contract,
     Mismatch,
@@ -427,6 +429,41 @@ class RobotPolicy:
         rows = row_buckets(max_batch)
         policy.graphs = Graphs(policy, batch, draws["noise"], rows, memory, kernels)
 
+    def respond(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        time: float | None = None,
+        length: int | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> list[str]:
+        """Generate the text that a policy with responses (`data.response`) answers with, such as
+        the subtask of a planner.
+
+        The observation enters no history, so `act` may get the same one.
+
+        Args:
+            observation: see `act`.
+            time: see `act`.
+            length: most tokens of a text, up to the `response_tokens` of training; None: those.
+            temperature: divisor of the logits, from which a token is then drawn. 0: the most likely
+                token each time.
+            generator: CPU generator of the draws; None: those of `reset`, torch's default one
+                without a seed.
+
+        Returns:
+            A text for each observation: one, or B of a batch. A text of `length` tokens may lack
+            its end.
+
+        Raises:
+            ValueError: the policy generates no text, a number is out of range, or see `act`.
+            ContractError: see `act`.
+        """
+        generation = Generation.check(self.policy, length, temperature)
+        prepared = self.prepare(observation, time=time, generator=generator, generation=generation)
+        return respond(self.policy, [prepared])[0]
+
     def bound(self, actions: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         """Return actions within `action_bounds`, and the moved dimensions with the largest distance
         of each.
@@ -449,14 +486,19 @@ class RobotPolicy:
         previous: Any = None,
         delay: int = 0,
         horizon: int | None = None,
+        generation: Generation | None = None,
     ) -> Prepared:
-        """Check and convert an observation for `predict` (`acting.py`), which takes several robots'
-        at once.
+        """Check and convert an observation for `predict` or `respond` (`acting.py`), which take
+        several robots' at once.
 
         For arguments and errors see `act`; `draws`, [B, ...] by name, are in place of a
-        generator's. The observation enters the history with `accept`.
+        generator's. The observation enters the history with `accept`. With `generation` it is for
+        `respond`.
         """
         policy = self.policy
+        spec = policy.random_spec("act") if generation is None else generation.random_spec()
+        if not spec and generation is not None:
+            draws = {}
         if previous is None and (delay or horizon is not None):
             raise ValueError(
                 f"delay is {delay}, horizon {horizon}, which need previous; give the actions in "
@@ -483,13 +525,21 @@ class RobotPolicy:
                     "generator"
                 )
             seed, position = self._noise
-            draws = make_draws(
-                policy.random_spec("act"), seed, np.array([position + self._step]), "rollout"
-            )
+            purpose = "rollout" if generation is None else RESPONSE
+            draws = make_draws(spec, seed, np.array([position + self._step]), purpose)
         if draws is None:
-            draws = policy.generate_draws("act", rows, generator)
+            draws = generate_draws(spec, rows, generator)
         return Prepared(
-            batch, draws, executing, delay, horizon, steps, self.action_dim, single, histories
+            batch,
+            draws,
+            executing,
+            delay,
+            horizon,
+            steps,
+            self.action_dim,
+            single,
+            histories,
+            generation,
         )
 
     def predict(self, prepared: Sequence[Prepared]) -> list[np.ndarray]:
@@ -497,6 +547,12 @@ class RobotPolicy:
         `acting.predict`.
         """
         return predict(self.policy, prepared)
+
+    def texts(self, prepared: Sequence[Prepared]) -> list[list[str]]:
+        """Generate the texts of prepared observations, of this robot or of its copies; see
+        `acting.respond`.
+        """
+        return respond(self.policy, prepared)
 
     def accept(self, prepared: Prepared) -> None:
         """Add a prepared observation to the history, once its chunk is there."""

@@ -315,6 +315,30 @@ class Policy(nn.Module):
         )
 
     @property
+    def response_length(self) -> int:
+        """Most tokens of a text that the policy generates; 0: it generates none."""
+        return 0
+
+    def respond(
+        self, batch: Batch, draws: Draws, length: int | None = None, temperature: float = 0.0
+    ) -> list[str]:
+        """Generate a text for each sample, such as the subtask of a planner; optional.
+
+        Args:
+            batch: see the class.
+            draws: with a temperature, "response": numbers from 0 to 1, [B, length].
+            length: most tokens, 1 to `response_length`; None: the latter.
+            temperature: divisor of the logits; 0: the most likely token each time.
+
+        Raises:
+            ValueError: the policy generates no text.
+        """
+        raise ValueError(
+            f"a policy of type {self.config.type} without responses generates no text; one of pi05 "
+            "does that was trained with data.response and policy.response_tokens"
+        )
+
+    @property
     def continues_chunks(self) -> bool:
         """Whether the type has `continue_chunk`."""
         return type(self).continue_chunk is not Policy.continue_chunk

@@ -81,7 +81,7 @@ from understudy.policies.pi05.targets import (
 from understudy.policies.pi05.tokenize_batch import Shared, Texts
 from understudy.policies.policy import Policy
 from understudy.policies.weight_files import StoredRows, TensorReader, fill_parameters
-from understudy_base import ACTION, STATE, Batch, Record
+from understudy_base import ACTION, RESPONSE, STATE, Batch, Record
 
 VALIDATION_DRAWS = 8
 """Noises and flow times per sample of a validation."""
@@ -316,6 +316,28 @@ class Pi05Policy(Policy, Pi0Network):
             )
         actions = euler(self._field(batch, draws["noise"]), draws["noise"], steps)
         return self.robot_actions(actions, batch)
+
+    @property
+    def response_length(self) -> int:
+        """See `Policy.response_length`."""
+        return self.config.response_tokens
+
+    @torch.no_grad()
+    def respond(
+        self, batch: Batch, draws: Draws, length: int | None = None, temperature: float = 0.0
+    ) -> list[str]:
+        """Generate the response of each sample; see `Policy.respond`."""
+        if not self.response_length:
+            return super().respond(batch, draws, length, temperature)
+        observed, _ = self._observed(batch)
+        tokenizer = self.texts.required()
+        most = self.response_length if length is None else length
+        end = tokenizer.model.eos_id()
+        tail = respond(self, observed, most, end, temperature, draws.get(RESPONSE))
+        return [
+            tokenizer.text(tokens[mask].tolist())
+            for tokens, mask in zip(tail.tokens.cpu(), tail.masks.cpu(), strict=True)
+        ]
 
     @torch.no_grad()
     def continue_chunk(

@@ -438,8 +438,15 @@ def token_losses(
 
 
 @torch.no_grad()
-def respond(network: Pi0Network, observed: Observation, length: int, end: int) -> Tail:
-    """Predict the most likely next token until each sample has ended.
+def respond(
+    network: Pi0Network,
+    observed: Observation,
+    length: int,
+    end: int,
+    temperature: float = 0.0,
+    uniform: Tensor | None = None,
+) -> Tail:
+    """Predict the next token until each sample has ended: the most likely one, or one drawn.
 
     The prefix takes one pass of the language tower, and each further token another one, over the
     keys and values of those before it.
@@ -449,6 +456,8 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
         observed: embedded prefix of B samples, without a tail.
         length: most tokens of a response.
         end: token behind which a response has no more.
+        temperature: divisor of the logits; 0: the most likely token.
+        uniform: with a temperature, numbers from 0 to 1 that draw the tokens, [B, length].
 
     Returns:
         The response with its `end`, which the expert sees.
@@ -468,7 +477,11 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
     ]
     table = network.embedding.weight.to(last.dtype)
     while True:
-        best = F.linear(last, table).float().argmax(dim=1)
+        logits = F.linear(last, table).float()
+        if temperature and uniform is not None:
+            best = _draw(logits, temperature, uniform[:, tokens.shape[1]])
+        else:
+            best = logits.argmax(dim=1)
         running = ~ended[:, None]
         tokens = torch.cat([tokens, best[:, None]], dim=1)
         masks = torch.cat([masks, running], dim=1)
@@ -480,6 +493,20 @@ def respond(network: Pi0Network, observed: Observation, length: int, end: int) -
         ]
         hidden, caches = _continue(network, seen, torch.cat([observed.valid, masks], dim=1), caches)
         last = torch.where(running, hidden[:, 0], last)
+
+
+def _draw(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
+    """Draw a token of each row by the inverse of its distribution, int64 [B].
+
+    Args:
+        logits: float32 [B, V].
+        temperature: divisor of the logits.
+        uniform: numbers from 0 to 1, [B].
+    """
+    scaled = (logits - logits.amax(dim=1, keepdim=True)).double() / temperature
+    shares = scaled.softmax(dim=1).cumsum(dim=1)
+    wanted = uniform.double()[:, None] * shares[:, -1:]
+    return torch.searchsorted(shares, wanted, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
 
 
 def _continue(

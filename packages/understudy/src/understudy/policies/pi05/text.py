@@ -248,6 +248,11 @@ class TextTokenizer:
             responses.append(ids)
         return self.pad(responses, length)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of the ids of a response; its end and ids without a text give nothing."""
+        size = self.model.vocab_size()
+        return str(self.model.decode([number for number in ids if number < size])).strip()
+
     def actions(self, codes: Sequence[Sequence[int] | None], length: int, *, lead: bool) -> Rows:
         """Encode FAST ids, each in 0 ... `fast_room` - 1; None has no token.
 
