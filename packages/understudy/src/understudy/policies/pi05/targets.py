@@ -504,7 +504,7 @@ def _draw(logits: Tensor, temperature: float, uniform: Tensor) -> Tensor:
         uniform: numbers from 0 to 1, [B].
     """
     scaled = (logits - logits.amax(dim=1, keepdim=True)).double() / temperature
-    shares = scaled.softmax(dim=1).cumsum(dim=1)
+    shares = scaled.exp().cumsum(dim=1)
     wanted = uniform.double()[:, None] * shares[:, -1:]
     return torch.searchsorted(shares, wanted, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
 
