@@ -1,9 +1,10 @@
-"""Frames streamed to any number of processes and hosts; a run resumes at the exact next sample on
-another number.
+"""ACT on frames streamed to any number of processes and hosts; a run resumes at the exact next
+sample on another number.
 
 python examples/streaming.py --dummy  # a tiny recording, and no network
 torchrun --nnodes 4 --nproc-per-node 8 examples/streaming.py --root s3://bucket/set --steps 10000
 accelerate launch examples/streaming.py --repo-id lerobot/pusht --resume-from checkpoints/500.pt
+sbatch --nodes 2 --gpus-per-node 8 examples/streaming.sbatch --repo-id lerobot/pusht
 
 Each process reads its share of every global batch. The weights are bfloat16, with float32 masters
 beside them.
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from small_act import LATENT, SmallACT
 from tiny import temporary
 
 import understudy as us
@@ -33,11 +35,15 @@ def arguments() -> Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=32, help="samples of a step over all processes"
     )
+    parser.add_argument("--chunk-size", type=int, default=16, help="actions of a prediction")
+    parser.add_argument("--image-size", type=int, default=96, help="pixels of an image's sides")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument(
         "--num-threads",
         type=int,
         help="loader threads of a process; by default one per core, at most 8",
     )
+    parser.add_argument("--log-freq", type=int, default=5, help="steps between lines of the log")
     parser.add_argument(
         "--save-freq", type=int, default=10, help="steps between checkpoints; 0: at the end alone"
     )
@@ -53,44 +59,51 @@ def arguments() -> Namespace:
 
 def main(args: Namespace) -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    data = us.EpisodeDataset(args.root or args.repo_id or temporary())
+    catalog = us.Catalog.open(args.root or args.repo_id or temporary())
+    window = [frame / catalog.fps for frame in range(args.chunk_size)]
+    data = us.EpisodeDataset(catalog, delta_timestamps={"action": window})
     saved: dict[str, Any] | None = (
         torch.load(args.resume_from, weights_only=True) if args.resume_from else None
     )
     # A saved order is the same with every number of processes; a new one fits their memory.
     order = {"order": us.Order.from_json(saved["loader"]["order"], data)} if saved else {}
     new = {} if saved else {"batch_size": args.batch_size, "seed": 0}
-    threads = args.num_threads or "auto"
-    loader = us.Loader(
-        data, num_threads=threads, memory="1GB", device=accelerator.device, **order, **new
-    )
+    options = {"num_threads": args.num_threads or "auto", "device": accelerator.device}
+    size = (args.image_size, args.image_size)
+    loader = us.Loader(data, memory="1GB", image_size=size, **options, **order, **new)
+    batch_size = loader.order.batch_size
 
     torch.manual_seed(0)  # the same first weights in every process
-    sample = data[0]
-    model = torch.nn.Linear(len(sample["observation.state"]), len(sample["action"])).to(
-        torch.bfloat16
-    )
-    masters = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=1e-2))
+    widths = [len(catalog.stats[key]["mean"]) for key in ("observation.state", "action")]
+    model = SmallACT(list(catalog.camera_keys), *widths, args.chunk_size, catalog.stats)
+    model.narrow()
+    masters = us.MasterWeights(torch.optim.AdamW(model.named_parameters(), lr=args.lr))
     prepared, optimizer = accelerator.prepare(model, masters)
     if saved:
         loader.load_state_dict(saved["loader"])
         model.load_state_dict(saved["model"])
         masters.load_state_dict(saved["masters"])
 
-    cameras = len(data.catalog.camera_keys)
+    cameras = len(catalog.camera_keys)
     step, frames, begin = saved["step"] if saved else 0, 0, time.perf_counter()
     while step < args.steps:
+        position = loader.position
         batch, loss = next(loader), float("nan")
         if not args.dummy:
-            predicted = prepared(batch["observation.state"].to(torch.bfloat16)).float()
-            error = (predicted - batch["action"].float()).square().mean()
+            # keyed by the position: the same with any number of processes, and after a resume
+            draws = torch.randn(
+                batch_size, LATENT, generator=torch.Generator().manual_seed(position)
+            )
+            own = draws[batch["position"].cpu() - position].to(accelerator.device)
+            error = prepared(batch, own)
             optimizer.zero_grad()
             accelerator.backward(error)
             masters.clip_grad_norm_(1.0)  # in float32; the prepared optimizer has no such method
             optimizer.step()
             loss = error.item()
         step, frames = step + 1, frames + cameras * len(batch["position"])
-        if (args.save_freq and step % args.save_freq == 0) or step == args.steps:
+        saves = step == args.steps or (args.save_freq and step % args.save_freq == 0)
+        if saves or step % args.log_freq == 0:
             rates = [frames / (time.perf_counter() - begin), loss / accelerator.num_processes]
             rate, mean = accelerator.reduce(
                 torch.tensor(rates, device=accelerator.device), "sum"
@@ -99,12 +112,11 @@ def main(args: Namespace) -> None:
             if accelerator.is_main_process:  # of all hosts
                 trained = "" if args.dummy else f"loss {mean:.4f}, "
                 print(f"step {step}: {trained}position to save {loader.position} ({ranks})")
-                state = {"step": step, "loader": loader.state_dict()}
-                save(
-                    state | {"model": model.state_dict(), "masters": masters.state_dict()},
-                    args.output_dir,
-                )
             frames, begin = 0, time.perf_counter()
+        if saves and accelerator.is_main_process:
+            state = {"step": step, "loader": loader.state_dict(), "model": model.state_dict()}
+            save(state | {"masters": masters.state_dict()}, args.output_dir)
+            model.save(args.output_dir / "policy.pt")
     loader.close()
     accelerator.end_training()  # a process group that is left to the interpreter's end can abort it
 
