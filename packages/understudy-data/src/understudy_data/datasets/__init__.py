@@ -7,6 +7,7 @@ time_windows    time windows around a frame, and their padding
 episode_arrays  `EpisodeArrays`: samples as dictionaries of numpy arrays, and the features to
                 deliver
 dataset         `EpisodeDataset`: the same as dictionaries of tensors
+used_files      files in use and their digests, compared on resume
 check_files     episodes whose files are missing or unreadable
 stats           statistics and normalization
 write           `EpisodeWriter`: record a LeRobot v3.0 dataset

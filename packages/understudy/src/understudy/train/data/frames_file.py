@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.train.data.fingerprint import THREADS
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base import RETURN_IS_PAD, ConfigError
 from understudy_data.checksums import file_sha256
@@ -30,6 +29,7 @@ from understudy_data.datasets.selection.select import EPISODE_STRIDE
 from understudy_data.order_file import lengths_digest
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
+_THREADS = 8
 
 
 def frames_content(data: RunData, first: int = 0) -> bytes:
@@ -149,7 +149,7 @@ def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]
     if not len(rows):
         return np.empty((0, 3), np.int64), pa.array([], pa.string())
     of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
-    with ThreadPoolExecutor(THREADS) as pool:  # a remote file takes several requests
+    with ThreadPoolExecutor(_THREADS) as pool:  # a remote file takes several requests
         found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))
     runs = np.concatenate([np.empty((0, 4), np.int64), *found])
     return runs[:, :3], pa.array(

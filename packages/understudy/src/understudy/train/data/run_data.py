@@ -24,8 +24,6 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.registry import policy_type
 from understudy.train.augment_batch import apply_augmentation
-from understudy.train.data.fingerprint import Request as FileRequest
-from understudy.train.data.fingerprint import digest_several
 from understudy.train.data.source_faults import check_heads, join_errors
 from understudy.train.data.sources import (
     RecordedSources,
@@ -59,6 +57,7 @@ from understudy_data.datasets.format.standard_keys import suggest_key
 from understudy_data.datasets.format.views import View
 from understudy_data.datasets.read.texts import prompt_names
 from understudy_data.datasets.stats.norm_heads import Member
+from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.choose_order import choose_order
 from understudy_data.load.instructions import split_task
 from understudy_data.load.loader import Batch, Loader
@@ -610,18 +609,18 @@ def _fingerprint(
 
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
-    """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results
-    are in `cache`.
+    """Return digests of a run's data and video files, by kind (`UsedFiles`); earlier results are in
+    `cache`.
     """
-    requests: list[FileRequest] = []
+    used: list[UsedFiles] = []
     for source in data.sources:
         parts = [part for part in (source.training, source.validation) if part is not None]
         missing = source.training.missing_cameras
         cameras = [camera for camera in data.cameras if camera not in missing]
-        requests.append(FileRequest(parts, cameras))
+        used.append(UsedFiles(parts, cameras))
     is_mixture = len(data.configured) > 1
     digests: dict[str, list[str] | None] = {}
-    for source, of_source in zip(data.sources, digest_several(requests, cache)):
+    for source, of_source in zip(data.sources, UsedFiles.digests_of_all(used, cache)):
         prefix = f"{source.name}: " if is_mixture or source.is_update else ""
         digests |= {prefix + kind: digest for kind, digest in of_source.items()}
     return digests
