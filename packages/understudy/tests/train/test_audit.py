@@ -296,7 +296,7 @@ def test_planted_validation_frames_are_found(
         replace(source, name="one", val_episodes=(1, 2)),
         replace(source, name="two", val_episodes=(2, 3)),
     )
-    monkeypatch.setattr(run_data, "check_disjoint", lambda *_: None)
+    monkeypatch.setattr(run_data.EpisodeSplit, "check_disjoint", lambda *_: None)
     config = replace(config, data=replace(config.data, root="", val_fraction=0.0, sources=sources))
     assert run.train(config) == run.DONE
     result, counts = audit_run(tmp_path / "run", "latest", ())

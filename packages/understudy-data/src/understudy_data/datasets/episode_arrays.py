@@ -24,7 +24,7 @@ from understudy_data.datasets.read.returns import Returns, ReturnTarget
 from understudy_data.datasets.read.row_tables import RowTables
 from understudy_data.datasets.read.rows import PART_BYTES, Rows
 from understudy_data.datasets.read.sensors import Sensors
-from understudy_data.datasets.read.texts import EpisodePrompts, Responses
+from understudy_data.datasets.read.texts import EpisodePrompts, Responses, prompt_names
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
 from understudy_data.datasets.selection.select import (
@@ -325,6 +325,13 @@ class EpisodeArrays:
     def share(self, make: Callable[[], T], *inputs: Any) -> T:
         """Return `make()`, once per host for large inputs (see `mapped_tables.share`)."""
         return share(make, *inputs, cache=self.catalog.files.cache)
+
+    @staticmethod
+    def prompt_names(catalog: Catalog) -> list[str]:
+        """Return the names that `prompt_metadata` may have of a dataset: metadata of episodes, and
+        features with one number or text per frame.
+        """
+        return prompt_names(catalog)
 
     @property
     def reach(self) -> tuple[int, int]:

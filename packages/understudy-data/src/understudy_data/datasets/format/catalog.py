@@ -22,6 +22,7 @@ from understudy_data.datasets.format.episode_table import (
     EpisodeTable,
     MissingFiles,
     Videos,
+    describe_ids,
     find_missing,
     has_any_file,
     load_episode_table,
@@ -36,7 +37,11 @@ from understudy_data.datasets.format.views import View, read_view
 from understudy_data.hub.ids import model_id, near_path
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
-from understudy_data.storage.dataset_version import folder_of, publication_name
+from understudy_data.storage.dataset_version import (
+    folder_of,
+    publication_is_gone,
+    publication_name,
+)
 from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
 from understudy_data.storage.remote_options import RemoteOptions
 
@@ -143,6 +148,31 @@ class Catalog:
     def name(self) -> str:
         """Last part of the root, for messages and logs."""
         return publication_name(self.root) or self.root.rstrip("/").rpartition("/")[2] or self.root
+
+    @property
+    def place(self) -> str:
+        """Address, equal for all openings of one dataset; that of a local one has no links."""
+        return self.root if "://" in self.root else os.path.realpath(self.root)
+
+    @staticmethod
+    def describe_ids(ids: np.ndarray) -> str:
+        """Return the numbers of episodes for a message, shortened; ids: int, ascending."""
+        return describe_ids(ids)
+
+    @staticmethod
+    def is_gone(address: str) -> bool:
+        """Return whether an address `PATH@NUMBER` names a publication that is not there; False for
+        any other address.
+        """
+        return publication_is_gone(address)
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read a JSON file of `meta/`, given by its path relative to the root.
+
+        Raises:
+            DatasetError: it is not there, or holds no JSON object.
+        """
+        return read_json(self.files, path)
 
     @property
     def camera_keys(self) -> tuple[str, ...]:

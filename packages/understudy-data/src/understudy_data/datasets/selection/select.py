@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, TypedDict
@@ -20,9 +20,11 @@ import numpy as np
 from understudy_base import DatasetError, holds_boolean, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.selection.keep_ranges import KeepRanges, KeepReport, apply_ranges
 from understudy_data.datasets.selection.spread import spread_over_tasks
 from understudy_data.datasets.selection.where import matching_rows
+from understudy_data.datasets.time_windows import frame_offsets, reach
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.mapped_tables import SharedState, share, share_arrays
@@ -275,6 +277,42 @@ class Selection:
         return share(
             make, table.ids, table.lengths, chosen, excluded, *drops, cache=catalog.files.cache
         )
+
+    def find_episodes(
+        self,
+        catalog: Catalog,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        keys: Sequence[str] = (),
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Find the episodes with a sample, without regard to `frame_weights`.
+
+        Args:
+            catalog: the dataset.
+            delta_timestamps: windows of the samples, as those of `EpisodeDataset`.
+            keys: keys that may have a window, besides the index keys.
+
+        Returns:
+            Their ids, int64 (E,), ascending, and irregularities of the selection.
+
+        Raises:
+            DatasetError: as `apply`, or the windows are not those of frames.
+        """
+        windows = frame_offsets(delta_timestamps, float(catalog.fps), (*keys, *INDEX_KEYS))
+        selected = self.apply(catalog, reach(list(windows.values())))
+        table = SegmentTable(selected.segments, selected.stop, catalog.files)
+        return table.episodes, selected.notes
+
+    def lacks(self, catalog: Catalog, ids: Iterable[int]) -> np.ndarray:
+        """Return those of some episodes that the dataset does not have, or that do not meet
+        `where`: int64, ascending.
+
+        Raises:
+            DatasetError: the condition is unusable.
+        """
+        there = catalog.episodes.ids
+        if self.where is not None:
+            there = there[matching_rows(catalog, self.where)]
+        return difference(np.array(list(ids), np.int64), there)
 
     def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
         rows, notes = self._select_rows(catalog)

@@ -35,7 +35,6 @@ from understudy_client import (
 )
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.meta_files import read_json
 from understudy_data.datasets.stats.norm_heads import compute_statistics
 from understudy_data.datasets.stats.summary import DimensionMode, Statistics
 from understudy_data.load.instructions import split_task
@@ -275,7 +274,7 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
     path = "meta/modality.json"
     if not catalog.files.exists(path):
         return facts
-    groups = read_json(catalog.files, path)
+    groups = catalog.read_json(path)
     vectors: dict[str, Any] = {}
     try:
         for name in ("state", "action"):
@@ -308,7 +307,7 @@ def _stated(catalog: Catalog) -> RobotFacts | None:
     path = f"meta/{Contract.FILE}"
     if not files.exists(path):
         return None
-    return RobotFacts.read_stated(read_json(files, path), files.where(path))
+    return RobotFacts.read_stated(catalog.read_json(path), files.where(path))
 
 
 def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:

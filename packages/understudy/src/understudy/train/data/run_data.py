@@ -29,10 +29,8 @@ from understudy.train.data.sources import (
     RecordedSources,
     Source,
     SourceSplit,
-    check_disjoint,
     common_image_size,
     open_source,
-    place_of,
     recorded_sizes,
     split_source,
     with_view,
@@ -53,9 +51,9 @@ from understudy_base import (
 )
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
-from understudy_data.datasets.format.standard_keys import suggest_key
+from understudy_data.datasets.format.standard_keys import StandardKeys
 from understudy_data.datasets.format.views import View
-from understudy_data.datasets.read.texts import prompt_names
+from understudy_data.datasets.split import EpisodeSplit
 from understudy_data.datasets.stats.norm_heads import Member
 from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.choose_order import choose_order
@@ -326,7 +324,7 @@ def open_data(
     responds = any(source.response for source in configs)
     places = []
     for opened_source in opened:
-        place = "" if opened_source is None else place_of(opened_source.catalog)
+        place = "" if opened_source is None else opened_source.catalog.place
         places.append(place)
     uses = Counter(place for place in places[: len(whole)] if place)
 
@@ -357,7 +355,7 @@ def open_data(
         raise join_errors(wrong, len(names), leave_out)
     training = tuple(part.training for part in splits)
     apart = tuple(part.validation for part in splits)
-    check_disjoint(names, training, apart)
+    EpisodeSplit.check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
     weights = _weights(configs, training, of)
     run_sources = []
@@ -502,7 +500,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
                 for s in sources
                 if camera in s.catalog.skipped_features
             ]
-            why = f", which {skipped[0]}" if skipped else suggest_key(camera, cameras)
+            why = f", which {skipped[0]}" if skipped else StandardKeys.suggest(camera, cameras)
             if any(
                 camera in s.catalog.features and s.catalog.features[camera].is_depth
                 for s in sources
@@ -780,7 +778,7 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
     """Raise DatasetError for metadata of the prompts that no source has."""
     present = set(chain.from_iterable(part.prompts.names or () for part in training))
     if lost := [name for name in names if name not in present]:
-        recorded = chain.from_iterable(prompt_names(part.catalog) for part in training)
+        recorded = chain.from_iterable(part.prompt_names(part.catalog) for part in training)
         there = sorted(set(recorded))
         where = training[0].catalog.root if len(training) == 1 else "the sources"
         fix = (

@@ -5,7 +5,6 @@ their rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from understudy.train.data.given_figures import (
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
 from understudy_base import ACTION, DatasetError, Record, SourceError
-from understudy_data.datasets.check_files import broken_episodes
+from understudy_data.datasets.bad_episodes import BadEpisodes
 from understudy_data.datasets.stats.norm_heads import compute_normalization as normalize_heads
 from understudy_data.datasets.stats.stats_files import read_stats_file
 from understudy_data.datasets.stats.summary import DimensionMode, Mode, Statistics, vector_widths
@@ -113,13 +112,10 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
         part = source.training
         other = source.validation
         chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
-        rows = part.catalog.episodes.rows_of(chosen)
-        found = broken_episodes(part.catalog, (), (), rows)
-        broken_rows = chain.from_iterable(bad.rows.tolist() for bad in found)
-        ids = sorted({int(part.catalog.episodes.ids[row]) for row in broken_rows})
-        lines += [bad.line for bad in found]
-        if ids:
-            flags.append(f"{source.name}: " * (len(data.sources) > 1) + " ".join(map(str, ids)))
+        bad = BadEpisodes.contradicting(part.catalog, chosen)
+        lines += bad.reasons
+        if bad.ids:
+            flags.append(f"{source.name}: " * (len(data.sources) > 1) + " ".join(map(str, bad.ids)))
     if len(lines) < 2:
         return error
     more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""

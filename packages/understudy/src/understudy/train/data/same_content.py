@@ -14,7 +14,6 @@ import numpy as np
 
 from understudy.train.data.run_data import RunData, RunSource
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.selection.select import common
 from understudy_data.datasets.used_files import UsedFiles
 
 MOST_NAMED = 5
@@ -65,7 +64,7 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
         held.append(_episodes(source.validation for source in of_address))
     ids, counts = np.unique(np.concatenate(trained), return_counts=True)
     twice = int((counts > 1).sum())
-    leaked = len(common(ids, np.unique(np.concatenate(held))))
+    leaked = len(np.intersect1d(ids, np.unique(np.concatenate(held)), assume_unique=True))
     if not twice and not leaked:
         return ""
     facts = [f"{twice:,} episodes are trained on more than once"] * (twice > 0)

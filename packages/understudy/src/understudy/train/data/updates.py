@@ -35,7 +35,6 @@ from understudy.train.data.run_data import (
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base import Record, plural, write_bytes
-from understudy_data.datasets.format.episode_table import describe_ids
 from understudy_data.order import Order
 from understudy_data.storage.remote_options import RemoteOptions
 
@@ -164,7 +163,7 @@ def changed_episodes(
         }
         lines += [
             f"  {source.name}: {plural(len(ids), 'episode')} {change}: "
-            f"{describe_ids(np.array(sorted(ids)))}"
+            f"{source.training.catalog.describe_ids(np.array(sorted(ids)))}"
             for change, ids in changes.items()
             if ids
         ]
