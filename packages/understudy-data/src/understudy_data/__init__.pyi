@@ -14,9 +14,8 @@ from understudy_data.datasets.write.writer import check_features as check_featur
 from understudy_data.load.choose_order import choose_order as choose_order
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream as EpisodeStream
-from understudy_data.load.instructions import draw_instructions as draw_instructions
+from understudy_data.load.instructions import Instructions as Instructions
 from understudy_data.load.loader import Loader as Loader
-from understudy_data.load.validation_data import UNREADABLE as UNREADABLE
 from understudy_data.load.validation_data import ValidationData as ValidationData
 from understudy_data.load.validation_data import prefetch_chunks as prefetch_chunks
 from understudy_data.load.validation_data import sample_identity as sample_identity
@@ -26,7 +25,6 @@ from understudy_data.order import sample_rng as sample_rng
 from understudy_data.parts import Lost as Lost
 from understudy_data.parts import Part as Part
 from understudy_data.parts import Workers as Workers
-from understudy_data.prompt_metadata import label as label
-from understudy_data.prompt_metadata import metadata_lines as metadata_lines
+from understudy_data.prompt_metadata import PromptMetadata as PromptMetadata
 from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
 from understudy_data.video.encode import check_size as check_size

@@ -22,6 +22,7 @@ from understudy_data.order.make_spec import Frames
 from understudy_data.order.order import Order
 from understudy_data.order.rank_positions import batch_positions, rank_positions, rank_slice
 from understudy_data.order.sample_random import (
+    KeyedDraws,
     SampleRng,
     sample_normal,
     sample_rng,
@@ -33,6 +34,7 @@ from understudy_data.order.spec import Difference, Spec, compare
 __all__ = [
     "Difference",
     "Frames",
+    "KeyedDraws",
     "Order",
     "SampleRng",
     "Spec",

@@ -213,7 +213,7 @@ def _open_loop(
     from understudy.policies.common.settings import POLICY
     from understudy.train.augment_batch import batch_to_device
     from understudy.train.validation.open_loop import choose_starts, predict_actions
-    from understudy_data import UNREADABLE
+    from understudy_data import ValidationData
 
     mode = state.config.val_mode()
     if mode != POLICY:
@@ -226,7 +226,7 @@ def _open_loop(
     for number in chosen.tolist():
         part = slice(number, number + 1)
         batch = validation.read(part)
-        if error := batch.pop(UNREADABLE):
+        if error := batch.pop(ValidationData.UNREADABLE):
             raise ConfigError(
                 f"episode {episode}: a frame cannot be read: {next(iter(error.values()))}"
             )
@@ -242,7 +242,7 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state,
     prompt metadata.
     """
-    from understudy_data import label
+    from understudy_data import PromptMetadata
 
     config = robot.config
     keys = list(config.cameras)
@@ -264,8 +264,9 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     if lines := batch.get(PROMPT_METADATA, [""])[0]:
         metadata = dict(line.split(": ", 1) for line in lines.splitlines())
         names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())
+        labels = {name: PromptMetadata.label(name) for name in names}
         values[PROMPT_METADATA] = {
-            name: metadata[label(name)] for name in names if label(name) in metadata
+            name: metadata[label] for name, label in labels.items() if label in metadata
         }
     return values
 

@@ -130,7 +130,7 @@ def explain_file(config: ExplainConfig) -> list[str]:
         DatasetError: the file is no order, or not one of the datasets that are given.
     """
     from understudy_data.datasets.episode_arrays import EpisodeArrays
-    from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
+    from understudy_data.load.batch_mixing import BatchMixing
     from understudy_data.order import Order
     from understudy_data.order_file import OrderFile
 
@@ -141,7 +141,7 @@ def explain_file(config: ExplainConfig) -> list[str]:
     datasets = [EpisodeArrays(path) for path in config.paths]
     if datasets:
         order = order.of_datasets(datasets)
-    mixing = measure_mixing(order, datasets, order.start, spread=True)
+    mixing = BatchMixing.measure(order, datasets, order.start, spread=True)
     lines = [f"{config.order}: {order.stop - order.start:,} samples", str(mixing)]
     asked = f"--batch-size {config.batch_size}"
     if batch == file.batch_size != config.batch_size:
@@ -150,7 +150,7 @@ def explain_file(config: ExplainConfig) -> list[str]:
         )
     elif batch < config.batch_size:
         lines.insert(1, f"no whole batch of {asked}: all rows are taken as one")
-    return [*lines, FEW_EPISODES] if mixing.is_poor else lines
+    return [*lines, mixing.advice] if mixing.advice else lines
 
 
 def droid_like(episodes: int = 76_000, mean: float = 300.0, spread: float = 0.6) -> np.ndarray:

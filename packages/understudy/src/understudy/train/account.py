@@ -23,7 +23,7 @@ from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
 from understudy_base import ConfigError
 from understudy_data.datasets.selection.select import EPISODE_STRIDE
-from understudy_data.load.bad_frames import Substitution, read_journal
+from understudy_data.load.bad_frames import Substitution
 from understudy_data.load.order_rows import Span, rows_of
 from understudy_data.order import Order
 from understudy_data.order.spec import Entry, Spec
@@ -98,9 +98,7 @@ class Account:
                     f"{root}: step {end['step']} begins at {end['position']}, not at "
                     f"{spans[-1].stop}"
                 )
-        journals: list[Substitution] = []
-        for path in root.glob("substitutions-*.jsonl"):
-            journals += read_journal(path)
+        journals = Substitution.read_journals(root)
         substitutes = sorted(
             (e for e in journals if e.position < state["position"]), key=lambda e: e.position
         )

@@ -37,7 +37,7 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.stats.norm_heads import compute_statistics
 from understudy_data.datasets.stats.summary import DimensionMode, Statistics
-from understudy_data.load.instructions import split_task
+from understudy_data.load.instructions import Instructions
 from understudy_data.parts import Workers
 
 IMAGES = 48
@@ -172,7 +172,7 @@ def _robot(
     source = config.data.mixed()[members[0]]
     separator = config.augment.task_separator
     stored = chain.from_iterable(data.training[n].catalog.tasks for n in members)
-    split = chain.from_iterable(split_task(text, separator) for text in stored)
+    split = chain.from_iterable(map(Instructions(separator).split, stored))
     tasks = list(dict.fromkeys(split))
     if config.augment.text_dropout and "" not in tasks:
         tasks.append("")

@@ -57,11 +57,11 @@ from understudy_data.datasets.split import EpisodeSplit
 from understudy_data.datasets.stats.norm_heads import Member
 from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.choose_order import choose_order
-from understudy_data.load.instructions import split_task
+from understudy_data.load.instructions import Instructions
 from understudy_data.load.loader import Batch, Loader
 from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
 from understudy_data.order import Order
-from understudy_data.prompt_metadata import FORMAT, add_metadata
+from understudy_data.prompt_metadata import PromptMetadata
 from understudy_data.storage.remote_options import RemoteOptions
 from understudy_kit import SourceConfig
 
@@ -231,10 +231,7 @@ class RunData:
                 ],
             }
             if self.prompt_metadata:
-                heads[head][PROMPT_METADATA] = {
-                    "format": FORMAT,
-                    "names": list(self.prompt_metadata),
-                }
+                heads[head][PROMPT_METADATA] = PromptMetadata(self.prompt_metadata).record
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
@@ -793,7 +790,7 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
 def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
     """Return the distinct metadata of prompts as they are written there, sorted."""
     texts = set(chain.from_iterable(part.prompts.texts for part in training)) - {""}
-    return sorted(add_metadata([""] * len(texts), list(texts)))
+    return sorted(PromptMetadata.add([""] * len(texts), list(texts)))
 
 
 def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
@@ -801,7 +798,7 @@ def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]
     `augment.task_separator`.
     """
     texts = chain.from_iterable(part.catalog.tasks for part in training)
-    return set(chain.from_iterable(split_task(text, separator) for text in texts))
+    return set(chain.from_iterable(map(Instructions(separator).split, texts)))
 
 
 def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
@@ -814,4 +811,4 @@ def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> 
     pairs = []
     for task in tasks:
         pairs += [(task, text) for text in fields[: max(1, _MOST // len(tasks))]]
-    return add_metadata([task for task, _ in pairs], [text for _, text in pairs])
+    return PromptMetadata.add([task for task, _ in pairs], [text for _, text in pairs])

@@ -25,7 +25,7 @@ from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy_base import STATE, TASK, Batch, write_bytes
-from understudy_data.load.validation_data import UNREADABLE, ValidationData
+from understudy_data.load.validation_data import ValidationData
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
             part = slice(start, min(start + PART, len(frames)))
             with mesh.together():
                 batch = policy.preprocess(frames.read(part))
-            unreadable = batch.pop(UNREADABLE)
+            unreadable = batch.pop(ValidationData.UNREADABLE)
             inputs = batch_to_device(batch, mesh.device)
             draws = draw_on_device(
                 policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined"

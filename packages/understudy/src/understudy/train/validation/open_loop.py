@@ -23,7 +23,7 @@ from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
 from understudy_base import ACTION, MODE, Batch, ConfigError
-from understudy_data.load.validation_data import UNREADABLE, ValidationData
+from understudy_data.load.validation_data import ValidationData
 
 STEPS = 10
 """Euler steps of the sampling."""
@@ -225,7 +225,7 @@ class EpisodeActions:
             for low in range(0, len(part), BATCH):
                 span = slice(low, min(low + BATCH, len(part)))
                 batch = policy.preprocess(part.read(span))
-                unreadable = batch.pop(UNREADABLE)
+                unreadable = batch.pop(ValidationData.UNREADABLE)
                 if self._mode != POLICY:
                     batch[MODE] = torch.full((span.stop - span.start,), MODES.index(self._mode))
                 inputs = from_present(batch_to_device(batch, state.mesh.device), policy.config)
