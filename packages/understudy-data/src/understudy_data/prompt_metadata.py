@@ -79,8 +79,10 @@ class PromptMetadata:
                 another number of observations.
         """
         entries = observation.get(PROMPT_METADATA)
-        is_one = entries is None or isinstance(entries, Mapping)
-        every = [entries or {}] if is_one else list(entries)
+        if entries is None or isinstance(entries, Mapping):
+            every = [entries or {}]
+        else:
+            every = list(entries)
         every = every * rows if len(every) == 1 else every
         if len(every) != rows:
             raise ValueError(

@@ -35,7 +35,7 @@ from understudy_client import (
 )
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.stats.norm_heads import compute_statistics
+from understudy_data.datasets.stats.norm_heads import NormHeads
 from understudy_data.datasets.stats.summary import DimensionMode, Statistics
 from understudy_data.load.instructions import Instructions
 from understudy_data.parts import Workers
@@ -141,7 +141,7 @@ def head_statistics(
     external = {source.head for source in data.sources if source.stats}
     computed = [member for member in members if member.head not in external]
     chunk = config.data.actions_per_chunk
-    return compute_statistics(computed, chunk, cache, workers=workers) if computed else {}
+    return NormHeads(computed, chunk, cache, workers=workers).statistics() if computed else {}
 
 
 def _members(data: RunData, number: int) -> list[int]:

@@ -54,7 +54,7 @@ from understudy_data.datasets.format.catalog import Catalog, Opening, read_table
 from understudy_data.datasets.format.standard_keys import StandardKeys
 from understudy_data.datasets.format.views import View
 from understudy_data.datasets.split import EpisodeSplit
-from understudy_data.datasets.stats.norm_heads import Member
+from understudy_data.datasets.stats.norm_heads import HeadMember
 from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.choose_order import choose_order
 from understudy_data.load.instructions import Instructions
@@ -530,14 +530,14 @@ def for_each_source(
     return outcomes
 
 
-def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
+def head_members(data: RunData, with_delta: bool = True) -> list[HeadMember]:
     """Return the training part of each source with its norm head, and with the dimensions that are
     differences.
     """
     members = []
     for source in data.sources:
         delta = source.delta if with_delta else ()
-        members.append(Member(source.training, source.head, delta))
+        members.append(HeadMember(source.training, source.head, delta))
     return members
 
 

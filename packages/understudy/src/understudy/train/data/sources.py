@@ -20,7 +20,7 @@ from understudy_data.datasets.format.views import View
 from understudy_data.datasets.read.returns import ReturnTarget
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.datasets.split import EpisodeSplit
-from understudy_data.datasets.stats.norm_heads import head_name
+from understudy_data.datasets.stats.norm_heads import NormHeads
 from understudy_data.video.color import ImageSize
 from understudy_kit import SourceConfig
 
@@ -69,7 +69,7 @@ class Source:
 
     def head(self, name: str) -> str:
         """Return the norm head of this source, whose name is `name`."""
-        return head_name(
+        return NormHeads.name(
             self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name
         )
 
