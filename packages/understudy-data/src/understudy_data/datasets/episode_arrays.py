@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
-from understudy_base import LOSS_WEIGHT, DatasetError, SourceError
+from understudy_base import LOSS_WEIGHT, RETURN_IS_PAD, DatasetError, SourceError
 from understudy_data.datasets.check_files import doubt_of_reader
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable
@@ -28,6 +28,7 @@ from understudy_data.datasets.read.texts import EpisodePrompts, Responses, promp
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
 from understudy_data.datasets.selection.select import (
+    EPISODE_STRIDE,
     SegmentTable,
     Selection,
     SelectionOptions,
@@ -301,6 +302,24 @@ class EpisodeArrays:
         repeated.
         """
         return self.segments if self.frame_weights is None else self.frame_weights.epoch_segments
+
+    def loss_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the frames from which on the factor of the loss is another one.
+
+        Returns:
+            Rows [episode, frame], int64 (n, 2), ascending, and the factor from each frame on,
+            float64 (n,), 0 where no return is known; both empty where all factors are 1.
+        """
+        segments = self.segments if self.returns is not None else np.empty((0, 3), np.int64)
+        starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
+        factors = np.ones(len(segments))
+        if self.frame_weights is not None:
+            starts, factors = self.frame_weights.loss_runs
+        runs = np.stack([starts // EPISODE_STRIDE, starts % EPISODE_STRIDE], axis=1)
+        if self.returns is not None:
+            returns = self.returns.read(self.catalog.episodes.rows_of(runs[:, 0]), runs[:, 1])
+            factors = np.where(returns[RETURN_IS_PAD], 0, factors)
+        return runs, factors
 
     @property
     def num_frames(self) -> int:

@@ -6,7 +6,7 @@ each thread has its images made by a `batch_builder`, from the clip readers in `
 loader                `Loader`: batches in the order's sequence
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
 same_version          one version of the datasets and one order for all ranks
-order_rows            samples of steps, as rows of an order file
+order_rows            samples of steps, as rows of an order file, and its export
 batch_mixing          episodes in a batch, and in one of a uniform shuffle
 order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader

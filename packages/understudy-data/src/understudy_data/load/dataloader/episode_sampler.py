@@ -37,12 +37,12 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from understudy_data.datasets.selection.select import EPISODE_STRIDE
-from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.load.order_rows import OrderExport, Span
 from understudy_data.load.order_state import order_state, position_in
 from understudy_data.load.same_version import check_same, find_board
 from understudy_data.order import Order, rank_slice
 from understudy_data.order.make_spec import as_list
-from understudy_data.order_file import dataset_facts, find_segments, write_order_file
+from understudy_data.order_file import find_segments
 from understudy_data.process_rank import find_rank
 
 _FIRST_CHUNK = 256
@@ -127,7 +127,9 @@ class EpisodeSampler(Sampler[int]):
         # To the order this is a source whose "frames" are the dataset's indices.
         source = SimpleNamespace(name="sampler", segments=rows, gop=1, reach=(0, 0))
         mode = "uniform" if shuffle else "sequential"
-        self._order = Order.from_datasets([source], batch_size=self._batch, seed=seed, mode=mode)
+        self._order: Order = Order.from_datasets(
+            [source], batch_size=self._batch, seed=seed, mode=mode
+        )
         self._frames = self._order.spec.sources[0].frames
         # positions in a pass, before it is rounded to whole batches
         self._pass = max(self._frames, self._batch)
@@ -307,11 +309,10 @@ class EpisodeSampler(Sampler[int]):
                 self._segments[segment, 2] - self._stops[segment] + frame,
             )
 
-        spans = [Span(0, self._order.start, self._batch, steps)]
-        facts = order_facts(
-            self._order.spec, spans, {self._source.name: dataset_facts(self._source)}
-        )
-        write_order_file(path, rows_of(locate, spans), facts | {"order": None})
+        span = Span(0, self._order.start, self._batch, steps)
+        datasets = {self._source.name: OrderExport.facts_of(self._source)}
+        export = OrderExport(self._order.spec, [span], datasets, has_formula=False)
+        export.write(path, span.samples(locate))
 
     def _position(self) -> int:
         """End of the last global batch of which this rank's share was yielded."""

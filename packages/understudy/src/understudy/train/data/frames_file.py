@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy.train.data.run_data import RunData, episodes_within
-from understudy_base import RETURN_IS_PAD, ConfigError
+from understudy_base import ConfigError
 from understudy_data.checksums import file_sha256
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.selection.select import EPISODE_STRIDE
-from understudy_data.order_file import lengths_digest
+from understudy_data.order_file import OrderFile
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 _THREADS = 8
@@ -37,17 +36,10 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     tables = _Tables()
     for source in data.sources[first:]:
         training = source.training
-        segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
-        starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
-        factors = np.ones(len(segments))
-        if training.frame_weights is not None:
-            starts, factors = training.frame_weights.loss_runs
-        runs = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1)
+        changes, factors = training.loss_runs()
+        runs = changes[:, [0, 1, 1]]
         episodes = training.catalog.episodes
         texts = np.array([*training.catalog.tasks, ""], object)
-        if training.returns is not None:
-            returns = training.returns.read(episodes.rows_of(runs[:, 0]), runs[:, 1])
-            factors = np.where(returns[RETURN_IS_PAD], 0, factors)
         ids, lengths = episodes_within(training.catalog, source.span)
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if source.apart is None else source.apart.segments
@@ -77,7 +69,7 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     digests = {}
     for source in data.sources:  # updates come last
         last = source.span[1]
-        digests[data.names[source.of]] = lengths_digest(source.training, last)
+        digests[data.names[source.of]] = OrderFile.lengths_digest(source.training, last)
     content = io.BytesIO()
     pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
