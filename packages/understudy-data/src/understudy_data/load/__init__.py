@@ -22,5 +22,6 @@ remote_prefetch       requests for the bytes of coming batches from remote stora
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, while it computes
 validation_data       reading of validation frames
+decode_rate           rate of decoding videos from front to back
 row_sample            rows of a source beside the figures that normalize them
 """

@@ -37,7 +37,7 @@ from understudy_data.load.memory_plan import plan_memory
 from understudy_data.load.mixed_batches import image_shapes
 from understudy_data.load.order_state import adopt_order, order_state, position_in
 from understudy_data.order import Order
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 
 __all__ = ["Batch", "Loader"]
 
@@ -71,7 +71,7 @@ class Loader:
             device implies `pin`.
         host_keys: keys of batches that are not copied to `device`.
         rank: number of this process; it makes its share of every global batch. By default it is
-            found, with `world_size` (`process_rank.find_rank`): from torch.distributed, or RANK and
+            found, with `world_size` (`ProcessRank.find`): from torch.distributed, or RANK and
             WORLD_SIZE of the environment.
         world_size: number of processes.
         allow_uneven: let shares of processes differ by one sample, for a loss that is divided by
@@ -103,7 +103,7 @@ class Loader:
             are not those of the order, or that cannot share a batch; memory for less than one
             batch; a `decoded_cache` that is too small or not on a local disk; a CUDA device where
             there is none; a batch that the processes cannot share evenly.
-        ConfigError: see `process_rank.find_rank`.
+        ConfigError: see `ProcessRank.find`.
         DatasetError: a dataset cannot be opened.
     """
 
@@ -127,7 +127,7 @@ class Loader:
         self._device_copy = (
             DeviceCopy(torch.device(device), host_keys) if device is not None else None
         )
-        self._process = find_rank(options.get("rank"), options.get("world_size"))
+        self._process = ProcessRank.find(options.get("rank"), options.get("world_size"))
         # The order must not depend on the cores of this machine, nor on the ranks that share them.
         fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
         options |= {"rank": self.rank, "world_size": self.world_size}

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -42,7 +42,6 @@ from understudy_data.storage.dataset_version import (
     publication_is_gone,
     publication_name,
 )
-from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
 from understudy_data.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
@@ -524,54 +523,6 @@ class Opening:
             tuple(lacking),
             sensors=sensors,
         ).with_view(self._view)
-
-
-_SMALL = 1 << 20
-"""Most bytes of the tables of `meta/` of a dataset whose content is kept with that of others."""
-
-
-def read_tables_of_many(openings: Sequence[Opening]) -> None:
-    """Read the tables of many small local datasets; their content is kept in the cache of the host.
-
-    Parsing the tables of thousands of datasets takes longer than all else of opening them. The
-    content is found by the size, times and inode of each file (`mapped_tables.once_per_group`). A
-    dataset whose tables cannot be read stays without them.
-    """
-    members: list[Member[MetaTables]] = []
-    small: list[Opening] = []
-    if not are_many(len(openings)):
-        return
-    for opening in openings:
-        with suppress(DatasetError):  # which `finish` raises
-            if opening.files.is_local and (member := _small_member(opening)) is not None:
-                members.append(member)
-                small.append(opening)
-    if are_many(len(small)):
-        for number, tables in once_per_group(members, small[0].files.cache, mapped=False):
-            small[number].tables = tables
-
-
-def _small_member(opening: Opening) -> Member[MetaTables] | None:
-    """Member of a dataset with small tables; None for another one."""
-    first, size = opening.inputs()
-    computed_keys = [first]
-
-    def key() -> str:
-        if computed_keys:
-            return computed_keys.pop()
-        try:
-            return opening.inputs()[0]
-        except DatasetError:
-            return ""
-
-    return Member(opening.files.root, key, partial(_read, opening)) if size <= _SMALL else None
-
-
-def _read(opening: Opening) -> MetaTables | None:
-    try:
-        return opening.read_tables()
-    except DatasetError:
-        return None
 
 
 def catalog_mark(catalog: Catalog) -> str:

@@ -43,7 +43,7 @@ from understudy_data.load.same_version import check_same, find_board
 from understudy_data.order import Order, rank_slice
 from understudy_data.order.make_spec import as_list
 from understudy_data.order_file import find_segments
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 
 _FIRST_CHUNK = 256
 _CHUNK = 16384
@@ -72,7 +72,7 @@ class EpisodeSampler(Sampler[int]):
         world_size: number of ranks.
 
     Raises:
-        ConfigError: see `process_rank.find_rank`; in the first pass, where another library divides
+        ConfigError: see `ProcessRank.find`; in the first pass, where another library divides
             the batches again.
         ValueError: an empty selection, an unknown episode, a batch size that the ranks cannot share
             evenly, or a number out of range.
@@ -92,7 +92,7 @@ class EpisodeSampler(Sampler[int]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self._process = find_rank(rank, world_size)
+        self._process = ProcessRank.find(rank, world_size)
         rank = self.rank
         world_size = self.world_size
         if order is not None:

@@ -40,8 +40,7 @@ from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
-from understudy_data.hub.download import pull
-from understudy_data.hub.ids import model_id, near_path, parse_address
+from understudy_data.hub.download import HubRepo
 from understudy_kit import dump_yaml, read_file, validate
 
 FORMAT = 5
@@ -194,7 +193,7 @@ class RunDir:
                     f"{self.root}: this is a dataset; give the folder of a run, the --output-dir "
                     "of its `train`"
                 )
-            near = "" if self.root.exists() else near_path(str(self.root))
+            near = "" if self.root.exists() else HubRepo.near_path(str(self.root))
             fix = f"`understudy train --output-dir {self.root}` starts one"
             if near:
                 fix = f"did you mean {near}?"
@@ -425,7 +424,8 @@ def resumed_settings(run: str) -> TrainConfig:
     Raises:
         ConfigError: there is no run, it cannot be fetched, or NAME is another folder.
     """
-    address = parse_address(run) or model_id(run)
-    if address is not None:
-        return RunDir(pull(address, Path(address.name.partition("/")[2]).absolute())).settings()
+    repository = HubRepo.parse(run) or HubRepo.of_model(run)
+    if repository is not None:
+        folder = Path(repository.name.partition("/")[2]).absolute()
+        return RunDir(repository.pull(folder)).settings()
     return RunDir(Path(run)).settings()

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base import ConfigError
-from understudy_data.checksums import file_sha256
+from understudy_data.checksums import Checksums
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.order_file import OrderFile
@@ -158,7 +158,7 @@ def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[st
     Raises:
         ConfigError: the file is missing, or is not the one of `sha256`.
     """
-    if not path.exists() or file_sha256(path) != sha256:
+    if not path.exists() or Checksums.sha256_of(path) != sha256:
         raise ConfigError(f"{path}: is missing, or was changed since the run started; restore it")
     table = pq.read_table(path)
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}

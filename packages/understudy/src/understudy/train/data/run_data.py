@@ -50,7 +50,8 @@ from understudy_base import (
     split_view,
 )
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
+from understudy_data.datasets.format.catalog import Catalog
+from understudy_data.datasets.format.catalogs import Catalogs
 from understudy_data.datasets.format.standard_keys import StandardKeys
 from understudy_data.datasets.format.views import View
 from understudy_data.datasets.split import EpisodeSplit
@@ -58,8 +59,8 @@ from understudy_data.datasets.stats.norm_heads import HeadMember
 from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.choose_order import choose_order
 from understudy_data.load.instructions import Instructions
-from understudy_data.load.loader import Batch, Loader
-from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
+from understudy_data.load.loader import Loader
+from understudy_data.load.mixed_batches import Mixture
 from understudy_data.order import Order
 from understudy_data.prompt_metadata import PromptMetadata
 from understudy_data.storage.remote_options import RemoteOptions
@@ -406,32 +407,29 @@ def _open_sources(
     `RecordedSources`.
     """
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
-    started = dict[tuple[str, ...], Opening]()  # several sources may be parts of one dataset
-    catalogs = dict[tuple[str, ...], Catalog]()
+    catalogs = Catalogs(remote)  # several sources may be parts of one dataset
 
     def start(number: int) -> tuple[tuple[str, ...], str]:
         """Return the key of a source's dataset, and the name of the view."""
         source = configs[number]
-        layout = {"video_path": source.video_path, "data_path": source.data_path}
-        layout |= {"version": source.version, "pairing": source.pairing}
         address, view = split_view(source.root)
-        place = address, *layout.values()
-        if place not in started:
-            given = {name: text or None for name, text in layout.items()}
-            started[place] = Opening(address, remote, **given)
-            started[place].files.keep_listings()
+        place = catalogs.start(
+            address,
+            video_path=source.video_path,
+            data_path=source.data_path,
+            version=source.version,
+            pairing=source.pairing,
+        )
         return place, view
 
     addresses = for_each_source(names, start, wrong)
-    read_tables_of_many(list(started.values()))
+    catalogs.read_tables()
 
     def open_one(number: int) -> Source:
         address = addresses[number]
         assert address is not None
         place, view = address
-        if place not in catalogs:
-            catalogs[place] = started[place].finish()
-        catalog = with_view(catalogs[place], view, entries[number])
+        catalog = with_view(catalogs.open(place), view, entries[number])
         return open_source(configs[number], catalog, data.cameras, entries[number])
 
     return for_each_source(names, open_one, wrong)
@@ -470,12 +468,12 @@ def _check_together(
             fix=fix,
         )
     try:
-        Mixture.from_datasets(training)
-    except UnlikeSourcesError as error:
-        wrong = {names[number]: DatasetError(problem) for number, problem in error.problems.items()}
-        raise join_errors(wrong, len(names), leave_out) from error
+        problems = Mixture.unlike(training)
     except ValueError as error:
         raise DatasetError(str(error)) from error
+    if problems:
+        wrong = {names[number]: DatasetError(problem) for number, problem in problems.items()}
+        raise join_errors(wrong, len(names), leave_out)
 
 
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
@@ -664,7 +662,7 @@ def first_batch(
     return apply_augmentation(batch, data.cameras, config.augment, config.seed), data.cameras
 
 
-def read_first_batch(data: RunData, order: Order) -> Batch:
+def read_first_batch(data: RunData, order: Order) -> dict[str, Any]:
     """Load the batch of step 0 in this process alone, also in a group of several."""
     options: dict[str, Any] = {
         "num_threads": 1,
@@ -688,7 +686,7 @@ def make_loader(
     order: Order,
     mesh: Mesh,
     position: int,
-    preprocess: Callable[[Batch], Batch],
+    preprocess: Callable[[dict[str, Any]], dict[str, Any]],
     journal: Path | None = None,
 ) -> Loader:
     """Make the loader of this rank's share of every batch.
