@@ -33,7 +33,6 @@ from understudy_data.datasets.stats.summary import (
     DELTA,
     FIGURES,
     DimensionMode,
-    Mode,
     Request,
     Statistics,
     Summary,
@@ -207,7 +206,7 @@ class HeadMember:
     RECORDED: ClassVar[str] = RECORDED
     """Name of the statistics of a dataset's own files, in place of a path."""
 
-    def modes_of_keys(self, mode: Mode) -> dict[str, Sequence[DimensionMode]]:
+    def modes_of_keys(self, mode: DimensionMode) -> dict[str, Sequence[DimensionMode]]:
         """Return the normalization of each dimension of `ACTION` and, if present, `STATE`; `mode`
         where `modes` has none.
         """
@@ -215,7 +214,7 @@ class HeadMember:
         widths = vector_widths(self.data)
         return {key: given.get(key) or (mode,) * width for key, width in widths.items()}
 
-    def read_statistics(self, path: str, mode: Mode) -> dict[str, Statistics]:
+    def read_statistics(self, path: str, mode: DimensionMode) -> dict[str, Statistics]:
         """Read statistics that were computed elsewhere, by key (`read_stats_file`).
 
         Args:
@@ -262,7 +261,7 @@ class NormHeads:
         )
 
     def normalization(
-        self, mode: Mode, absolute: dict[str, dict[str, Statistics]] | None = None
+        self, mode: DimensionMode, absolute: dict[str, dict[str, Statistics]] | None = None
     ) -> dict[str, Any]:
         """Compute a policy's normalization, as plain lists for JSON (`compute_normalization`).
 
@@ -292,7 +291,7 @@ def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -
 
 def compute_normalization(
     members: Sequence[HeadMember],
-    mode: Mode,
+    mode: DimensionMode,
     chunk: int,
     cache: Path | None = None,
     validation: Sequence[EpisodeArrays] = (),
@@ -565,7 +564,7 @@ def _summaries_from(
 
 
 def _normalize_column(
-    member: HeadMember, key: str, statistics: Statistics, mode: Mode
+    member: HeadMember, key: str, statistics: Statistics, mode: DimensionMode
 ) -> dict[str, np.ndarray]:
     """Offset and spread of one key under the head of a source, float32 [dim]; names doubtful
     dimensions.

@@ -11,8 +11,6 @@ An update of a run's data has a file of its own, whose sources continue the numb
 """
 
 import io
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,6 @@ import pyarrow.parquet as pq
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base import ConfigError
 from understudy_data.checksums import Checksums
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.read.rows import Rows
 from understudy_data.order_file import OrderFile
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
@@ -43,7 +39,7 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         ids, lengths = episodes_within(training.catalog, source.span)
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if source.apart is None else source.apart.segments
-        of_tasks, names = _task_runs(training.catalog, np.union1d(training.episodes, apart[:, 0]))
+        of_tasks, names = training.task_runs(np.union1d(training.episodes, apart[:, 0]))
         parts: list[tuple[np.ndarray, Any]] = [
             (training.epoch_segments, 1.0),
             (apart, 1.0),
@@ -62,7 +58,7 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
                     for row in episodes.rows_of(ids).tolist()
                 ]
             if part == TASK:
-                texts_of_rows = names
+                texts_of_rows = pa.array(names, pa.string())
             else:
                 texts_of_rows = pa.array(tasks, pa.string()).take(pa.array(inverse))
             tables.add(source.number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
@@ -117,36 +113,6 @@ class _Tables:
         self._tables.append(pa.table(columns))
         self._runs = []
         self._rows = 0
-
-
-def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
-    """Return runs [episode, start, stop) of frames with one task, int64 (n, 3), and their texts.
-
-    They are those of the episodes with several tasks among `ids`; rows of other episodes are not
-    read.
-    """
-    episodes = catalog.episodes
-    reader = Rows(catalog, [], 1 << 26)
-    rows = episodes.rows_of(ids)
-    rows = rows[np.diff(episodes.task_offsets)[rows] > 1]
-
-    def read(row: int) -> np.ndarray:
-        tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
-        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
-        stops = np.append(starts[1:], len(tasks))
-        return np.stack(
-            [np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1
-        )
-
-    if not len(rows):
-        return np.empty((0, 3), np.int64), pa.array([], pa.string())
-    of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
-    with ThreadPoolExecutor(_THREADS) as pool:  # a remote file takes several requests
-        found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))
-    runs = np.concatenate([np.empty((0, 4), np.int64), *found])
-    return runs[:, :3], pa.array(
-        [catalog.tasks[number] for number in runs[:, 3].tolist()], pa.string()
-    )
 
 
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

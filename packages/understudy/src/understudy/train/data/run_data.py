@@ -53,7 +53,6 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.catalogs import Catalogs
 from understudy_data.datasets.format.standard_keys import StandardKeys
-from understudy_data.datasets.format.views import View
 from understudy_data.datasets.split import EpisodeSplit
 from understudy_data.datasets.stats.norm_heads import HeadMember
 from understudy_data.datasets.used_files import UsedFiles
@@ -125,7 +124,7 @@ class RunSource:
             "first": first,
             "last": last,
             "tasks": len(part.catalog.tasks),
-            "view": view_record(part.view),
+            "view": part.view_record,
         }
         if self.is_update:
             entry["of"] = self.of
@@ -256,11 +255,6 @@ class RunData:
             raise
         except ValueError as error:
             raise ConfigError(f"policy: {error}") from error
-
-
-def view_record(view: View | None) -> str:
-    """Return the record of a view, which names its version; "" for none."""
-    return "" if view is None else view.record
 
 
 def _pass_length(part: EpisodeDataset) -> float:

@@ -31,7 +31,7 @@ from understudy.train.data.source_faults import join_errors
 from understudy_base import ACTION, DatasetError, Record, SourceError
 from understudy_data.datasets.bad_episodes import BadEpisodes
 from understudy_data.datasets.stats.norm_heads import NormHeads
-from understudy_data.datasets.stats.summary import DimensionMode, Mode, Statistics
+from understudy_data.datasets.stats.summary import DimensionMode, Statistics
 from understudy_data.parts import Workers
 
 HeadStatistics = dict[str, dict[str, Statistics]]
@@ -40,7 +40,7 @@ HeadStatistics = dict[str, dict[str, Statistics]]
 
 def compute_normalization(
     data: RunData,
-    mode: Mode,
+    mode: DimensionMode,
     cache: Path | None = None,
     workers: Workers | None = None,
     modes: Sequence[Mapping[str, Sequence[DimensionMode]]] | None = None,

@@ -16,8 +16,6 @@ from understudy_data.datasets.bad_episodes import BadEpisodes
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.standard_keys import StandardKeys
-from understudy_data.datasets.format.views import View
-from understudy_data.datasets.read.returns import ReturnTarget
 from understudy_data.datasets.selection.select import Selection
 from understudy_data.datasets.split import EpisodeSplit
 from understudy_data.datasets.stats.norm_heads import NormHeads
@@ -65,7 +63,8 @@ class Source:
     """`action`, and `observation.state` where it has one."""
     cameras: tuple[str, ...]
     """Standard keys of its cameras."""
-    view: View | None = None
+    as_named: Catalog | None = None
+    """The dataset as its address names it, with the view; None: as `catalog`."""
 
     def head(self, name: str) -> str:
         """Return the norm head of this source, whose name is `name`."""
@@ -102,8 +101,9 @@ def open_source(
             a vector.
     """
     _raise_all(_lost_cameras(config, catalog, cameras, recorded), catalog)
+    as_named = catalog
     if (view := catalog.view) is not None:
-        config = spell_out(config, view)
+        config = spell_out(config, catalog)
         _raise_all(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
         catalog = replace(catalog, view=None)
     names = {ACTION: config.action}
@@ -126,15 +126,15 @@ def open_source(
     _raise_all(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
     return Source(
-        config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view
+        config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), as_named
     )
 
 
-def spell_out(config: SourceConfig, view: View | None) -> SourceConfig:
-    """Return settings together with those of a view. Raises DatasetError where they contradict each
-    other.
+def spell_out(config: SourceConfig, data: Catalog | EpisodeDataset) -> SourceConfig:
+    """Return settings together with those of the view of a dataset. Raises DatasetError where they
+    contradict each other.
     """
-    return config if view is None else SourceConfig(**view.combine(vars(config)))
+    return config if data.view is None else SourceConfig(**data.view.combine(vars(config)))
 
 
 def with_view(catalog: Catalog, view: str, recorded: Mapping[str, Any] | None) -> Catalog:
@@ -338,7 +338,7 @@ def split_source(
             field for field in config.data.prompt_metadata if field in present
         ]
     if target := config.policy.return_target:
-        options["returns"] = ReturnTarget(**target)
+        options["returns"] = target
     selection = replace(
         selection,
         exclude_episodes=None,
@@ -355,7 +355,7 @@ def split_source(
             catalog, select=replace(selection, episodes=parts.validation), **options
         )
         validation.video_frames.share_open_files(training.video_frames)
-    training.view = source.view
+    training.view = source.as_named.view if source.as_named is not None else None
     return SourceSplit(
         training,
         validation,
