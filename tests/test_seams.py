@@ -17,7 +17,7 @@ FACES = {
     "lerobot_service": {"base", "client"},
     "robot": {"base", "client", "data", "kit"},
     "tools": {"base", "client", "kit"},
-    "understudy": {"base", "client", "kit"},
+    "understudy": {"base", "client", "data", "kit"},
     "zoo": {"base", "client", "data", "kit"},
 }
 """Distribution -> those whose names it takes from the top alone: `from understudy_kit import X`."""

@@ -23,12 +23,11 @@ from understudy_base import (
     parse_bytes,
     processes_here,
 )
-from understudy_data.process_rank import ProcessRank
+from understudy_data import ProcessRank
 from understudy_kit import HostLimit, Interval, Positional, Positive
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.load.loader import Loader
+    from understudy_data import EpisodeDataset, Loader
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""
@@ -117,10 +116,7 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
     """Measure in this process; `meet` is called before each measurement, to begin with other
     processes.
     """
-    from understudy_data.load.choose_order import choose_order
-    from understudy_data.load.decode_rate import decode_in_a_row
-    from understudy_data.load.loader import Loader
-    from understudy_data.video.native.loops import loops_status
+    from understudy_data import Loader, choose_order, decode_in_a_row, loops_status
 
     process = ProcessRank.find()
     data = open_data(config)
@@ -185,8 +181,7 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
 
 def open_data(config: BenchConfig) -> "EpisodeDataset":
     """Open the dataset with one frame of each camera and chunks of actions."""
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, EpisodeDataset
 
     catalog = Catalog.open(config.path)
     cameras = catalog.camera_keys

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from understudy_base import ACTION, PROMPT_METADATA, STATE, TASK, Batch
-from understudy_data.prompt_metadata import PromptMetadata
+from understudy_data import PromptMetadata
 
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep

@@ -16,7 +16,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor
 
-from understudy_data.order import KeyedDraws
+from understudy_data import KeyedDraws
 
 Draws = Mapping[str, Tensor]
 """Random numbers of a batch by name, each [B, *shape of its spec]."""

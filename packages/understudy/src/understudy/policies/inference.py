@@ -39,7 +39,7 @@ from understudy_client import (
     compare_robots,
     size_error,
 )
-from understudy_data.prompt_metadata import PromptMetadata
+from understudy_data import PromptMetadata
 
 
 def load_policy(

@@ -6,7 +6,7 @@ import json
 
 from understudy_base import Record, __version__
 from understudy_client import RobotFacts, VectorFacts, printable
-from understudy_data.hub.cards import ModelCard
+from understudy_data import ModelCard
 
 _MOST_NAMES = 40
 _MOST_TASKS = 10

@@ -46,9 +46,7 @@ from understudy_base import (
     sync,
 )
 from understudy_client import Contract, figures_digest, write_contract
-from understudy_data.checksums import Checksums
-from understudy_data.hub.cards import ModelCard
-from understudy_data.hub.download import HubRepo
+from understudy_data import Checksums, HubRepo, ModelCard
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

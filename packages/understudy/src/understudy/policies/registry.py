@@ -46,7 +46,7 @@ from understudy_base import (
     find_entry_points,
     missing_distribution,
 )
-from understudy_data.checksums import Checksums
+from understudy_data import Checksums
 
 GROUP = "understudy.policies"
 """Group of the entry points."""

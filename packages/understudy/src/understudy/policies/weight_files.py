@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from understudy_base import load_entry_point
-from understudy_data.checksums import Checksums
+from understudy_data import Checksums
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -23,10 +23,7 @@ from understudy.train.data.updates import current_spec, read_all_frames, recorde
 from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
 from understudy_base import ConfigError
-from understudy_data.load.bad_frames import Substitution
-from understudy_data.load.order_rows import OrderExport, Span
-from understudy_data.order import Order
-from understudy_data.order_file import Samples
+from understudy_data import Order, OrderExport, Samples, Span, Substitution
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
 from understudy.train.data.versions_read import list_versions
 from understudy.train.memory_check import available_memory
 from understudy_base import ConfigError, Progress, parse_ids
-from understudy_data.order_file import OrderFile, Samples
+from understudy_data import OrderFile, Samples
 
 _COUNTER = 16  # bytes per frame, about
 _AT_ONCE = 1 << 17  # frames of a block

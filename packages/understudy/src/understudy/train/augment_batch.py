@@ -16,9 +16,7 @@ from understudy.policies.common.images import drop_texts, shift_images
 from understudy.policies.common.settings import MODES
 from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy_base import PROMPT_METADATA, SOURCE, TASK, Batch
-from understudy_data.load.instructions import Instructions
-from understudy_data.order import KeyedDraws
-from understudy_data.prompt_metadata import PromptMetadata
+from understudy_data import Instructions, KeyedDraws, PromptMetadata
 
 if TYPE_CHECKING:
     from understudy.config.data import DataConfig

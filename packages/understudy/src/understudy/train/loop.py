@@ -31,9 +31,7 @@ from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
 from understudy.train.validation.validation_loss import validate_and_log
 from understudy_base import Batch, Progress, Record, UnderstudyError, __version__
-from understudy_data.load.batch_mixing import BatchMixing
-from understudy_data.load.loader import Loader
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import BatchMixing, Loader, ValidationData
 from understudy_kit import Stop, plain
 
 

@@ -33,7 +33,7 @@ from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy_base import LOSS_WEIGHT, Batch, ConfigError
-from understudy_data.order import KeyedDraws
+from understudy_data import KeyedDraws
 
 
 class Timer(Protocol):

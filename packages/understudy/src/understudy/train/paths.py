@@ -12,7 +12,7 @@ from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
 from understudy_base import ConfigError, absolute_path, split_view
-from understudy_data.hub.download import HubRepo
+from understudy_data import HubRepo
 from understudy_kit import SourceConfig
 
 Source = TypeVar("Source", DataConfig, SourceConfig)

@@ -69,9 +69,7 @@ from understudy_base import (
     split_view,
     write_text,
 )
-from understudy_data.datasets.used_files import UsedFiles
-from understudy_data.load.validation_data import ValidationData
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import RemoteOptions, UsedFiles, ValidationData
 from understudy_kit import Stop, Stopped, dump_yaml, plain, without_credentials
 
 DONE = 0

@@ -36,9 +36,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog
 from understudy_base import Record
-from understudy_data.load.bad_frames import Substitution
-from understudy_data.load.batch_mixing import BatchMixing
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import BatchMixing, Substitution, ValidationData
 from understudy_kit import Stop
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,7 @@ from understudy.train.data.run_data import RunData
 from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy.train.precision import align
 from understudy.train.state import TrainState
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.load.instructions import Instructions
-from understudy_data.order import Order
+from understudy_data import Catalog, EpisodeDataset, Instructions, Order
 from understudy_kit import flat, plain
 
 MAX_SOURCES = 60

@@ -60,7 +60,7 @@ from understudy.train.memory_check import (
 from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
 from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
 from understudy_base import MODE, SOURCE, Batch, ConfigError, Record, page
-from understudy_data.order import KeyedDraws
+from understudy_data import KeyedDraws
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData

@@ -11,7 +11,7 @@ from understudy_base import MOST_LOADER_THREADS, ConfigError, parse_bytes
 from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
-    from understudy_data.order_file import Samples
+    from understudy_data import Samples
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def export(config: ExportConfig) -> None:
     """Write the file and print its size."""
     from understudy.train.account import Account
     from understudy_base import Progress
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.load.choose_order import choose_order
-    from understudy_data.load.order_rows import OrderExport, Span
+    from understudy_data import EpisodeDataset, OrderExport, Span, choose_order
 
     *paths, out = config.paths
     first = config.from_step

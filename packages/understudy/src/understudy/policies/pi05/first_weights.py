@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import open_weights, stored_dtypes, stored_shapes
-from understudy_data.order import KeyedDraws
+from understudy_data import KeyedDraws
 
 logger = logging.getLogger(__name__)
 

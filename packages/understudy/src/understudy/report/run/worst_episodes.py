@@ -28,8 +28,7 @@ from understudy_kit import Block, Blocks, Curve, as_rgb
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.load.validation_data import ValidationData
+    from understudy_data import EpisodeDataset, ValidationData
 
 Predict = Callable[[int, int, int], Record]
 

@@ -40,7 +40,7 @@ from understudy.policies.own_code.types import pin_missing, write_code
 from understudy.train.checkpoint import checksums
 from understudy.train.paths import find_moved
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
-from understudy_data.hub.download import HubRepo
+from understudy_data import HubRepo
 from understudy_kit import dump_yaml, read_file, validate
 
 FORMAT = 5

@@ -11,7 +11,7 @@ import numpy as np
 from understudy.config.data import REST, DataConfig
 from understudy.train.data.run_data import RunData
 from understudy_base import ACTION, STATE, ConfigError, Record
-from understudy_data.datasets.stats.summary import DimensionMode
+from understudy_data import DimensionMode
 
 _MOST_LISTED = 40
 

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base import ConfigError
-from understudy_data.checksums import Checksums
-from understudy_data.order_file import OrderFile
+from understudy_data import Checksums, OrderFile
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 _THREADS = 8

@@ -25,10 +25,7 @@ import numpy as np
 
 from understudy.train.data.run_data import RunData
 from understudy_base import ACTION, STATE, DatasetError, Record, redact
-from understudy_data.datasets.stats.norm_heads import HeadMember
-from understudy_data.datasets.stats.summary import DimensionMode, Statistics
-from understudy_data.load.row_sample import RowSample
-from understudy_data.order import KeyedDraws
+from understudy_data import DimensionMode, HeadMember, KeyedDraws, RowSample, Statistics
 
 ROWS = 100_000
 """Most rows of a sample of all sources."""

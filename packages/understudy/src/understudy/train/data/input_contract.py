@@ -33,12 +33,15 @@ from understudy_client import (
     VectorFacts,
     shrink,
 )
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.stats.norm_heads import NormHeads
-from understudy_data.datasets.stats.summary import DimensionMode, Statistics
-from understudy_data.load.instructions import Instructions
-from understudy_data.parts import Workers
+from understudy_data import (
+    Catalog,
+    DimensionMode,
+    EpisodeDataset,
+    Instructions,
+    NormHeads,
+    Statistics,
+    Workers,
+)
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""

@@ -49,20 +49,22 @@ from understudy_base import (
     parse_bytes,
     split_view,
 )
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.catalogs import Catalogs
-from understudy_data.datasets.format.standard_keys import StandardKeys
-from understudy_data.datasets.split import EpisodeSplit
-from understudy_data.datasets.stats.norm_heads import HeadMember
-from understudy_data.datasets.used_files import UsedFiles
-from understudy_data.load.choose_order import choose_order
-from understudy_data.load.instructions import Instructions
-from understudy_data.load.loader import Loader
-from understudy_data.load.mixed_batches import Mixture
-from understudy_data.order import Order
-from understudy_data.prompt_metadata import PromptMetadata
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import (
+    Catalog,
+    Catalogs,
+    EpisodeDataset,
+    EpisodeSplit,
+    HeadMember,
+    Instructions,
+    Loader,
+    Mixture,
+    Order,
+    PromptMetadata,
+    RemoteOptions,
+    StandardKeys,
+    UsedFiles,
+    choose_order,
+)
 from understudy_kit import SourceConfig
 
 _T = TypeVar("_T")

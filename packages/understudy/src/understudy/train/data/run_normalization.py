@@ -29,10 +29,7 @@ from understudy.train.data.given_figures import (
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
 from understudy_base import ACTION, DatasetError, Record, SourceError
-from understudy_data.datasets.bad_episodes import BadEpisodes
-from understudy_data.datasets.stats.norm_heads import NormHeads
-from understudy_data.datasets.stats.summary import DimensionMode, Statistics
-from understudy_data.parts import Workers
+from understudy_data import BadEpisodes, DimensionMode, NormHeads, Statistics, Workers
 
 HeadStatistics = dict[str, dict[str, Statistics]]
 """Norm head -> key -> statistics."""

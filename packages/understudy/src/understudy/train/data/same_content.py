@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from understudy.train.data.run_data import RunData, RunSource
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.used_files import UsedFiles
+from understudy_data import EpisodeDataset, UsedFiles
 
 MOST_NAMED = 5
 

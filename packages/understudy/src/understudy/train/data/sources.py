@@ -12,14 +12,16 @@ from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base import ACTION, STATE, DatasetError, Record
-from understudy_data.datasets.bad_episodes import BadEpisodes
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.standard_keys import StandardKeys
-from understudy_data.datasets.selection.select import Selection
-from understudy_data.datasets.split import EpisodeSplit
-from understudy_data.datasets.stats.norm_heads import NormHeads
-from understudy_data.video.color import ImageSize
+from understudy_data import (
+    BadEpisodes,
+    Catalog,
+    EpisodeDataset,
+    EpisodeSplit,
+    ImageSize,
+    NormHeads,
+    Selection,
+    StandardKeys,
+)
 from understudy_kit import SourceConfig
 
 

@@ -34,8 +34,7 @@ from understudy.train.data.run_data import (
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base import Record, plural, write_bytes
-from understudy_data.order import Order
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import Order, RemoteOptions
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from understudy.config.train import TrainConfig
 from understudy.train.data.run_data import RunData
 from understudy_base import Record, split_view
-from understudy_data.datasets.format.catalog import Catalog
+from understudy_data import Catalog
 
 Versions = Sequence[Mapping[str, str]]
 """Of each source `source`, its name, and `version` and `address` of its dataset

@@ -25,7 +25,7 @@ from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy_base import STATE, TASK, Batch, write_bytes
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import ValidationData
 
 logger = logging.getLogger(__name__)
 

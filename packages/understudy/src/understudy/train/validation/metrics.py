@@ -27,8 +27,7 @@ import numpy as np
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import FLOW, TRAINS
 from understudy_base import ConfigError, Record
-from understudy_data.load.instructions import Instructions
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import Instructions, ValidationData
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")

@@ -23,7 +23,7 @@ from understudy.policies.policy import Policy
 from understudy.train.augment_batch import batch_to_device, draw_on_device
 from understudy.train.state import TrainState
 from understudy_base import ACTION, MODE, Batch, ConfigError
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import ValidationData
 
 STEPS = 10
 """Euler steps of the sampling."""

@@ -59,8 +59,7 @@ from understudy_base import (
     is_wrong_input,
     parse_bytes,
 )
-from understudy_data.load.validation_data import ValidationData
-from understudy_data.order import KeyedDraws
+from understudy_data import KeyedDraws, ValidationData
 from understudy_kit import Stop
 
 BATCH = 128
