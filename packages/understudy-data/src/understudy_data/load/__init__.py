@@ -4,6 +4,7 @@ The way of a batch: `loader` asks `loader_threads`, which look up its samples an
 each thread has its images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
+prepare               memory, open datasets and buffers of a request
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
 same_version          one version of the datasets and one order for all ranks
 order_rows            samples of steps, as rows of an order file, and its export
