@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import understudy_data
 from understudy.cli.bench import (
     BenchConfig,
     bench,
@@ -67,7 +68,7 @@ def test_the_ratio_is_that_to_decoding_in_a_row(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = iter([50.0, 10.0, 20.0])
-    monkeypatch.setattr(decode_rate, "decode_in_a_row", lambda data, seconds: next(rows))
+    monkeypatch.setattr(understudy_data, "decode_in_a_row", lambda data, seconds: next(rows))
     figures = measure(BenchConfig(path=str(root), memory="4MB", **{**FAST, "rounds": 3}))
     assert figures["in_a_row_per_s"] == 20  # the median
     assert min(figures["samples_per_s"], figures["cpu_ms_per_sample"]) > 0
