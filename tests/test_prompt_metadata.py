@@ -25,7 +25,7 @@ from understudy.train.data.run_data import longest_prompts, open_data
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.order import sample_uniform
-from understudy_data.prompt_metadata import FORMAT, add_metadata, metadata_lines, observed_metadata
+from understudy_data.prompt_metadata import PromptMetadata
 from understudy_data.testing.datasets import Spec, rate_episodes, write_dataset
 from understudy_data.testing.outcomes import write_outcomes
 from understudy_kit import SourceConfig
@@ -57,7 +57,7 @@ def test_values_become_text() -> None:
         "big": np.int64(7),
         "flag": np.bool_(True),
     }
-    lines = metadata_lines(values, [*values, "absent"])
+    lines = PromptMetadata((*values, "absent")).lines(values)
     wanted = [
         "quality: 3",
         "control mode: joint velocity",
@@ -67,18 +67,18 @@ def test_values_become_text() -> None:
         "flag: true",
     ]
     assert lines.splitlines() == wanted
-    assert add_metadata([" pick up ", " "], ["a: 1\nb: x", "a: 1"]) == [
+    assert PromptMetadata.add([" pick up ", " "], ["a: 1\nb: x", "a: 1"]) == [
         "pick up, a: 1, b: x",
         "a: 1",
     ]
     for without in (None, [""]):
-        assert add_metadata(["pick up "], without) == ["pick up "]  # as it is
+        assert PromptMetadata.add(["pick up "], without) == ["pick up "]  # as it is
     with refused(2, 1, kind=ValueError):
-        add_metadata(["a", "b"], [""])
+        PromptMetadata.add(["a", "b"], [""])
     with refused("'pages'", kind=ValueError):
-        metadata_lines({"pages": [1]}, ["pages"])
+        PromptMetadata(("pages",)).lines({"pages": [1]})
     with refused("'a:b'", kind=ValueError):
-        metadata_lines({"a:b": 1}, ["a:b"])
+        PromptMetadata(("a:b",)).lines({"a:b": 1})
 
 
 def test_dataset_delivers_the_metadata_of_its_episodes(rated: Path) -> None:
@@ -174,7 +174,7 @@ def test_pi05_has_the_metadata_in_its_prompts(tmp_path: Path) -> None:
 
     policy = pi05_policy.policy(write_model(tmp_path), prompt_tokens=120)
     batch, lines = pi05_policy.batch(2), ["quality: 1\nsuccess: true", ""]
-    written = {**batch, "task": add_metadata(batch["task"], lines)}
+    written = {**batch, "task": PromptMetadata.add(batch["task"], lines)}
     found, wanted = (
         policy.preprocess(each)["prompt_tokens"]
         for each in ({**batch, "prompt_metadata": lines}, written)
@@ -194,7 +194,10 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
     run.train(config)
     folder = tmp_path / "r/policy"
     (head,) = json.loads((folder / "config.json").read_text())["metadata"]["heads"].values()
-    assert head["prompt_metadata"] == {"format": FORMAT, "names": ["quality", "success"]}
+    assert head["prompt_metadata"] == {
+        "format": PromptMetadata.FORMAT,
+        "names": ["quality", "success"],
+    }
     policy = us.load_policy(folder, contract="strict")
     recorded = us.EpisodeDataset(rated).sample(0, 0)
     observation = {
@@ -230,19 +233,21 @@ def test_run_trains_validates_and_exports_with_metadata(rated: Path, tmp_path: P
 
 
 def test_robot_gives_known_names_and_a_known_format() -> None:
-    facts = {"prompt_metadata": {"format": FORMAT, "names": ["quality", "operator"]}}
+    facts = {"prompt_metadata": {"format": PromptMetadata.FORMAT, "names": ["quality", "operator"]}}
     given = {"prompt_metadata": [{"operator": "ann", "quality": 2}, {}]}
-    assert observed_metadata(given, facts, 2) == {
+    assert PromptMetadata.of_robot(facts).observed(given, 2) == {
         "prompt_metadata": ["quality: 2\noperator: ann", ""]
     }
-    assert observed_metadata({}, facts, 2) == {"prompt_metadata": ["", ""]}
-    assert observed_metadata({}, {}, 2) == {}
+    assert PromptMetadata.of_robot(facts).observed({}, 2) == {"prompt_metadata": ["", ""]}
+    assert PromptMetadata.of_robot({}).observed({}, 2) == {}
     with refused(2, 3, kind=ValueError):
-        observed_metadata(given, facts, 3)
+        PromptMetadata.of_robot(facts).observed(given, 3)
     with refused("'quality'", kind=ValueError):
-        observed_metadata({"prompt_metadata": {"quality": 1}}, {}, 1)
+        PromptMetadata.of_robot({}).observed({"prompt_metadata": {"quality": 1}}, 1)
     with refused("'<task>'", kind=ValueError):
-        observed_metadata({}, {"prompt_metadata": {"format": "<task>", "names": ["quality"]}}, 1)
+        PromptMetadata.of_robot(
+            {"prompt_metadata": {"format": "<task>", "names": ["quality"]}}
+        ).observed({}, 1)
 
 
 def test_prompts_have_the_values_of_frames(tmp_path: Path) -> None:

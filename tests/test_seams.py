@@ -18,7 +18,7 @@ FACES = {
     "lerobot_service": {"base", "client", "robot", "understudy"},
     "robot": {"base", "client", "data", "kit", "understudy"},
     "tools": {"base", "client", "data", "kit"},
-    "understudy": {"base", "client", "kit"},
+    "understudy": {"base", "client", "data", "kit"},
     "zoo": {"base", "client", "data", "kit", "understudy"},
 }
 """Distribution -> those whose names it takes from the top alone: `from understudy_kit import X`."""

@@ -36,9 +36,8 @@ from understudy.testing.mixtures import mixed, tiny_sources
 from understudy.train.audit import FrameCounts, audit_file, audit_run
 from understudy.train.checkpoint import checkpoint
 from understudy_data.load.explain import LengthTable, droid_like
-from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.load.order_rows import OrderExport, Span
 from understudy_data.order import Order
-from understudy_data.order_file import write_order_file
 from understudy_data.testing.peak_memory import peak_bytes, start_peak
 
 ROUNDS = 3
@@ -113,18 +112,18 @@ def part(name: str, samples: int, path: Path) -> dict[str, float]:
     """Measure one rate."""
     table = LengthTable("droid", droid_like(), 2, (0, 0), 30.0, 1)
     order = Order.from_datasets([table], batch_size=BATCH, seed=0)
-    spans = [Span(0, 0, BATCH, samples // BATCH)]
+    span = Span(0, 0, BATCH, samples // BATCH)
     if name == "audit":
         nothing = np.zeros(len(table.lengths), np.int64)
         counts = FrameCounts(["droid"], nothing, table.segments, np.full(len(nothing), ""))
         counts.mark("validation", [])
-        return measured(lambda: counts.count(rows_of(order.locate, spans), samples), samples)
+        return measured(lambda: counts.count(span.samples(order.locate), samples), samples)
     if name == "export":
         path.unlink(missing_ok=True)
-        facts = order_facts(order.spec, spans, {"droid": {"lengths": ""}})
-        return measured(
-            lambda: write_order_file(path, rows_of(order.locate, spans), facts), samples
-        ) | {"bytes_per_sample": path.stat().st_size / samples}
+        export = OrderExport(order.spec, [span], {"droid": {"lengths": ""}})
+        return measured(lambda: export.write(path, span.samples(order.locate)), samples) | {
+            "bytes_per_sample": path.stat().st_size / samples
+        }
     if name == "audit file":
         return measured(lambda: audit_file(path, "latest", (), ()), samples)
     played = Order.from_file(path)

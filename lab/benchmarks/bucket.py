@@ -68,7 +68,7 @@ def needed(root: Path) -> int:
 
 def rank(root: str, memory: str, batch: int) -> None:
     """Read an epoch with our loader in this process, once a line arrives; print its figures."""
-    from understudy import Loader, keep_freed_memory
+    from understudy import EpisodeDataset, Loader, keep_freed_memory
 
     keep_freed_memory()
     print(json.dumps({"version": ""}), flush=True)
@@ -78,9 +78,10 @@ def rank(root: str, memory: str, batch: int) -> None:
         marks = []
         checksum = 0
         samples = 0
-        with Loader(root, batch_size=batch, memory=memory) as loader:
+        data = EpisodeDataset(root)
+        with Loader(data, batch_size=batch, memory=memory) as loader:
             count = -(-loader.order.spec.sources[0].frames // batch)
-            cameras = loader._request.datasets[0].video_keys
+            cameras = data.video_keys
             for number in range(count):
                 found = next(loader)
                 samples += len(found["index"])

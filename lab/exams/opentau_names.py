@@ -28,7 +28,7 @@ from understudy.policies.pi05.text import TextTokenizer
 from understudy_base import ACTION, STATE, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.recorded_stats import aggregate
-from understudy_data.datasets.stats.norm_heads import Member, compute_statistics, head_name
+from understudy_data.datasets.stats.norm_heads import HeadMember, compute_statistics, head_name
 from understudy_tools.cli.edit import SegmentConfig, segment
 
 accept_our_refusals()
@@ -71,7 +71,7 @@ def compute_delta_action_stats(
                 writer.add_frame({STATE: state[row], ACTION: action[row]}, task="exam")
             writer.save_episode()
     data = us.EpisodeDataset(root, episodes=None if episodes is None else sorted(episodes))
-    member = Member(data, "head", tuple(sorted(delta_map)))
+    member = HeadMember(data, "head", tuple(sorted(delta_map)))
     statistics = compute_statistics([member], len(chunk_offsets))["head"]
     figures = {name: vars(statistics[key]) for name, key in (("actions", ACTION), ("state", STATE))}
     return {name: {**f, "count": np.array([f["count"]])} for name, f in figures.items()}

@@ -20,7 +20,7 @@ from understudy_data.datasets.format.recorded_stats import parse_stats
 from understudy_data.order import Order
 from understudy_data.order.make_spec import as_int
 from understudy_data.order.random import check_seed
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 from understudy_kit import load, read_file, validate
 from understudy_kit.config.flags import read_flags
 from understudy_tools.imports.settings import ImportMapping
@@ -243,7 +243,7 @@ def test_booleans_are_no_numbers_in_the_library(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="True"):
             check_seed(value)
     with pytest.raises(ConfigError):
-        find_rank(False, True)
+        ProcessRank.find(False, True)
 
 
 def test_numbers_of_numpy_are_settings() -> None:

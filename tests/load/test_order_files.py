@@ -21,9 +21,9 @@ from understudy_data.load.bad_frames import Substitutes
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream
 from understudy_data.load.loader import Loader
-from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.load.order_rows import OrderExport, Span
 from understudy_data.order import Order
-from understudy_data.order_file import OrderFile, dataset_facts, write_order_file
+from understudy_data.order_file import OrderFile
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_data.testing.index_dataset import Indices
 from understudy_kit import main
@@ -50,9 +50,9 @@ def written(
     path: Path, order: Order, data: list[EpisodeDataset], steps: int, first: int = 0
 ) -> Order:
     """The order, written as a file and opened again."""
-    spans = [Span(first, first * order.batch_size, order.batch_size, steps)]
-    facts = order_facts(order.spec, spans, {source.name: dataset_facts(source) for source in data})
-    write_order_file(path, rows_of(order.locate, spans), facts)
+    span = Span(first, first * order.batch_size, order.batch_size, steps)
+    facts = {source.name: OrderExport.facts_of(source) for source in data}
+    OrderExport(order.spec, [span], facts).write(path, span.samples(order.locate))
     return Order.from_file(path)
 
 
@@ -368,6 +368,6 @@ def test_command_exports_the_order_that_a_loader_chooses(
 
 def test_spans_of_ranks() -> None:
     located = [np.zeros(10, np.int64)] * 3
-    blocks = list(rows_of(lambda positions: located, [Span(2, 10, 5, 2)], world_size=2))
+    blocks = list(Span(2, 10, 5, 2).samples(lambda positions: located, world_size=2))
     assert blocks[0].rank.tolist() == [0, 0, 1, 1, 1] * 2
     assert blocks[0].step.tolist() == [2] * 5 + [3] * 5

@@ -21,7 +21,7 @@ from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
 from understudy_data.load.dataloader.episode_stream import EpisodeStream
 from understudy_data.load.loader import Loader
-from understudy_data.process_rank import find_rank, warn_once
+from understudy_data.process_rank import ProcessRank, warn_once
 from understudy_data.testing.datasets import Spec, write_dataset
 
 BATCH = 4
@@ -121,8 +121,8 @@ def test_environment_that_names_no_rank_is_refused(
 ) -> None:
     set_rank(monkeypatch, rank, world_size)
     with pytest.raises(ConfigError):
-        find_rank()
-    assert find_rank(3, 4).rank == 3
+        ProcessRank.find()
+    assert ProcessRank.find(3, 4).rank == 3
 
 
 def test_group_of_one_in_an_environment_of_several_is_refused(
@@ -131,7 +131,7 @@ def test_group_of_one_in_an_environment_of_several_is_refused(
     set_rank(monkeypatch, "1", "2")
     join_group(0, 1)
     with pytest.raises(ConfigError):
-        find_rank()
+        ProcessRank.find()
 
 
 @READERS

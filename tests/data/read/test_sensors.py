@@ -15,7 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.train.data.fingerprint import changed_kinds, digest_files
 from understudy_base import MissingFileError
 from understudy_base.testing.refusals import absent, refused
 from understudy_data.datasets.dataset import EpisodeDataset
@@ -23,6 +22,7 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import Feature
 from understudy_data.datasets.format.sensors import Sensor
 from understudy_data.datasets.read.sensors import SensorTable, read_values
+from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.load.loader import Loader
 from understudy_data.order import Order
 from understudy_data.storage import mapped_tables
@@ -207,20 +207,21 @@ def test_large_sensor_is_mapped_and_pickles_small(
 
 def test_changed_sensor_file_is_another_dataset(root: Path, tmp_path: Path) -> None:
     def digests() -> dict[str, Any]:
-        return digest_files([EpisodeDataset(root)], (), tmp_path / "cache")
+        return UsedFiles([EpisodeDataset(root)], ()).digests(tmp_path / "cache")
 
     samples = jittered(LENGTHS, 20)
     add_sensor(root, samples)
     first = digests()
-    assert changed_kinds(first, digests()) == []
+    assert UsedFiles.changed_kinds(first, digests()) == []
     samples[2][1][-1] += 1
     write_samples(root / "sensors/imu.parquet", samples)
     second = digests()
-    assert changed_kinds(first, second) == [f"files of sensor {IMU}"]
+    assert UsedFiles.changed_kinds(first, second) == [f"files of sensor {IMU}"]
     edit_json(root / "meta/sensors.json", lambda sensors: sensors[IMU].update(max_age=0.5))
-    assert changed_kinds(second, digests()) == [f"files of sensor {IMU}"]
+    assert UsedFiles.changed_kinds(second, digests()) == [f"files of sensor {IMU}"]
     assert (
-        digest_files([EpisodeDataset(root, keys=["action"])], (), None)
+        UsedFiles([EpisodeDataset(root, keys=["action"])], ())
+        .digests(None)
         .keys()
         .isdisjoint([f"files of sensor {IMU}"])
     )

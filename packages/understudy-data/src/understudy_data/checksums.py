@@ -10,7 +10,9 @@ user who changes a file on purpose removes its line.
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from understudy_base import UnderstudyError
 
@@ -78,6 +80,37 @@ def check_checksums(folder: Path) -> None:
         actual = file_sha256(path) if path.is_file() else ""
         if actual != expected:
             raise ChecksumError(path, expected, actual)
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """Checksums of the files of a folder.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    folder: Path
+
+    FILE: ClassVar[str] = FILE
+    """Name of the file that holds them."""
+
+    @staticmethod
+    def sha256_of(path: Path) -> str:
+        """Return the SHA-256 of a file in hexadecimal digits."""
+        return file_sha256(path)
+
+    def write(self, sha256: Callable[[Path], str] = file_sha256) -> None:
+        """Write them (`write_checksums`); `sha256` computes that of a file."""
+        write_checksums(self.folder, sha256)
+
+    def check(self) -> None:
+        """Compare the files with them (`check_checksums`).
+
+        Raises:
+            ChecksumError: a file is missing or was changed. OSError: it cannot be read.
+        """
+        check_checksums(self.folder)
 
 
 def _read(path: Path) -> dict[str, str]:

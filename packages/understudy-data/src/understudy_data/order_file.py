@@ -43,9 +43,9 @@ SCHEMA = pa.schema(
 _OTHER_NAMES = {"episode_index": "episode", "frame_index": "frame"}
 _MOST_BYTES = (32, 1024)  # of a number and of a name, as they are stored
 _MOST_ROWS = 1 << 22  # of a row group, which is read whole
-STRIDE = 1 << 32  # of episodes in packed frames
+_STRIDE = 1 << 32  # above each number of an episode or a frame
 # limits of the columns of `SCHEMA`
-_MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, STRIDE, STRIDE, np.inf)
+_MOST = (1 << 62, 1 << 62, 1 << 31, 1 << 31, _STRIDE, _STRIDE, np.inf)
 _CACHE = 64 << 20  # bytes of the row groups that stay in memory
 
 
@@ -67,6 +67,22 @@ class Samples(NamedTuple):
     frame: np.ndarray
     weight: np.ndarray
     """Factor of its loss; 0 in a step that changed nothing."""
+
+    @staticmethod
+    def pack(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Pack numbers of (source, episode) or (episode, frame) into one, int64, in their
+        sequence.
+        """
+        return first * np.int64(_STRIDE) + second
+
+    @staticmethod
+    def unpack(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers that `pack` packed."""
+        return packed // _STRIDE, packed % _STRIDE
+
+    def head(self, count: int) -> "Samples":
+        """Return the first samples."""
+        return Samples(*(column[:count] for column in self))
 
     @property
     def digest(self) -> str:
@@ -110,8 +126,8 @@ def find_segments(segments: np.ndarray, episode: np.ndarray, frame: np.ndarray) 
     overlap.
     """
     order = np.lexsort((segments[:, 2], segments[:, 1], segments[:, 0]))
-    begins = segments[order, 0] * STRIDE + segments[order, 1]
-    row = order[np.searchsorted(begins, episode * STRIDE + frame, side="right") - 1]
+    begins = Samples.pack(segments[order, 0], segments[order, 1])
+    row = order[np.searchsorted(begins, Samples.pack(episode, frame), side="right") - 1]
     held, start, stop = segments[row].T
     return np.where((held == episode) & (frame >= start) & (frame < stop), row, -1)
 
@@ -263,6 +279,13 @@ class OrderFile:
         self.digest: str = self.facts.get("seal") or self._scan()
         if digest not in (None, self.digest):
             raise self._error("was changed since it was opened", "leave it as it is")
+
+    @staticmethod
+    def lengths_digest(dataset: Any, last: int | None = None) -> str:
+        """Return "LAST DIGEST" of the ids and lengths of a dataset's episodes up to the id `last`,
+        by which a file of its order knows it again (`lengths_digest`).
+        """
+        return lengths_digest(dataset, last)
 
     def _check_facts(self) -> None:
         """Refuse facts that `write_order_file` does not write; anyone can compute a seal."""

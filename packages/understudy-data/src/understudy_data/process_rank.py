@@ -26,12 +26,45 @@ class ProcessRank:
     Attributes:
         rank: number of this process.
         world_size: number of processes.
-        is_given: whether the caller gave both; else `find_rank` found them.
+        is_given: whether the caller gave both; else `find` found them.
     """
 
     rank: int
     world_size: int
     is_given: bool
+
+    @classmethod
+    def find(cls, rank: int | None = None, world_size: int | None = None) -> "ProcessRank":
+        """Rank of this process and number of processes.
+
+        Where they are not given, they are those of torch.distributed if it is initialized; else
+        RANK and WORLD_SIZE of the environment, as torchrun, accelerate and Ray set them; else 0 of
+        1.
+
+        Raises:
+            ConfigError: one without the other; values of the environment that are no rank; a group
+                of one process where the environment names several.
+        """
+        if is_boolean(rank) or is_boolean(world_size):
+            raise ConfigError(f"rank {rank} with world_size {world_size}: give whole numbers")
+        if rank is not None and world_size is not None:
+            return cls(rank, world_size, True)
+        if rank is not None or world_size is not None:
+            raise ConfigError(
+                f"rank {rank} with world_size {world_size}: give both, or neither to have them "
+                "found"
+            )
+        group = _group()
+        if group is not None and group[1] > 1:
+            # whatever the environment holds: Lightning sets WORLD_SIZE alone
+            return cls(*group, False)
+        named = _named()
+        if group is not None and named[1] > 1:
+            raise ConfigError(
+                f"the process group has 1 process, and the environment names rank {named[0]} of "
+                f"{named[1]}: give rank= and world_size="
+            )
+        return cls(*named, False)
 
     def check(self, reader: str) -> None:
         """Compare with the process group of now, before the first sample is read.
@@ -67,37 +100,6 @@ class ProcessRank:
                 f"a loader was given rank=0, world_size=1 in a process group of {group[1]}: every "
                 "rank reads the same samples; leave both out, and they are found"
             )
-
-
-def find_rank(rank: int | None = None, world_size: int | None = None) -> ProcessRank:
-    """Rank of this process and number of processes.
-
-    Where they are not given, they are those of torch.distributed if it is initialized; else RANK
-    and WORLD_SIZE of the environment, as torchrun, accelerate and Ray set them; else 0 of 1.
-
-    Raises:
-        ConfigError: one without the other; values of the environment that are no rank; a group of
-            one process where the environment names several.
-    """
-    if is_boolean(rank) or is_boolean(world_size):
-        raise ConfigError(f"rank {rank} with world_size {world_size}: give whole numbers")
-    if rank is not None and world_size is not None:
-        return ProcessRank(rank, world_size, True)
-    if rank is not None or world_size is not None:
-        raise ConfigError(
-            f"rank {rank} with world_size {world_size}: give both, or neither to have them found"
-        )
-    group = _group()
-    if group is not None and group[1] > 1:
-        # whatever the environment holds: Lightning sets WORLD_SIZE alone
-        return ProcessRank(*group, False)
-    named = _named()
-    if group is not None and named[1] > 1:
-        raise ConfigError(
-            f"the process group has 1 process, and the environment names rank {named[0]} of "
-            f"{named[1]}: give rank= and world_size="
-        )
-    return ProcessRank(*named, False)
 
 
 @cache

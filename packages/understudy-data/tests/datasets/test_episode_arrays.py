@@ -58,3 +58,22 @@ def test_datasets_and_plans_need_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", NO_TORCH, str(tmp_path / "data")], capture_output=True, text=True
     )
     assert done.stdout == "(2,) 3\n", done.stderr
+
+
+def test_recorded_frames_are_those_of_whole_episodes(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "d", Spec(lengths=(6, 9), foreign=False))
+    data = EpisodeArrays(tmp_path / "d", episodes=[1], drop_n_first_frames=4)
+    values = data.recorded_values("action", 0)
+    assert values.shape == (6, 2)
+    assert np.array_equal(values, truth.rows[0]["action"])
+    images = data.recorded_images().read(TOP, 0, np.array([0, 5]))
+    assert [identity(image)[2] for image in images] == [0, 5]
+
+
+def test_loss_runs_and_view_are_empty_without_either(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", Spec(lengths=(6, 9), foreign=False))
+    data = EpisodeArrays(tmp_path / "d")
+    rows, factors = data.loss_runs()
+    assert (rows.shape, factors.shape) == ((0, 2), (0,))
+    assert data.view_record == ""
+    assert data.prompt_names(data.catalog) == ["next.reward"]

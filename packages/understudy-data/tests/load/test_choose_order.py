@@ -24,7 +24,7 @@ from understudy_data.load.memory_plan import (
     needs_of_order,
     plan_memory,
 )
-from understudy_data.order import Order
+from understudy_data.order import ClipOrder, Order
 from understudy_data.order.cost import lane_correlation
 from understudy_data.order.defaults import turn_together
 from understudy_data.order.make_spec import (
@@ -321,7 +321,7 @@ def test_sources_that_are_alike_are_planned_as_each_alone(seed: int) -> None:
     )
     rank: dict[str, Any] = {"rank": world_size - 1, "world_size": world_size}
     for candidate in choice.candidates:
-        order = Order(candidate.spec, ())
+        order = ClipOrder(candidate.spec, ())
         plan = plan_memory(sources, order, num_threads=8, memory=memory, **rank)
         needs = needs_of_order(alone, order, **rank)
         division = divide_memory(needs, num_threads=8, memory=memory)

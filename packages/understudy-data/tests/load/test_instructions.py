@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.write.writer import EpisodeWriter
 from understudy_data.load.dataloader.episode_stream import EpisodeStream
-from understudy_data.load.instructions import draw_instructions, split_task
+from understudy_data.load.instructions import Instructions
 from understudy_data.load.loader import Loader
 
 TEXT = "put the cup on the shelf | move the cup |  | cup to shelf"
@@ -30,22 +30,22 @@ PARTS = ["put the cup on the shelf", "move the cup", "cup to shelf"]
     ],
 )
 def test_split_task(text: str, separator: str, parts: list[str]) -> None:
-    assert split_task(text, separator) == parts
+    assert Instructions(separator).split(text) == parts
 
 
 def test_draws_are_a_function_of_seed_and_position() -> None:
     positions = range(3000)
-    drawn = draw_instructions([TEXT] * 3000, " | ", 0, positions)
+    drawn = Instructions(" | ").draw([TEXT] * 3000, 0, positions)
     assert all(900 < count < 1100 for count in Counter(drawn).values())
     assert set(drawn) == set(PARTS)
     rows = [2999, 5, 1024]  # another batch, another rank
-    assert draw_instructions([TEXT] * 3, " | ", 0, rows) == [drawn[row] for row in rows]
-    assert draw_instructions([TEXT] * 3000, " | ", 1, positions) != drawn
+    assert Instructions(" | ").draw([TEXT] * 3, 0, rows) == [drawn[row] for row in rows]
+    assert Instructions(" | ").draw([TEXT] * 3000, 1, positions) != drawn
 
 
 def test_joined_texts_stay_without_a_separator() -> None:
-    assert draw_instructions([TEXT, "stack"], "", 0, [0, 1]) == [TEXT, "stack"]
-    assert draw_instructions(["stack"], " | ", 0, [0]) == ["stack"]
+    assert Instructions("").draw([TEXT, "stack"], 0, [0, 1]) == [TEXT, "stack"]
+    assert Instructions(" | ").draw(["stack"], 0, [0]) == ["stack"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_loader_draws_one_instruction_for_each_position(root: Path) -> None:
     drawn = batches(root, task_separator=" | ")
     for one, other in zip(plain, drawn, strict=True):
         positions = one["position"].numpy()
-        assert other["task"] == draw_instructions(one["task"], " | ", 3, positions)
+        assert other["task"] == Instructions(" | ").draw(one["task"], 3, positions)
         assert one.keys() == other.keys()
         for key in one.keys() - {"task"}:
             assert torch.equal(one[key], other[key])

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from understudy_base.testing.refusals import refused
-from understudy_data.order import sample_normal, sample_rng, sample_uniform, sample_words
-from understudy_data.order.random import philox
+from understudy_data.order import (
+    KeyedDraws,
+    sample_normal,
+    sample_rng,
+    sample_uniform,
+    sample_words,
+)
+from understudy_data.order.random import make_key, philox
 from understudy_data.order.sample_random import natural_log, normal_from_bits
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -147,3 +153,15 @@ def test_no_global_generator_is_read_or_moved():
 def test_bad_positions_are_refused(bad):
     with pytest.raises(ValueError, match="position"):
         sample_uniform(0, "time", bad)
+
+
+def test_keyed_draws_are_those_of_the_functions() -> None:
+    draws = KeyedDraws(3)
+    at = [5, 0, 2**40]
+    assert np.array_equal(draws.uniform("flow time", at), sample_uniform(3, "flow time", at))
+    assert np.array_equal(draws.normal("noise", at, (4,)), sample_normal(3, "noise", at, (4,)))
+    assert draws.key("clip", 1, 2) == make_key(3, "clip", 1, 2)
+    chosen = draws.choose(7, 20, "sources")
+    assert len(set(chosen.tolist())) == 7
+    assert set(chosen.tolist()) <= set(range(20))
+    assert np.array_equal(chosen, draws.choose(20, 20, "sources")[:7])

@@ -164,3 +164,13 @@ def test_a_spec_is_small_whatever_the_data():
         )
     )
     assert len(Order.from_datasets([many], batch_size=256).to_json()) < 600
+
+
+def test_parts_of_a_source_are_added_up() -> None:
+    order = Order.from_datasets(
+        [*pair(), episodes(*[50] * 3, name="a@9", gop=12)], batch_size=8, weights=[4, 2, 1]
+    )
+    merged = order.spec.merged([0, 1, 0], 2)
+    assert [source.name for source in merged.sources] == ["a", "b"]
+    before = order.spec.schedule[0].slots
+    assert merged.schedule[0].slots == (before[0] + before[2], before[1])

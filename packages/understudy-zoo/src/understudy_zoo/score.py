@@ -18,10 +18,10 @@ from understudy import Policy, RunDir, open_source, torch_device
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data import (
     EpisodeDataset,
+    Instructions,
     Lost,
     Part,
     Workers,
-    draw_instructions,
     file_sha256,
     open_episodes,
     prefetch_chunks,
@@ -57,9 +57,8 @@ class ValueFunction:
         episodes, frames = self.dataset.locate(np.arange(part.start, part.stop))
         config = self.policy.config
         batch = self.policy.from_present(self.dataset.batch(episodes, frames))
-        batch[TASK] = draw_instructions(
-            batch[TASK], self.source["task_separator"], 0, sample_identity(episodes, frames)
-        )
+        instructions = Instructions(self.source["task_separator"])
+        batch[TASK] = instructions.draw(batch[TASK], 0, sample_identity(episodes, frames))
         if config.state_dim:
             batch[STATE] = torch.nn.functional.pad(
                 batch[STATE], (0, config.state_dim - batch[STATE].shape[-1])

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from understudy.cli import bench as bench_command
+import understudy_data
 from understudy.cli.bench import (
     BenchConfig,
     bench,
-    decode_in_a_row,
     format_report,
     measure,
     open_data,
@@ -23,7 +22,8 @@ from understudy.cli.bench import (
 )
 from understudy_base import ConfigError, page
 from understudy_base.testing.refusals import refused
-from understudy_data.load.images import clip_reader
+from understudy_data.load import decode_rate
+from understudy_data.load.decode_rate import decode_in_a_row
 from understudy_data.testing.datasets import Spec, write_dataset
 from understudy_kit.cli import main
 
@@ -68,7 +68,7 @@ def test_the_ratio_is_that_to_decoding_in_a_row(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = iter([50.0, 10.0, 20.0])
-    monkeypatch.setattr(bench_command, "decode_in_a_row", lambda data, seconds: next(rows))
+    monkeypatch.setattr(understudy_data, "decode_in_a_row", lambda data, seconds: next(rows))
     figures = measure(BenchConfig(path=str(root), memory="4MB", **{**FAST, "rounds": 3}))
     assert figures["in_a_row_per_s"] == 20  # the median
     assert min(figures["samples_per_s"], figures["cpu_ms_per_sample"]) > 0
@@ -100,8 +100,8 @@ def test_decoding_in_a_row_has_every_frame_of_each_camera(
     def write(frame: Any, converter: object, image: object) -> None:
         times.append(frame.pts)
 
-    monkeypatch.setattr(clip_reader, "write", write)
-    monkeypatch.setattr(bench_command, "available_cores", lambda: 1)
+    monkeypatch.setattr(decode_rate, "write", write)
+    monkeypatch.setattr(decode_rate, "available_cores", lambda: 1)
     data = open_data(BenchConfig(path=str(root), cameras=(TOP,)))
     begin = time.perf_counter()
     per_s = decode_in_a_row(data, 0.5)
@@ -145,7 +145,7 @@ def test_an_error_of_the_decoder_ends_the_decoding_at_once(
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(clip_reader, "write", broken)
+    monkeypatch.setattr(decode_rate, "write", broken)
     begin = time.perf_counter()
     with refused(5, kind=OSError):
         decode_in_a_row(open_data(BenchConfig(path=str(root))), 600.0)

@@ -12,7 +12,7 @@ import pytest
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.load.batch_mixing import FEW_EPISODES, batch_figures, measure_mixing
+from understudy_data.load.batch_mixing import BatchMixing
 from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 from understudy_data.testing.datasets import Spec, write_dataset
@@ -36,9 +36,11 @@ def test_episodes_of_two_sources_are_distinct(tmp_path: Path) -> None:
         parts.append(EpisodeDataset(tmp_path / name))
     order = Order.from_datasets(parts, batch_size=8, seed=0, mode="uniform")
     source, episode, _ = order.locate(np.arange(8))
-    assert batch_figures(order, 0)["episodes"] == len({*zip(source.tolist(), episode.tolist())})
-    draws = [batch_figures(order, 8 * number)["episodes"] for number in range(40)]
-    assert measure_mixing(order, parts, 0).uniform == pytest.approx(np.mean(draws), rel=0.05)
+    assert BatchMixing.of_batch(order, 0)["episodes"] == len(
+        {*zip(source.tolist(), episode.tolist())}
+    )
+    draws = [BatchMixing.of_batch(order, 8 * number)["episodes"] for number in range(40)]
+    assert BatchMixing.measure(order, parts, 0).uniform == pytest.approx(np.mean(draws), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,9 @@ def test_stored_order_has_few_episodes(mode: str, is_poor: bool, tmp_path: Path)
     write_dataset(tmp_path / "set", Spec(lengths=(20,) * 30, cameras=()))
     data = EpisodeDataset(tmp_path / "set")
     order = Order.from_datasets([data], batch_size=8, seed=0, mode=mode)
-    mixing = measure_mixing(order, [data], order.start)
-    assert mixing.is_poor == is_poor
-    figures = [batch_figures(order, 8 * number) for number in range(8)]
+    mixing = BatchMixing.measure(order, [data], order.start)
+    assert bool(mixing.advice) == is_poor
+    figures = [BatchMixing.of_batch(order, 8 * number) for number in range(8)]
     assert mixing.episodes == pytest.approx(np.mean([one["episodes"] for one in figures]))
     _, episode, _ = order.locate(np.arange(8))
     assert figures[0]["episodes"] == len(set(episode.tolist()))
@@ -94,6 +96,7 @@ def test_order_explain_compares_a_file(
         }
     )
     pq.write_table(table, tmp_path / "order.parquet")
+    few = BatchMixing(8, 1.0, 8.0, 8.0).advice
     for paths in ([], [str(tmp_path / "set")]):
         explained = [
             "order",
@@ -105,7 +108,7 @@ def test_order_explain_compares_a_file(
             "8",
         ]
         assert main(explained) == 0
-        assert (FEW_EPISODES in capsys.readouterr().out) == (stored and chosen == 30)
+        assert (few in capsys.readouterr().out) == (stored and chosen == 30)
 
 
 def explained(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:

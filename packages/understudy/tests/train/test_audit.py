@@ -296,7 +296,7 @@ def test_planted_validation_frames_are_found(
         replace(source, name="one", val_episodes=(1, 2)),
         replace(source, name="two", val_episodes=(2, 3)),
     )
-    monkeypatch.setattr(run_data, "check_disjoint", lambda *_: None)
+    monkeypatch.setattr(run_data.EpisodeSplit, "check_disjoint", lambda *_: None)
     config = replace(config, data=replace(config.data, root="", val_fraction=0.0, sources=sources))
     assert run.train(config) == run.DONE
     result, counts = audit_run(tmp_path / "run", "latest", ())
@@ -525,17 +525,17 @@ def test_active_run_is_named_with_the_step_that_was_read(tmp_path: Path, capsys:
 
 
 def test_journals_of_a_resumed_run_have_no_later_positions(eventful: Path, tmp_path: Path) -> None:
-    from understudy_data.load.bad_frames import read_journal, truncate_journals
+    from understudy_data.load.bad_frames import Substitution
 
     shutil.copytree(eventful, tmp_path / "run")
     path = next(
         path for path in (tmp_path / "run").glob("substitutions-*.jsonl") if path.stat().st_size
     )
-    entries = read_journal(path)
+    entries = Substitution.read_journal(path)
     with path.open("a") as file:
         file.write('{"torn')
-    assert read_journal(path) == entries
-    truncate_journals(tmp_path / "run", entries[-1].position)
-    assert read_journal(path) == [
+    assert Substitution.read_journal(path) == entries
+    Substitution.truncate_journals(tmp_path / "run", entries[-1].position)
+    assert Substitution.read_journal(path) == [
         entry for entry in entries if entry.position < entries[-1].position
     ]

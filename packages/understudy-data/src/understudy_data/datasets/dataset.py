@@ -57,8 +57,8 @@ class EpisodeDataset(EpisodeArrays, torch.utils.data.Dataset[dict[str, Any]]):
         prompt_metadata: names of episode metadata, or of features with one number or text per
             frame, to deliver as `prompt_metadata`, a text with a line for each (docs/mixtures.md).
             An empty list delivers the empty text.
-        returns: definition of the `return` to deliver, the target of a value function (see
-            `datasets/read/returns.py`).
+        returns: definition of the `return` to deliver, the target of a value function, or its
+            fields (see `datasets/read/returns.py`).
         name: name in an order and in messages; by default the folder's name.
         video_backend: "pyav" or "torchcodec" (see `open_video`).
         frame_cache_bytes: memory for decoded video frames.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
-from understudy_base import LOSS_WEIGHT, DatasetError, SourceError
+from understudy_base import LOSS_WEIGHT, RETURN_IS_PAD, DatasetError, SourceError
 from understudy_data.datasets.check_files import FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable
@@ -21,14 +21,17 @@ from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.format.selection_fields import SelectionOptions
 from understudy_data.datasets.format.standard_keys import rename_keys
 from understudy_data.datasets.read.image_column import ImageColumns
+from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_data.datasets.read.returns import Returns, ReturnTarget
 from understudy_data.datasets.read.row_tables import RowTables
 from understudy_data.datasets.read.rows import PART_BYTES, Rows
 from understudy_data.datasets.read.sensors import Sensors
-from understudy_data.datasets.read.texts import EpisodePrompts, Responses
+from understudy_data.datasets.read.task_runs import task_runs
+from understudy_data.datasets.read.texts import EpisodePrompts, Responses, prompt_names
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.datasets.selection.frame_weights import FrameWeights, weigh_frames
 from understudy_data.datasets.selection.select import (
+    EPISODE_STRIDE,
     SegmentTable,
     Selection,
     as_integers,
@@ -129,6 +132,7 @@ _NONE = np.empty(0, np.int64)
 ROWS_IN_MEMORY = 1 << 30
 """Bytes for columns that are not mapped, and as many for encoded images stored in rows."""
 
+_ROW_BYTES = 512 << 20  # of the loaded data file of one episode
 _MAX_TRIES = 64  # videos to open in search of a readable one
 
 
@@ -163,7 +167,7 @@ class EpisodeArrays:
         depth_unit: Literal["m", "mm"] | None = None,
         response: str | None = None,
         prompt_metadata: Sequence[str] | None = None,
-        returns: ReturnTarget | None = None,
+        returns: ReturnTarget | Mapping[str, Any] | None = None,
         name: str | None = None,
         video_backend: str = "pyav",
         frame_cache_bytes: int = 128 << 20,
@@ -203,7 +207,8 @@ class EpisodeArrays:
         prompted_episodes = self.episodes if prompt_metadata else _NONE
         self.prompts = EpisodePrompts(self.catalog, prompt_metadata, prompted_episodes)
         """Metadata of the episodes and frames for prompts."""
-        self.returns = None if returns is None else Returns(self.catalog, returns, self.table_rows)
+        target = ReturnTarget(**returns) if isinstance(returns, Mapping) else returns
+        self.returns = None if target is None else Returns(self.catalog, target, self.table_rows)
         """Returns of the frames of the selected episodes; None: they are not delivered."""
         columns = [k for k in (*self._columns, *self._responses.columns) if k not in INDEX_KEYS]
         self._sensors = Sensors(self.catalog, self._sensor_keys, self.sensor_offsets)
@@ -303,6 +308,62 @@ class EpisodeArrays:
         return self.segments if self.frame_weights is None else self.frame_weights.epoch_segments
 
     @property
+    def view_record(self) -> str:
+        """The view of the address with its version, for records; "" for none."""
+        return "" if self.view is None else self.view.record
+
+    def task_runs(self, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Return runs of frames with one task in episodes that have several, selected or not.
+
+        Args:
+            ids: int64, episodes of the dataset.
+
+        Returns:
+            Rows [episode, start, stop), int64 (n, 3), and their texts.
+
+        Raises:
+            DatasetError: a data file cannot be read.
+        """
+        return task_runs(self.catalog, ids)
+
+    def recorded_images(self) -> RecordedImages:
+        """Return a reader of the images of whole episodes, selected or not."""
+        return RecordedImages(self.catalog)
+
+    def recorded_values(self, key: str, episode: int) -> np.ndarray:
+        """Return the values of a feature in all frames of an episode, selected or not.
+
+        Returns:
+            As declared, (frames, *shape).
+
+        Raises:
+            DatasetError: there is no such episode, or its rows cannot be read.
+        """
+        row = self.catalog.episodes.row_of(episode)
+        frames = np.arange(int(self.catalog.episodes.lengths[row]))
+        rows = Rows(self.catalog, [key], _ROW_BYTES)
+        values: np.ndarray = rows.take(np.full(1, row), {key: frames[None]})[key][0]
+        return values
+
+    def loss_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the frames from which on the factor of the loss is another one.
+
+        Returns:
+            Rows [episode, frame], int64 (n, 2), ascending, and the factor from each frame on,
+            float64 (n,), 0 where no return is known; both empty where all factors are 1.
+        """
+        segments = self.segments if self.returns is not None else np.empty((0, 3), np.int64)
+        starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
+        factors = np.ones(len(segments))
+        if self.frame_weights is not None:
+            starts, factors = self.frame_weights.loss_runs
+        runs = np.stack([starts // EPISODE_STRIDE, starts % EPISODE_STRIDE], axis=1)
+        if self.returns is not None:
+            returns = self.returns.read(self.catalog.episodes.rows_of(runs[:, 0]), runs[:, 1])
+            factors = np.where(returns[RETURN_IS_PAD], 0, factors)
+        return runs, factors
+
+    @property
     def num_frames(self) -> int:
         """Samples in the selection, as `len`."""
         return len(self)
@@ -325,6 +386,13 @@ class EpisodeArrays:
     def share(self, make: Callable[[], T], *inputs: Any) -> T:
         """Return `make()`, once per host for large inputs (see `mapped_tables.share`)."""
         return share(make, *inputs, cache=self.catalog.files.cache)
+
+    @staticmethod
+    def prompt_names(catalog: Catalog) -> list[str]:
+        """Return the names that `prompt_metadata` may have of a dataset: metadata of episodes, and
+        features with one number or text per frame.
+        """
+        return prompt_names(catalog)
 
     @property
     def reach(self) -> tuple[int, int]:

@@ -9,14 +9,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import ClassVar
 
 from understudy_base import ConfigError, hub_remedy, require, summarize, sync, write_text
 from understudy_data.checksums import FILE, ChecksumError, check_checksums
-from understudy_data.hub.ids import HubId
+from understudy_data.hub.ids import SCHEME, HubId, near_path
 
 ORIGIN = ".understudy-hub.json"
 """File of a pulled folder: the id and the commit that it was fetched from."""
@@ -31,6 +33,71 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".understudy-pull"
 
 logger = logging.getLogger("understudy.hub.download")
+
+
+@dataclass(frozen=True)
+class HubRepo(HubId):
+    """A repository on the hub, with its files."""
+
+    SCHEME: ClassVar[str] = SCHEME
+    """Start of its address."""
+
+    @staticmethod
+    def near_path(text: str) -> str:
+        """Return the existing local path that a mistyped one means (`near_path`); "": none."""
+        return near_path(text)
+
+    def fetch(self) -> Path:
+        """Fetch a model repository into the cache of huggingface_hub (`fetch_model`); return the
+        folder there.
+
+        Raises:
+            ConfigError: it cannot be fetched. MissingExtraError: the extra `hub` is not installed.
+                OSError: the cache cannot be written.
+        """
+        return fetch_model(self)
+
+    def fetch_files(self, patterns: Sequence[str], use: str, required: bool) -> Path:
+        """Fetch the files that fit one of `patterns`; return their folder, whose name is the
+        commit.
+
+        Args:
+            patterns: as of fnmatch; names of files where they are `required`.
+            use: what the files are for, in messages.
+            required: whether each of the files must be there.
+
+        Raises:
+            ConfigError: the repository, or a required file of it, cannot be fetched.
+            MissingExtraError: the extra `hub` is not installed.
+        """
+        require("hub")
+        from huggingface_hub import snapshot_download
+
+        where = f"{use}: {self.name}"
+        if self.revision:
+            where += f"@{self.revision}"
+        lost = "cannot be fetched from the hub, and there is no such local path"
+        problem = f"{patterns[0]} {lost}" if required else lost
+        with hub_errors(where, problem):
+            folder = Path(
+                snapshot_download(self.name, revision=self.revision, allow_patterns=list(patterns))
+            )
+        required_files = patterns if required else ()
+        for file in required_files:
+            if not (folder / file).exists():
+                raise ConfigError(f"{where}: {file} {lost}")
+        return folder
+
+    def pull(self, target: Path) -> Path:
+        """Fetch all files into a new folder (`pull`), and return it.
+
+        Raises:
+            ConfigError: `target` exists and is another folder, it cannot be fetched, or a file is
+                not the one that was written.
+            MissingExtraError: the extra `hub` is not installed. OSError: the disk cannot be
+                written.
+        """
+        return pull(self, target)
 
 
 def fetch_model(repo: HubId) -> Path:

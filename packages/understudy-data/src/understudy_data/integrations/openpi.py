@@ -12,7 +12,7 @@ from typing import Any
 
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 
 MODULE = "openpi.training.data_loader"
 _NEEDED = (
@@ -65,7 +65,7 @@ def install(module: ModuleType | None = None, *, samples: int = 0) -> None:
         data = _innermost(dataset)
         if data is None or not (options.get("shuffle") or options.get("sampler") is not None):
             return original(dataset, local_batch_size, **options)
-        batch_size = local_batch_size * find_rank().world_size
+        batch_size = local_batch_size * ProcessRank.find().world_size
         sampler = EpisodeSampler(data, seed=options.get("seed", 0), batch_size=batch_size)
         if samples:
             sampler.load_state_dict(sampler.state_dict(consumed=samples))

@@ -4,9 +4,10 @@ The way of a batch: `loader` asks `loader_threads`, which look up its samples an
 each thread has its images made by a `batch_builder`, from the clip readers in `images`.
 
 loader                `Loader`: batches in the order's sequence
+prepare               memory, open datasets and buffers of a request
 batch_request         the arguments that `Loader` and `EpisodeStream` share, checked
 same_version          one version of the datasets and one order for all ranks
-order_rows            samples of steps, as rows of an order file
+order_rows            samples of steps, as rows of an order file, and its export
 batch_mixing          episodes in a batch, and in one of a uniform shuffle
 order_state           state dicts: a position, and its order
 dataloader            the same batches for torch's DataLoader
@@ -23,4 +24,6 @@ remote_prefetch       requests for the bytes of coming batches from remote stora
 bad_frames            substitution of samples that cannot be read
 device_copy           copies of batches to a device, while it computes
 validation_data       reading of validation frames
+decode_rate           rate of decoding videos from front to back
+row_sample            rows of a source beside the figures that normalize them
 """

@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from understudy_base import ConfigError, DatasetError, write_text
@@ -19,6 +20,7 @@ from understudy_data.order import Order
 
 _ALWAYS_ALLOWED = 16  # bad frames
 _TRIES = 4096
+_JOURNALS = "substitutions-*.jsonl"
 _FIX = "repair the dataset, or leave these episodes out"
 
 
@@ -35,27 +37,37 @@ class Substitution:
     instead_episode: int
     instead_frame: int
 
+    @classmethod
+    def read_journal(cls, path: Path) -> list["Substitution"]:
+        """Read a journal, without a last line torn by a kill.
 
-def read_journal(path: Path) -> list[Substitution]:
-    """Read a journal, without a last line torn by a kill.
+        Raises:
+            ConfigError: another line is no substitution.
+        """
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        try:
+            return [cls(**json.loads(line)) for line in lines]
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path}: a line is no substitution: {error}; restore the file"
+            ) from error
 
-    Raises:
-        ConfigError: another line is no substitution.
-    """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    try:
-        return [Substitution(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: a line is no substitution: {error}; restore the file"
-        ) from error
+    @classmethod
+    def read_journals(cls, folder: Path) -> list["Substitution"]:
+        """Read the journals of all ranks of a run, `substitutions-*.jsonl`, as `read_journal`
+        does.
+        """
+        journals = [cls.read_journal(path) for path in folder.glob(_JOURNALS)]
+        return list(chain.from_iterable(journals))
 
-
-def truncate_journals(folder: Path, position: int) -> None:
-    """Remove the substitutes from `position` on from the journals of a run that resumes there."""
-    for path in folder.glob("substitutions-*.jsonl"):
-        entries = [asdict(entry) for entry in read_journal(path) if entry.position < position]
-        write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    @classmethod
+    def truncate_journals(cls, folder: Path, position: int) -> None:
+        """Remove the substitutes from `position` on from the journals of a run that resumes
+        there.
+        """
+        for path in folder.glob(_JOURNALS):
+            kept = [entry for entry in cls.read_journal(path) if entry.position < position]
+            write_text(path, "".join(json.dumps(asdict(entry)) + "\n" for entry in kept))
 
 
 class Substitutes:

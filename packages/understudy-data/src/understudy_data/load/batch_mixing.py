@@ -14,7 +14,7 @@ from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.order import Order
 from understudy_data.order.design_effect import design_effect, expected_episodes
 
-FEW_EPISODES = (
+_FEW_EPISODES = (
     "a batch has few episodes: its gradient is that of few samples; use data.shuffle clips (the "
     "default), or another order file"
 )
@@ -38,61 +38,63 @@ class BatchMixing:
     uniform: float
     """Expected distinct episodes in a uniform batch."""
 
+    @classmethod
+    def measure(
+        cls, order: Order, parts: Sequence[EpisodeArrays], position: int, spread: bool = False
+    ) -> "BatchMixing":
+        """Measure several batches, and compute the episodes of a uniform batch.
+
+        Args:
+            order: the sequence of samples. That of a file is compared with a uniform shuffle of its
+                own samples.
+            parts: its datasets; of an order from a file they are not needed.
+            position: first position of the run or of its continuation.
+            spread: whether the batches are spread evenly over the order; else they follow
+                `position`.
+        """
+        last = max(position, order.stop - order.batch_size)
+        step = max(1, (last - position) // order.batch_size // _BATCHES) if spread else 1
+        firsts = range(
+            position,
+            min(position + _BATCHES * step * order.batch_size, last + 1),
+            step * order.batch_size,
+        )
+        figures = [cls.of_batch(order, first) for first in firsts]
+        if order.file is not None:
+            uniform = _uniform_of_file(order)
+        else:
+            uniform = _uniform_of_datasets(order, parts)
+        return cls(
+            order.batch_size,
+            float(np.mean([one["episodes"] for one in figures])),
+            float(np.mean([one["design_effect"] for one in figures])),
+            uniform,
+        )
+
+    @staticmethod
+    def of_batch(order: Order, first: int) -> dict[str, float]:
+        """Count the distinct `episodes` of the global batch at position `first`, and estimate its
+        `design_effect`.
+        """
+        source, episode, frame = order.locate(
+            np.arange(first, min(first + order.batch_size, order.stop))
+        )
+        number, counts = _episodes(source, episode)
+        return {
+            "episodes": len(counts),
+            "design_effect": float(design_effect(number[None], frame[None])[0]),
+        }
+
     @property
-    def is_poor(self) -> bool:
-        """Whether a batch has less than half of the episodes of a uniform one."""
-        return self.episodes < _FEW * self.uniform
+    def advice(self) -> str:
+        """A line where a batch has less than half of the episodes of a uniform one; else ""."""
+        return _FEW_EPISODES if self.episodes < _FEW * self.uniform else ""
 
     def __str__(self) -> str:
         return (
             f"a batch of {self.samples:,} samples has frames of {self.episodes:,.4g} episodes, a "
             f"uniform one of {self.uniform:,.4g}; design effect {self.effect:.3g} (an estimate)"
         )
-
-
-def batch_figures(order: Order, first: int) -> dict[str, float]:
-    """Count the distinct episodes of the global batch at position `first`, and estimate its design
-    effect.
-    """
-    source, episode, frame = order.locate(
-        np.arange(first, min(first + order.batch_size, order.stop))
-    )
-    number, counts = _episodes(source, episode)
-    return {
-        "episodes": len(counts),
-        "design_effect": float(design_effect(number[None], frame[None])[0]),
-    }
-
-
-def measure_mixing(
-    order: Order, parts: Sequence[EpisodeArrays], position: int, spread: bool = False
-) -> BatchMixing:
-    """Measure several batches, and compute the episodes of a uniform batch.
-
-    Args:
-        order: the sequence of samples. That of a file is compared with a uniform shuffle of its own
-            samples.
-        parts: its datasets; of an order from a file they are not needed.
-        position: first position of the run or of its continuation.
-        spread: whether the batches are spread evenly over the order; else they follow `position`.
-    """
-    last = max(position, order.stop - order.batch_size)
-    step = max(1, (last - position) // order.batch_size // _BATCHES) if spread else 1
-    firsts = range(
-        position,
-        min(position + _BATCHES * step * order.batch_size, last + 1),
-        step * order.batch_size,
-    )
-    figures = [batch_figures(order, first) for first in firsts]
-    uniform = (
-        _uniform_of_file(order) if order.file is not None else _uniform_of_datasets(order, parts)
-    )
-    return BatchMixing(
-        order.batch_size,
-        float(np.mean([one["episodes"] for one in figures])),
-        float(np.mean([one["design_effect"] for one in figures])),
-        uniform,
-    )
 
 
 def _uniform_of_datasets(order: Order, parts: Sequence[EpisodeArrays]) -> float:

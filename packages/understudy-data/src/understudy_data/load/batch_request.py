@@ -50,7 +50,7 @@ class DatasetOptions(SelectionOptions, total=False):
     depth_unit: Literal["m", "mm"] | None
     response: str | None
     prompt_metadata: Sequence[str] | None
-    returns: ReturnTarget | None
+    returns: ReturnTarget | Mapping[str, Any] | None
     name: str | None
     video_backend: str
     frame_cache_bytes: int

@@ -36,7 +36,7 @@ from understudy_data.load.memory_plan import (
     needs_of_order,
     needs_of_rank,
 )
-from understudy_data.order import Order, Spec
+from understudy_data.order import ClipOrder, Order, Spec
 from understudy_data.order.cost import (
     BEARABLE,
     bearable,
@@ -214,7 +214,7 @@ def choose_from_facts(
     chosen = candidates[best]
     layouts = [source.layout for source in chosen.sources]
     reasons = [source.reasons for source in chosen.sources]
-    order = Order(chosen.spec, layouts, reasons, weights)
+    order = ClipOrder(chosen.spec, layouts, reasons, weights)
     words = "" if _is_fixed(request) else advice(grouped, memory, figures)
     return OrderChoice(order, tuple(candidates.values()), chosen, words)
 

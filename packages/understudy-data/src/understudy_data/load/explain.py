@@ -12,7 +12,7 @@ import numpy as np
 
 from understudy_base import MOST_LOADER_THREADS, page, parse_bytes
 from understudy_data.datasets.episode_arrays import EpisodeArrays
-from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
+from understudy_data.load.batch_mixing import BatchMixing
 from understudy_data.load.choose_order import WINDOWS, OrderChoice, choose_from_facts
 from understudy_data.load.images.source_facts import read_facts
 from understudy_data.order import Order
@@ -203,7 +203,7 @@ class ExplainedOrder:
         opened = [EpisodeArrays(dataset) for dataset in datasets]
         if opened:
             order = order.of_datasets(opened)
-        mixing = measure_mixing(order, opened, order.start, spread=True)
+        mixing = BatchMixing.measure(order, opened, order.start, spread=True)
         lines = [f"{path}: {order.stop - order.start:,} samples", str(mixing)]
         asked = f"--batch-size {batch_size}"
         if batch == file.batch_size != batch_size:
@@ -211,8 +211,8 @@ class ExplainedOrder:
             lines.insert(1, f"{steps} {asked}")
         elif batch < batch_size:
             lines.insert(1, f"no whole batch of {asked}: all rows are taken as one")
-        if mixing.is_poor:
-            lines.append(FEW_EPISODES)
+        if mixing.advice:
+            lines.append(mixing.advice)
         return cls(order, tuple(lines))
 
 

@@ -18,26 +18,21 @@ from typing import Any, Literal, NoReturn, Unpack
 import torch
 
 from understudy_base import MOST_LOADER_THREADS, fair_threads, is_boolean, processes_here, sync
-from understudy_data.load.bad_frames import Substitutes, Substitution
+from understudy_data.load.bad_frames import Substitution
 from understudy_data.load.batch_request import (
     Batch,
-    BatchRequest,
     Datasets,
     ReadOptions,
     make_request,
 )
-from understudy_data.load.choose_order import advise_on
 from understudy_data.load.device_copy import DeviceCopy
-from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import Timings
-from understudy_data.load.images.decoded_cache import keep_decoded
-from understudy_data.load.images.source_facts import in_memory, read_facts
 from understudy_data.load.loader_threads import WorkerPool
-from understudy_data.load.memory_plan import plan_memory
-from understudy_data.load.mixed_batches import image_shapes
+from understudy_data.load.memory_plan import MemoryPlan
 from understudy_data.load.order_state import adopt_order, order_state, position_in
+from understudy_data.load.prepare import Prepared, prepare
 from understudy_data.order import Order
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 
 __all__ = ["Batch", "Loader"]
 
@@ -71,7 +66,7 @@ class Loader:
             device implies `pin`.
         host_keys: keys of batches that are not copied to `device`.
         rank: number of this process; it makes its share of every global batch. By default it is
-            found, with `world_size` (`process_rank.find_rank`): from torch.distributed, or RANK and
+            found, with `world_size` (`ProcessRank.find`): from torch.distributed, or RANK and
             WORLD_SIZE of the environment.
         world_size: number of processes.
         allow_uneven: let shares of processes differ by one sample, for a loss that is divided by
@@ -107,7 +102,7 @@ class Loader:
             are not those of the order, or that cannot share a batch; memory for less than one
             batch; a `decoded_cache` that is too small or not on a local disk; a CUDA device where
             there is none; a batch that the processes cannot share evenly.
-        ConfigError: see `process_rank.find_rank`.
+        ConfigError: see `ProcessRank.find`.
         DatasetError: a dataset cannot be opened.
     """
 
@@ -131,7 +126,7 @@ class Loader:
         self._device_copy = (
             DeviceCopy(torch.device(device), host_keys) if device is not None else None
         )
-        self._process = find_rank(options.get("rank"), options.get("world_size"))
+        self._process = ProcessRank.find(options.get("rank"), options.get("world_size"))
         # The order must not depend on the cores of this machine, nor on the ranks that share them.
         fitted = MOST_LOADER_THREADS if num_threads == "auto" else num_threads
         options |= {"rank": self.rank, "world_size": self.world_size}
@@ -140,7 +135,7 @@ class Loader:
         self._pins = pin or (self._device_copy is not None and self._device_copy.pins)
         self._chosen = options.get("order") is None
         self._datasets = request.datasets
-        self._prepare(request, advises=not self._chosen)
+        self._adopt(prepare(request, self._threads, self._pins, advises=not self._chosen))
         self._workers: WorkerPool | None = None
         # several threads may read; a signal handler, within a read
         self._reading = threading.RLock()
@@ -151,57 +146,11 @@ class Loader:
         self.wait_seconds = 0.0
         """Seconds that the consumer has waited for batches."""
 
-    def _prepare(self, request: BatchRequest, advises: bool) -> None:
-        """Plan the memory for a request, and warn of an order that costs much."""
-        # refuses several sizes
-        cameras = len(image_shapes(request.datasets, request.image_size)[0])
-        cache = request.disk_cache
-        facts = [
-            read_facts(data, request.image_size, cache is not None) for data in request.datasets
-        ]
-        for number, data in enumerate(request.datasets):
-            if facts[number].mapped and not data.row_tables.is_available:
-                facts[number] = in_memory(facts[number])
-                problem = (
-                    f"{data.name}: no local folder for its columns, which each process "
-                    "decodes for itself, again"
-                )
-                fix = "set XDG_CACHE_HOME to a folder on a local disk"
-                warnings.warn(
-                    f"{problem} and again where they exceed a quarter of memory; {fix}",
-                    stacklevel=3,
-                )
-        shared: dict[str, Any] = {
-            "rank": request.rank,
-            "world_size": request.world_size,
-            "num_threads": self._threads,
-            "memory": request.memory_bytes,
-        }
-        self.plan = plan_memory(facts, request.order, **shared)
-        """Memory that the loader holds, item by item, and how it decodes."""
-        if advises and (advice := advise_on(request.order, facts, **shared)):
-            warnings.warn(advice, stacklevel=3)
-        datasets = list(request.datasets)
-        for number, (data, keep) in enumerate(zip(request.datasets, self.plan.keeps_decoded)):
-            data.video_frames.keep_open(self.plan.indexes[number])
-            plan = self.plan
-            data.keep_rows(plan.rows[number], plan.stored_images, plan.readers, plan.row_parts)
-            if keep:
-                files = None if cache is None else cache.open(data, request.image_size)
-                datasets[number] = keep_decoded(data, request.image_size, files)
-            elif cache is not None and data.video_keys:
-                problem = (
-                    f"decoded_cache: not used for {data.name}, whose decoders need more than "
-                    f"{self.plan.memory} bytes"
-                )
-                warnings.warn(f"{problem}; give more memory", stacklevel=3)
-        self._request = replace(request, datasets=tuple(datasets))
-        substitute = request.on_bad_frame == "substitute"
-        self._substitutes: Substitutes | None = None
-        if substitute:
-            self._substitutes = Substitutes(request.order, request.journal, request.bad_frame_cap)
-        # as planned
-        self._buffers = BufferPool((self.plan.batches_ahead + 2) * cameras, self._pins)
+    def _adopt(self, prepared: Prepared) -> None:
+        """Load as prepared from now on, and warn of what it costs."""
+        for line in prepared.advice:
+            warnings.warn(line, stacklevel=3)
+        self._prepared = prepared
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -230,7 +179,7 @@ class Loader:
                 batch = self._workers.take()
                 if self._device_copy is not None:
                     batch = self._device_copy.copy(batch)
-                self.position += self._request.order.batch_size
+                self.position += self._prepared.request.order.batch_size
             # also Ctrl-C: the next batch must not depend on the moment of the interrupt
             except BaseException:
                 self.close()
@@ -241,8 +190,9 @@ class Loader:
     def _start(self) -> WorkerPool:
         self._process.check("Loader")
         self._home = os.getpid()
-        request = replace(self._request, position=self.position)
-        workers = WorkerPool(request, self.plan, self._buffers, self._substitutes)
+        prepared = self._prepared
+        request = replace(prepared.request, position=self.position)
+        workers = WorkerPool(request, prepared.plan, prepared.buffers, prepared.substitutes)
         # if the loader is never closed
         self._finalizer = weakref.finalize(self, workers.ask_to_stop)
         return workers
@@ -258,7 +208,7 @@ class Loader:
 
     def sync(self) -> None:
         """Make the journal durable."""
-        if (journal := self._request.journal) is not None and os.path.exists(journal):
+        if (journal := self._prepared.request.journal) is not None and os.path.exists(journal):
             sync(Path(journal))
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,9 +229,8 @@ class Loader:
         with self._reading:
             self.close()
             if order.spec != self.order.spec:
-                self._prepare(
-                    replace(self._request, order=order, datasets=self._datasets), advises=True
-                )
+                request = replace(self._prepared.request, order=order, datasets=self._datasets)
+                self._adopt(prepare(request, self._threads, self._pins, advises=True))
             self.position = position
 
     def __reduce__(self) -> NoReturn:
@@ -291,9 +240,14 @@ class Loader:
         )
 
     @property
+    def plan(self) -> MemoryPlan:
+        """Memory that the loader holds, item by item, and how it decodes."""
+        return self._prepared.plan
+
+    @property
     def order(self) -> Order:
         """The sequence of samples."""
-        return self._request.order
+        return self._prepared.request.order
 
     @property
     def rank(self) -> int:
@@ -316,7 +270,8 @@ class Loader:
     @property
     def substitutions(self) -> tuple[Substitution, ...]:
         """Substitutes delivered so far for unreadable samples."""
-        return tuple(self._substitutes.made) if self._substitutes is not None else ()
+        substitutes = self._prepared.substitutes
+        return tuple(substitutes.made) if substitutes is not None else ()
 
     @property
     def spare_bytes(self) -> int:

@@ -21,7 +21,7 @@ from understudy_data.load.batch_request import Batch, BatchRequest
 from understudy_data.load.images.buffer_pool import BufferPool
 from understudy_data.load.images.clip_reader import Timings
 from understudy_data.load.images.decoded_cache import DecodedImages
-from understudy_data.load.instructions import draw_instructions
+from understudy_data.load.instructions import Instructions
 from understudy_data.load.memory_plan import MemoryPlan
 from understudy_data.load.mixed_batches import (
     Mixture,
@@ -175,9 +175,8 @@ class WorkerPool:
                     whole = self._assemble(batch)
                     if separator := self._request.task_separator:
                         seed = self._request.order.seed
-                        whole[TASK] = draw_instructions(
-                            whole[TASK], separator, seed, batch.positions
-                        )
+                        instructions = Instructions(separator)
+                        whole[TASK] = instructions.draw(whole[TASK], seed, batch.positions)
                     if self._request.preprocess is not None:
                         whole = self._request.preprocess(whole)
                     batch.rows = whole

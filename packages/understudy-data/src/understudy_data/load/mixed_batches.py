@@ -75,6 +75,19 @@ class Mixture:
     """Whether some source delivers `loss_weight`. The others then have 1."""
 
     @classmethod
+    def unlike(cls, datasets: Sequence[EpisodeDataset]) -> dict[int, str]:
+        """Return what keeps datasets from sharing a batch, by their numbers; {}: nothing does.
+
+        Raises:
+            ValueError: a single one contradicts the others; see `from_datasets`.
+        """
+        try:
+            cls.from_datasets(datasets)
+        except UnlikeSourcesError as error:
+            return error.problems
+        return {}
+
+    @classmethod
     def from_datasets(cls, datasets: Sequence[EpisodeDataset]) -> "Mixture":
         """The mixture of some datasets. Reads no data.
 

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -32,13 +32,12 @@ from torch import Tensor
 from understudy_base import ACTION, HEAD, TASK, DatasetError, SourceError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.images.decoded_cache import decoded_bytes, keep_decoded
-from understudy_data.load.instructions import draw_instructions
+from understudy_data.load.instructions import Instructions
 from understudy_data.load.mixed_batches import Mixture
 from understudy_data.order import sample_uniform
 from understudy_data.order.random import make_key
 from understudy_data.video.color import make_resize
 
-UNREADABLE = "unreadable"
 _TRIES = 4096  # samples to try for a readable one
 
 
@@ -84,6 +83,9 @@ class ValidationData:
 
     Sources without validation frames do not count.
     """
+
+    UNREADABLE: ClassVar[str] = "unreadable"
+    """Key of what `read` returns: the error of each replaced row, by its number."""
 
     names: tuple[str, ...]
     """Names of the K sources, ascending."""
@@ -237,7 +239,7 @@ class ValidationData:
             DatasetError: a sample cannot be read and must not be skipped, or no sample can be read.
         """
         try:
-            return self.batch(part) | {UNREADABLE: {}}
+            return self.batch(part) | {self.UNREADABLE: {}}
         except DatasetError as error:
             if not self.skip_unreadable or isinstance(error, SourceError):
                 raise
@@ -261,7 +263,40 @@ class ValidationData:
                     raise
             for row in wrong:
                 numbers[row] = readable[np.abs(readable - numbers[row]).argmin()]
-            return self.batch(numbers) | {UNREADABLE: wrong}
+            return self.batch(numbers) | {self.UNREADABLE: wrong}
+
+    @staticmethod
+    def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:
+        """Return the chunks of a rank, and the number of turns that all ranks take together.
+
+        Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one
+        chunk less than others.
+        """
+        low = rank * chunks // world_size
+        high = (rank + 1) * chunks // world_size
+        return list(range(low, high)), -(-chunks // world_size)
+
+    def read_ahead(
+        self,
+        parts: Sequence[slice],
+        numbers: Sequence[int],
+        prepare: Callable[[dict[str, Any]], dict[str, Any]],
+        threads: int,
+        memory: int,
+    ) -> Generator[tuple[int, dict[str, Any]], None, None]:
+        """Yield (number, batch) once for each of `numbers`, read ahead by threads
+        (`prefetch_chunks`).
+
+        Args:
+            parts: samples of each chunk.
+            numbers: of the chunks to read.
+            prepare: called with each batch that was read; its result is the batch.
+            threads: most threads.
+            memory: bytes, which bound the number of threads.
+        """
+        return prefetch_chunks(
+            lambda number: prepare(self.read(parts[number])), numbers, threads, memory
+        )
 
     def _find_error(self, number: int) -> str | None:
         """Return the error of reading one sample, if any."""
@@ -288,7 +323,7 @@ class ValidationData:
         batch = self.mixture.join(parts, self.numbers[sources])
         if self.task_separator:
             keys = identity(self.episode[part], self.frame[part], self.keys[sources])
-            batch[TASK] = draw_instructions(batch[TASK], self.task_separator, 0, keys)
+            batch[TASK] = Instructions(self.task_separator).draw(batch[TASK], 0, keys)
         if len(self.heads) > 1:
             batch[HEAD] = torch.from_numpy(self.head_of[sources])
         return batch
@@ -353,17 +388,6 @@ def _sample_sources(
     ].reshape(-1)
     segment, frame = sample_frames(rows, stratum, keys[of_segment], limit)
     return of_segment[segment], rows[segment, 0], frame, int(frame_counts(rows).sum())
-
-
-def share_chunks(chunks: int, rank: int, world_size: int) -> tuple[list[int], int]:
-    """Return the chunks of a rank, and the number of turns that all ranks take together.
-
-    Chunks of a rank are neighbours, so each image is decoded by one rank. Some ranks have one chunk
-    less than others.
-    """
-    low = rank * chunks // world_size
-    high = (rank + 1) * chunks // world_size
-    return list(range(low, high)), -(-chunks // world_size)
 
 
 def prefetch_chunks(

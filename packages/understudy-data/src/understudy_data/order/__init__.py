@@ -1,7 +1,7 @@
 """The order: the sample at each position, as one pure function, and the random draws of a position.
 numpy only.
 
-order              `Order`: positions to samples and back
+order              `Order`: positions to samples and back, by the formula or from a file
 spec               the saved form of an order, an order in words, and differences between two of
                    them
 make_spec          from the arguments of `Order.from_datasets` to a spec; other weights from a
@@ -19,9 +19,10 @@ design_effect      correlation model and the design effect under it
 """
 
 from understudy_data.order.make_spec import Frames
-from understudy_data.order.order import Order
+from understudy_data.order.order import ClipOrder, FileOrder, Order
 from understudy_data.order.rank_positions import batch_positions, rank_positions, rank_slice
 from understudy_data.order.sample_random import (
+    KeyedDraws,
     SampleRng,
     sample_normal,
     sample_rng,
@@ -31,8 +32,11 @@ from understudy_data.order.sample_random import (
 from understudy_data.order.spec import Difference, Spec, compare
 
 __all__ = [
+    "ClipOrder",
     "Difference",
+    "FileOrder",
     "Frames",
+    "KeyedDraws",
     "Order",
     "SampleRng",
     "Spec",

@@ -1,18 +1,21 @@
 """`Order`: the sample at each position, as one pure function of (spec, position).
 
+`ClipOrder` has the formula:
+
     position -> schedule entry -> slot -> (source, index in its stream)  shares.py, shared_slots.py
     index -> (epoch, index in the epoch) -> line number                  lanes.py
     line number -> (episode, frame)                                      frame_numbering.py
 
-Nothing here depends on ranks, workers, batches or earlier calls, so any position can be located at
-any time.
+`FileOrder` has the samples of an order file instead (`order_file.py`). Nothing here depends on
+ranks, workers, batches or earlier calls, so any position can be located at any time.
 """
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -42,34 +45,23 @@ if TYPE_CHECKING:
 _AHEAD = 1 << 20  # positions of a file that are read ahead for a clip: eight row groups
 
 
-class Order:
+class Order(ABC):
     """The order of a run, from `Order.from_datasets` (new), `from_json` (saved) or `from_file`
     (exported).
 
     It never changes.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        layouts: Sequence[Layout],
-        reasons: Sequence[tuple[str, ...]] = (),
-        weights: Sequence[float] = (),
-        file: "OrderFile | None" = None,
-    ) -> None:
+    file: "OrderFile | None" = None
+    """The file of the samples; None: the formula has them."""
+
+    def __init__(self, spec: Spec, layouts: Sequence[Layout]) -> None:
         self.spec = spec
-        self.file = file
         self.layouts = tuple(layouts)
-        # known for a new order only
-        self._reasons = tuple(reasons)
-        self._weights = tuple(weights)
         self._mix = SharedSlots(spec) if spec.version == EXACT_VERSION else WholeSlots(spec)
         self.start = 0
         self.stop = 2 * LARGEST - 1
         """First position, and the position behind the last whole batch of a file."""
-        if file is not None:
-            self.start = file.start
-            self.stop = file.stop - (file.stop - file.start) % spec.batch
 
     @classmethod
     def from_datasets(
@@ -85,7 +77,7 @@ class Order:
         clip: int | None = None,
         lanes: int | None = None,
         inside: str = "sequential",
-    ) -> "Order":
+    ) -> "ClipOrder":
         """Make the order of a new run.
 
         Args:
@@ -132,7 +124,7 @@ class Order:
         weights: Sequence[float],
         request: OrderRequest,
         seed: int,
-    ) -> "Order":
+    ) -> "ClipOrder":
         """Make the order of a request over checked sources, of which each has its weight, on any
         scale.
 
@@ -147,7 +139,7 @@ class Order:
             (Entry(0, slots),),
             version,
         )
-        return cls(
+        return ClipOrder(
             spec,
             [source.layout for source in chosen],
             [source.reasons for source in chosen],
@@ -157,7 +149,7 @@ class Order:
     @classmethod
     def from_json(
         cls, spec: "str | dict[str, Any] | Spec", sources: Frames | Sequence[Frames]
-    ) -> "Order":
+    ) -> "ClipOrder":
         """Restore a saved order.
 
         Args:
@@ -190,12 +182,12 @@ class Order:
             source_layout(spec, rows, share)
             for spec, (rows, *_), share in zip(saved.sources, measured, shares)
         ]
-        return cls(saved, layouts)
+        return ClipOrder(saved, layouts)
 
     @classmethod
     def from_file(
         cls, path: "str | os.PathLike[str] | OrderFile", *, batch_size: int | None = None
-    ) -> "Order":
+    ) -> "FileOrder":
         """Open an order file, of `understudy order export` or of other tools (docs/audit.md); it is
         not read whole.
 
@@ -234,7 +226,7 @@ class Order:
                 for name in file.names
             ]
             spec = Spec(0, batch, tuple(sources), (Entry(0, (1,) * len(sources)),))
-        order = cls(spec, (), file=file)
+        order = FileOrder(spec, (), file)
         if order.stop < file.stop:
             warnings.warn(
                 f"{path}: its last {file.stop - order.stop} rows are no whole batch of {batch}",
@@ -242,6 +234,7 @@ class Order:
             )
         return order
 
+    @abstractmethod
     def of_datasets(self, sources: Frames | Sequence[Frames]) -> "Order":
         """This order over its datasets, which are checked. With a file they may have other frames
         selected.
@@ -249,19 +242,6 @@ class Order:
         Raises:
             ValueError: the datasets are not those of the order.
         """
-        sources = as_list(sources)
-        if self.file is None:
-            Order.from_json(self.spec, sources)
-            return self
-        self.file.check_datasets(sources)
-        layouts = []
-        for saved, source in zip(self.spec.sources, sources):
-            rows, _, digest = measure_source(source)
-            layout = source_layout(saved, rows) if digest == saved.data else make_layout(rows)
-            layouts.append(layout)
-        order = Order(self.spec, layouts, file=self.file)
-        order.stop = self.stop
-        return order
 
     def to_json(self) -> str:
         """The spec as JSON text: with the datasets and a position, all that a resume needs."""
@@ -277,6 +257,7 @@ class Order:
         """Seed of the order and of the draws inside samples."""
         return self.spec.seed
 
+    @abstractmethod
     def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
         """Samples at positions (integers >= 0, shape (n,), in any sequence): (source, episode,
         frame), int64 (n,) each.
@@ -286,27 +267,9 @@ class Order:
         Raises:
             ValueError: a negative position.
         """
-        words = as_positions(positions)
-        if self.file is not None:
-            source, episode, frame = self.file.locate(words)
-            return source, episode, frame
-        source, episode, frame = (np.empty(words.shape, np.int64) for _ in range(3))
-        for start in range(0, len(words), INDICES_PER_PASS):  # chunks stay in the processor's cache
-            part = slice(start, start + INDICES_PER_PASS)
-            source[part], episode[part], frame[part] = self._locate(words[part])
-        return source, episode, frame
-
-    def _locate(self, positions: Words) -> tuple[Ints, Ints, Ints]:
-        source, line = self._lines(positions)
-        if len(self.layouts) == 1:
-            return source, *self.layouts[0].locate(line)
-        episode = np.empty_like(source)
-        frame = np.empty_like(source)
-        for group in group_by(source):
-            episode[group], frame[group] = self.layouts[int(source[group[0]])].locate(line[group])
-        return source, episode, frame
 
     def _lines(self, positions: Words) -> tuple[Ints, Words]:
+        """Source and line number of the formula."""
         source, index = self._mix.streams(positions)
         if len(self.layouts) == 1:
             return source, self._mix.lines[0].line(index)
@@ -357,6 +320,7 @@ class Order:
         """
         return self._mix.slots_of(source)
 
+    @abstractmethod
     def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
         """Samples from `position` on in its clip and lane: (positions, episode, frame), int64 (k,)
         each.
@@ -364,13 +328,6 @@ class Order:
         They are the samples of one clip reader, in their sequence. k is at most `most`, and 1 where
         frames are shuffled one by one. A source in storage order is one clip.
         """
-        d, positions, line = self._mix.rest_of_clip(position, most)
-        if self.file is None:
-            return positions, *self.layouts[d].locate(line)
-        positions = positions[positions < min(self.stop, position + _AHEAD)]
-        source, episode, frame = self.locate(positions)
-        same = source == source[0]
-        return positions[same], episode[same], frame[same]
 
     def neighbors(self, position: int, most: int) -> tuple[Ints, Ints]:
         """Selected frames of its source that may substitute the one at `position`: (episode,
@@ -392,16 +349,9 @@ class Order:
             np.concatenate([np.array(near, np.int64), far]).view(np.uint64)
         )
 
+    @abstractmethod
     def _line(self, position: int) -> tuple[int, int]:
         """Source and line number of the frame at a position."""
-        if self.file is None:
-            source, line = self._lines(as_positions([position]))
-            return int(source[0]), int(line[0])
-        d, episode, frame = (int(part[0]) for part in self.locate([position]))
-        layout = self.layouts[d]
-        rows = self.layouts[d].segments
-        holding = (rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2])
-        return d, layout.line_number(int(holding.argmax()), frame)
 
     def positions_of(self, source: int, episode: int, frame: int, epochs: range = range(1)) -> Ints:
         """Positions at which a frame comes up in some epochs of its source: the inverse of
@@ -440,6 +390,7 @@ class Order:
                     positions.append(position)
         return np.array(sorted(positions), np.int64)
 
+    @abstractmethod
     def with_weights(
         self,
         position: int,
@@ -462,32 +413,19 @@ class Order:
             frames_in_flight, mode: for the new sources.
 
         Raises:
-            ValueError: `position` is not behind the last entry of the schedule, or a name is
-                unknown.
+            ValueError: `position` is not behind the last entry of the schedule, a name is unknown,
+                or the order is that of a file.
         """
-        if self.file is not None:
-            raise ValueError(f"{self.file.path}: the shares of an order file are fixed")
-        spec, added = reweigh(self.spec, position, weights, add, frames_in_flight, mode)
-        reasons = [
-            *self._reasons,
-            *((),) * (len(self.layouts) - len(self._reasons)),
-            *(source.reasons for source in added),
-        ]
-        layouts = [*self.layouts, *(source.layout for source in added)]
-        return Order(
-            spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources]
-        )
 
+    @abstractmethod
     def with_batch_size(self, batch_size: int) -> "Order":
         """The same order for a run that continues with another global batch size. Positions keep
         their samples.
         """
-        spec = replace(self.spec, batch=as_int("batch_size", batch_size))
-        return Order(spec, self.layouts, self._reasons, self._weights, self.file)
 
     def explain(self) -> str:
         """The order in words: the settings of each source and, for a new order, the reasons."""
-        return in_words(self.spec, self._reasons, self.share_errors(self._weights))
+        return in_words(self.spec, (), [])
 
     def share_errors(self, weights: Sequence[float]) -> list[tuple[int, float, float]]:
         """Sources whose share at the end of the schedule is off by more than 1 % of that of its
@@ -506,6 +444,145 @@ class Order:
         ]
         off = share_errors([slots for _, slots, _ in going], [weight for _, _, weight in going])
         return [(going[number][0], share, target) for number, share, target in off]
+
+
+class ClipOrder(Order):
+    """The order by its formula: clip lanes of the selected frames."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        layouts: Sequence[Layout],
+        reasons: Sequence[tuple[str, ...]] = (),
+        weights: Sequence[float] = (),
+    ) -> None:
+        super().__init__(spec, layouts)
+        # known for a new order only
+        self._reasons = tuple(reasons)
+        self._weights = tuple(weights)
+
+    def of_datasets(self, sources: Frames | Sequence[Frames]) -> "ClipOrder":
+        """See `Order.of_datasets`."""
+        Order.from_json(self.spec, sources)
+        return self
+
+    def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
+        """See `Order.locate`."""
+        words = as_positions(positions)
+        source, episode, frame = (np.empty(words.shape, np.int64) for _ in range(3))
+        for start in range(0, len(words), INDICES_PER_PASS):  # chunks stay in the processor's cache
+            part = slice(start, start + INDICES_PER_PASS)
+            source[part], episode[part], frame[part] = self._locate(words[part])
+        return source, episode, frame
+
+    def _locate(self, positions: Words) -> tuple[Ints, Ints, Ints]:
+        source, line = self._lines(positions)
+        if len(self.layouts) == 1:
+            return source, *self.layouts[0].locate(line)
+        episode = np.empty_like(source)
+        frame = np.empty_like(source)
+        for group in group_by(source):
+            episode[group], frame[group] = self.layouts[int(source[group[0]])].locate(line[group])
+        return source, episode, frame
+
+    def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
+        """See `Order.rest_of_clip`."""
+        d, positions, line = self._mix.rest_of_clip(position, most)
+        return positions, *self.layouts[d].locate(line)
+
+    def _line(self, position: int) -> tuple[int, int]:
+        source, line = self._lines(as_positions([position]))
+        return int(source[0]), int(line[0])
+
+    def with_weights(
+        self,
+        position: int,
+        weights: Mapping[str, float],
+        add: Sequence[Frames] = (),
+        frames_in_flight: int | None = None,
+        mode: str = "clips",
+    ) -> "ClipOrder":
+        """See `Order.with_weights`."""
+        spec, added = reweigh(self.spec, position, weights, add, frames_in_flight, mode)
+        reasons = [
+            *self._reasons,
+            *((),) * (len(self.layouts) - len(self._reasons)),
+            *(source.reasons for source in added),
+        ]
+        layouts = [*self.layouts, *(source.layout for source in added)]
+        return ClipOrder(
+            spec, layouts, reasons, [weights.get(source.name, 0.0) for source in spec.sources]
+        )
+
+    def with_batch_size(self, batch_size: int) -> "ClipOrder":
+        """See `Order.with_batch_size`."""
+        spec = replace(self.spec, batch=as_int("batch_size", batch_size))
+        return ClipOrder(spec, self.layouts, self._reasons, self._weights)
+
+    def explain(self) -> str:
+        """See `Order.explain`."""
+        return in_words(self.spec, self._reasons, self.share_errors(self._weights))
+
+
+class FileOrder(Order):
+    """The order of a file: its rows are the samples of consecutive positions."""
+
+    file: "OrderFile"
+
+    def __init__(self, spec: Spec, layouts: Sequence[Layout], file: "OrderFile") -> None:
+        super().__init__(spec, layouts)
+        self.file = file
+        self.start = file.start
+        self.stop = file.stop - (file.stop - file.start) % spec.batch
+
+    def of_datasets(self, sources: Frames | Sequence[Frames]) -> "FileOrder":
+        """See `Order.of_datasets`."""
+        sources = as_list(sources)
+        self.file.check_datasets(sources)
+        layouts = []
+        for saved, source in zip(self.spec.sources, sources):
+            rows, _, digest = measure_source(source)
+            layout = source_layout(saved, rows) if digest == saved.data else make_layout(rows)
+            layouts.append(layout)
+        order = FileOrder(self.spec, layouts, self.file)
+        order.stop = self.stop
+        return order
+
+    def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:
+        """See `Order.locate`. Raises DatasetError for a position that is not in the file."""
+        source, episode, frame = self.file.locate(as_positions(positions))
+        return source, episode, frame
+
+    def rest_of_clip(self, position: int, most: int) -> tuple[Ints, Ints, Ints]:
+        """See `Order.rest_of_clip`."""
+        _, positions, _ = self._mix.rest_of_clip(position, most)
+        positions = positions[positions < min(self.stop, position + _AHEAD)]
+        source, episode, frame = self.locate(positions)
+        same = source == source[0]
+        return positions[same], episode[same], frame[same]
+
+    def _line(self, position: int) -> tuple[int, int]:
+        d, episode, frame = (int(part[0]) for part in self.locate([position]))
+        layout = self.layouts[d]
+        rows = self.layouts[d].segments
+        holding = (rows[:, 0] == episode) & (rows[:, 1] <= frame) & (frame < rows[:, 2])
+        return d, layout.line_number(int(holding.argmax()), frame)
+
+    def with_weights(
+        self,
+        position: int,
+        weights: Mapping[str, float],
+        add: Sequence[Frames] = (),
+        frames_in_flight: int | None = None,
+        mode: str = "clips",
+    ) -> NoReturn:
+        """Raise ValueError: see `Order.with_weights`."""
+        raise ValueError(f"{self.file.path}: the shares of an order file are fixed")
+
+    def with_batch_size(self, batch_size: int) -> "FileOrder":
+        """See `Order.with_batch_size`."""
+        spec = replace(self.spec, batch=as_int("batch_size", batch_size))
+        return FileOrder(spec, self.layouts, self.file)
 
 
 def as_positions(positions: Any) -> Words:

@@ -13,12 +13,13 @@ checkpoint stores none.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from understudy_data.order.random import COUNTERS_PER_PASS, Words, make_key, philox
+from understudy_data.order.random import COUNTERS_PER_PASS, Words, make_key, permutation, philox
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -99,6 +100,33 @@ def sample_rng(seed: int, purpose: str, position: int) -> SampleRng:
     run.
     """
     return SampleRng(seed, purpose, position)
+
+
+@dataclass(frozen=True)
+class KeyedDraws:
+    """All random numbers of a run: functions of (seed, purpose, position), without any state."""
+
+    seed: int
+    """In [0, 2^64)."""
+
+    def key(self, purpose: str, *numbers: int) -> int:
+        """Return the 64-bit key of a purpose and numbers in [0, 2^64) (`random.make_key`), as the
+        seed of another generator.
+        """
+        return make_key(self.seed, purpose, *numbers)
+
+    def uniform(self, purpose: str, positions: Any, shape: tuple[int, ...] = ()) -> Floats:
+        """Uniform float32 (len(positions), *shape) in [0, 1) (`sample_uniform`)."""
+        return sample_uniform(self.seed, purpose, positions, shape)
+
+    def normal(self, purpose: str, positions: Any, shape: tuple[int, ...] = ()) -> Floats:
+        """Standard normal float32 (len(positions), *shape) (`sample_normal`)."""
+        return sample_normal(self.seed, purpose, positions, shape)
+
+    def choose(self, count: int, total: int, purpose: str) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Choose `count` different ones of the numbers 0..total - 1, int64 (count,)."""
+        shuffled = permutation(total, self.key(purpose))
+        return shuffled.forward(np.arange(count, dtype=np.uint64)).astype(np.int64)
 
 
 def normal_from_bits(bits: "np.ndarray[Any, np.dtype[np.uint32]]") -> Floats:

@@ -12,7 +12,7 @@ An order in words.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -143,6 +143,21 @@ class Spec:
         return hashlib.blake2b(
             json.dumps(order, sort_keys=True).encode(), digest_size=16
         ).hexdigest()
+
+    def merged(self, of: Sequence[int], count: int) -> "Spec":
+        """Return the spec in which some sources are parts of others: their slots are added up.
+
+        Args:
+            of: number of the source to which each source belongs.
+            count: sources that are no part of another one; they come first.
+        """
+        schedule = []
+        for entry in self.schedule:
+            slots = [0] * count
+            for number, share in zip(of, entry.slots):
+                slots[number] += share
+            schedule.append(Entry(entry.position, tuple(slots)))
+        return replace(self, sources=self.sources[:count], schedule=tuple(schedule))
 
     def to_json(self) -> str:
         """Spec as JSON text; `Spec.from_json` restores an equal spec."""

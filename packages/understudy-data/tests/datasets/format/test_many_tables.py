@@ -19,7 +19,8 @@ import pytest
 import many_sources
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.datasets.format import layouts
-from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
+from understudy_data.datasets.format.catalog import Catalog, Opening
+from understudy_data.datasets.format.catalogs import read_tables_of_many
 from understudy_data.testing.datasets import Spec, write_dataset
 
 SOURCES = 130

@@ -16,7 +16,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.stats import summary
 from understudy_data.datasets.stats.norm_heads import (
-    Member,
+    HeadMember,
     compute_normalization,
     compute_statistics,
     head_name,
@@ -93,7 +93,7 @@ def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
 ) -> None:
     truth = recording(tmp_path / "d", version=version)
     data = opened(tmp_path / "d", episodes=[0, 2, 3])
-    made = compute_normalization([Member(data, "arm::joint")], mode, 4)
+    made = compute_normalization([HeadMember(data, "arm::joint")], mode, 4)
     assert json.loads(json.dumps(made)) == made
     assert made["heads"] == ["arm::joint"]
     assert made["dims"] == {ACTION: [2], STATE: [3]}
@@ -108,7 +108,7 @@ def test_norm_heads_one_dataset_has_the_figures_of_all_its_rows_bit_for_bit(
 def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(images=("observation.images.png",)))
     data = EpisodeDataset(tmp_path / "d")
-    before = compute_normalization([Member(data, "a")], "quantile", 4)
+    before = compute_normalization([HeadMember(data, "a")], "quantile", 4)
     for video in (tmp_path / "d/videos").rglob("*.mp4"):
         video.write_bytes(b"no video")
     for path in (tmp_path / "d/data").glob("chunk-*/*.parquet"):
@@ -117,7 +117,7 @@ def test_norm_heads_no_image_is_opened(tmp_path: Path) -> None:
         broken = pa.array([{"bytes": b"no picture", "path": ""}] * len(table), table[png].type)
         pq.write_table(table.set_column(table.schema.get_field_index(png), png, broken), path)
     assert (
-        compute_normalization([Member(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4)
+        compute_normalization([HeadMember(EpisodeDataset(tmp_path / "d"), "a")], "quantile", 4)
         == before
     )
 
@@ -128,7 +128,7 @@ def test_norm_heads_validation_values_have_no_say(tmp_path: Path, delta: tuple[i
         data = opened(tmp_path / "d", episodes=[0, 1, 3])
         held = opened(tmp_path / "d", episodes=[2])
         return {
-            mode: compute_normalization([Member(data, "a", delta)], mode, 4, None, [held])
+            mode: compute_normalization([HeadMember(data, "a", delta)], mode, 4, None, [held])
             for mode in MODES
         }
 
@@ -159,7 +159,7 @@ def test_norm_heads_a_head_pools_its_sources_and_their_sequence_changes_no_bit(
 ) -> None:
     root, truths = three
     heads = {"a": "one::joint", "b": "one::joint", "c": "other::joint"}
-    members = [Member(opened(root / name), head, delta) for name, head in heads.items()]
+    members = [HeadMember(opened(root / name), head, delta) for name, head in heads.items()]
     made = compute_normalization(members, mode, 4)
     assert made["heads"] == ["one::joint", "other::joint"]
     for several in permutations(members):
@@ -179,7 +179,7 @@ def test_norm_heads_narrow_heads_are_padded_with_what_gives_zero(tmp_path: Path)
     recording(tmp_path / "narrow")
     recording(tmp_path / "wide", action_dim=5, state_dim=4)
     members = [
-        Member(opened(tmp_path / name), name, delta)
+        HeadMember(opened(tmp_path / name), name, delta)
         for name, delta in (("wide", (0, 3)), ("narrow", ()))
     ]
     made = compute_normalization(members, "mean_std", 4)
@@ -198,14 +198,16 @@ def test_norm_heads_a_dataset_without_state_stands_beside_one_with(tmp_path: Pat
     recording(tmp_path / "with")
     recording(tmp_path / "without")
     edit_json(tmp_path / "without/meta/info.json", lambda info: info["features"].pop(STATE))
-    bare = Member(opened(tmp_path / "without", keys=[ACTION]), "bare")
+    bare = HeadMember(opened(tmp_path / "without", keys=[ACTION]), "bare")
     assert STATE not in compute_normalization([bare], "mean_std", 4)
     assert compute_normalization([bare], "mean_std", 4)["dims"] == {ACTION: [2]}
-    both = compute_normalization([Member(opened(tmp_path / "with"), "full"), bare], "mean_std", 4)
+    both = compute_normalization(
+        [HeadMember(opened(tmp_path / "with"), "full"), bare], "mean_std", 4
+    )
     assert both["dims"][STATE] == [0, 3]
     assert both[STATE]["spread"][0] == [0, 0, 0]
     with refused("with", 3, "without", "observation.state"):
-        compute_normalization([Member(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
+        compute_normalization([HeadMember(opened(tmp_path / "with"), "bare"), bare], "mean_std", 4)
 
 
 # -- actions as differences to the state
@@ -246,8 +248,8 @@ def test_norm_heads_differences_are_those_of_the_windows(
     expected = differences(data)
     assert count_pairs(data, chunk) == len(expected)
     for mode in MODES:
-        made = compute_normalization([Member(data, "a", (1,))], mode, chunk)
-        plain = compute_normalization([Member(data, "a")], mode, chunk)
+        made = compute_normalization([HeadMember(data, "a", (1,))], mode, chunk)
+        plain = compute_normalization([HeadMember(data, "a")], mode, chunk)
         offset, spread = by_hand(expected, mode)
         absolute = by_hand(rows_of(truth, ACTION, data.segments), mode)
         assert made["delta"] == [[False, True]]
@@ -257,7 +259,7 @@ def test_norm_heads_differences_are_those_of_the_windows(
             # absolute: one value per frame, as without
             assert made[ACTION][name][0][0] == plain[ACTION][name][0][0]
             assert made[ACTION][name][0][1] == figure[1]
-    found = compute_statistics([Member(data, "a", (1, 0))], chunk)["a"][ACTION]
+    found = compute_statistics([HeadMember(data, "a", (1, 0))], chunk)["a"][ACTION]
     np.testing.assert_array_equal(found.q99, np.quantile(expected, 0.99, axis=0))
 
 
@@ -275,7 +277,7 @@ def test_norm_heads_thinned_differences_show_every_step_of_the_window(
         )
     monkeypatch.setattr(summary, "ROWS", 1000)
     data = opened(tmp_path / "d", 16)
-    found = compute_statistics([Member(data, "a", (0, 1))], 16)["a"][ACTION]
+    found = compute_statistics([HeadMember(data, "a", (0, 1))], 16)["a"][ACTION]
     assert (found.min[0], found.max[0]) == (0, 15)
     assert (found.q01[0], found.q99[0]) == (0, 15)
     np.testing.assert_allclose(found.mean, differences(data).mean(0), rtol=1e-12)
@@ -296,7 +298,7 @@ def test_norm_heads_differences_of_whole_numbers_do_not_wrap(tmp_path: Path, dty
             tmp_path / "d/meta/info.json",
             lambda info, key=key: info["features"][key].update(dtype=dtype),
         )
-    found = compute_statistics([Member(opened(tmp_path / "d"), "a", (0,))], 4)["a"][ACTION]
+    found = compute_statistics([HeadMember(opened(tmp_path / "d"), "a", (0,))], 4)["a"][ACTION]
     assert (found.min[0], found.max[0], found.min[1]) == (-5, -5, 4)
 
 
@@ -321,14 +323,20 @@ def test_norm_heads_a_value_that_is_not_finite_is_named(
     data = opened(tmp_path / "d", episodes=[0, 1] if where == "validation" else [0, 3], **drop)
     with refused("action[1]", "inf", 1, where="d, episode 3", fix="exclude_episodes"):
         compute_normalization(
-            [Member(data, "a", delta)], "mean_std", 4, None, [held] if where == "validation" else []
+            [HeadMember(data, "a", delta)],
+            "mean_std",
+            4,
+            None,
+            [held] if where == "validation" else [],
         )
     if where == "validation":
-        compute_normalization([Member(data, "a", delta)], "mean_std", 4)
+        compute_normalization([HeadMember(data, "a", delta)], "mean_std", 4)
     # a target of a window that reaches there; of a shorter one it is none
     if where == "behind the segment":
         compute_normalization(
-            [Member(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)], "mean_std", 2
+            [HeadMember(opened(tmp_path / "d", 2, episodes=[0, 3], **drop), "a", delta)],
+            "mean_std",
+            2,
         )
 
 
@@ -374,14 +382,14 @@ def test_norm_heads_values_must_be_finite_where_windows_see_them(
     windows = {ACTION: [0.0, 0.1]} | {key: window}
     data = EpisodeDataset(tmp_path / "d", windows, keys=[ACTION, STATE], **choice)
     plain = compute_normalization(
-        [Member(opened(tmp_path / "d", 2, **choice), "x", (0,))], "mean_std", 2
+        [HeadMember(opened(tmp_path / "d", 2, **choice), "x", (0,))], "mean_std", 2
     )
     if seen:
         with refused(f"{key}[0]", "nan", where="d, episode 0"):
-            compute_normalization([Member(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
+            compute_normalization([HeadMember(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
     else:
         assert (
-            compute_normalization([Member(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
+            compute_normalization([HeadMember(data, "x", (0,))], "mean_std", 2, tmp_path / "cache")
             == plain
         )
 
@@ -392,19 +400,19 @@ def test_norm_heads_what_does_not_go_together_is_refused_with_both_names(tmp_pat
     two = opened(tmp_path / "two")
     three = opened(tmp_path / "three")
     with refused("x", "two", 2, "three", 3, "action"):
-        compute_normalization([Member(two, "x"), Member(three, "x")], "mean_std", 4)
+        compute_normalization([HeadMember(two, "x"), HeadMember(three, "x")], "mean_std", 4)
     with refused("x", "two", "[]", "[0]", "delta", fix="delta"):
-        compute_normalization([Member(two, "x"), Member(two, "x", (0,))], "mean_std", 4)
+        compute_normalization([HeadMember(two, "x"), HeadMember(two, "x", (0,))], "mean_std", 4)
     compute_normalization(
-        [Member(two, "x"), Member(two, "y", (0,)), Member(three, "z")], "mean_std", 4
+        [HeadMember(two, "x"), HeadMember(two, "y", (0,)), HeadMember(three, "z")], "mean_std", 4
     )
     with refused("delta", "dimension 2", "action", where="two"):
-        compute_normalization([Member(two, "x", (0, 2))], "mean_std", 4)
+        compute_normalization([HeadMember(two, "x", (0, 2))], "mean_std", 4)
     with refused("delta", -1, where="two"):
-        compute_normalization([Member(two, "x", (-1,))], "mean_std", 4)
+        compute_normalization([HeadMember(two, "x", (-1,))], "mean_std", 4)
     recording(tmp_path / "long", action_dim=4)
     with refused("delta", "dimension 3", "observation.state", where="long"):
-        compute_normalization([Member(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
+        compute_normalization([HeadMember(opened(tmp_path / "long"), "x", (3,))], "mean_std", 4)
 
 
 def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
@@ -419,7 +427,7 @@ def test_norm_heads_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)
     pq.write_table(table.set_column(table.schema.get_field_index(ACTION), ACTION, column), path)
     with refused("action[1]", "1e+100", where="d, episode 2, frame 2", fix="exclude_episodes"):
-        compute_normalization([Member(opened(tmp_path / "d"), "x")], "mean_std", 4)
+        compute_normalization([HeadMember(opened(tmp_path / "d"), "x")], "mean_std", 4)
 
 
 # -- statistics that others computed
@@ -436,11 +444,13 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
     recorded = {ACTION: figures(1.0, 2), STATE: figures(2.0, 3)}
     for path in (tmp_path / "d/data").rglob("*.parquet"):
         path.unlink()
-    alone = compute_normalization([Member(data, "x", (0,), recorded)], "quantile", 4)
+    alone = compute_normalization([HeadMember(data, "x", (0,), recorded)], "quantile", 4)
     assert (alone[ACTION]["offset"], alone[ACTION]["spread"]) == ([[1.0, 1.0]], [[4.0, 4.0]])
-    assert compute_normalization([Member(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
+    assert (
+        compute_normalization([HeadMember(data, "x", (0,), recorded)] * 2, "quantile", 4) == alone
+    )
     other = {ACTION: figures(3.0, 2, 30), STATE: figures(2.0, 3)}
-    pool = [Member(data, "x", (), recorded), Member(data, "x", (), other)]
+    pool = [HeadMember(data, "x", (), recorded), HeadMember(data, "x", (), other)]
     made = compute_normalization(pool, "mean_std", 4)
     assert made[ACTION]["offset"] == [[2.5, 2.5]]
     np.testing.assert_allclose(
@@ -451,23 +461,23 @@ def test_norm_heads_recorded_statistics_stand_for_reading(tmp_path: Path) -> Non
         compute_normalization(pool, "quantile", 4)
     unknown = {ACTION: figures(3.0, 2, 0), STATE: figures(2.0, 3, 0)}
     with refused("x", "action[0]", "mean_std"):
-        compute_normalization([*pool, Member(data, "x", (), unknown)], "mean_std", 4)
+        compute_normalization([*pool, HeadMember(data, "x", (), unknown)], "mean_std", 4)
     with refused(3, "action", 2, where="d"):
         compute_normalization(
-            [Member(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})],
+            [HeadMember(data, "x", (), {ACTION: figures(1.0, 3), STATE: figures(2.0, 3)})],
             "mean_std",
             4,
         )
     with refused("observation.state", 3, where="d"):
-        compute_normalization([Member(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
+        compute_normalization([HeadMember(data, "x", (), {ACTION: figures(1.0, 2)})], "mean_std", 4)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_norm_heads_recorded_and_computed_make_one_pool(tmp_path: Path, first: int) -> None:
     truth = recording(tmp_path / "d", lengths=(20, 31))
     half = [opened(tmp_path / "d", episodes=[episode]) for episode in (first, 1 - first)]
-    recorded = compute_statistics([Member(half[1], "x", (1,))], 4)["x"]
-    members = [Member(half[0], "x", (1,)), Member(half[1], "x", (1,), recorded)]
+    recorded = compute_statistics([HeadMember(half[1], "x", (1,))], 4)["x"]
+    members = [HeadMember(half[0], "x", (1,)), HeadMember(half[1], "x", (1,), recorded)]
     made = compute_statistics(members, 4)["x"][ACTION]
     rows = rows_of(truth, ACTION, opened(tmp_path / "d").segments)
     learnt = differences(opened(tmp_path / "d"))
@@ -501,7 +511,7 @@ def test_norm_heads_memory_does_not_grow_with_the_rows(
         )
         data = opened(tmp_path / f"{files}")
         tracemalloc.start()
-        compute_normalization([Member(data, "x", tuple(range(8)))], "quantile", 4)
+        compute_normalization([HeadMember(data, "x", tuple(range(8)))], "quantile", 4)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
@@ -510,7 +520,7 @@ def test_norm_heads_memory_does_not_grow_with_the_rows(
 def test_norm_heads_it_is_silent_without_a_terminal(
     three: tuple[Path, list[Truth]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    compute_normalization([Member(opened(three[0] / "a"), "x")], "mean_std", 4)
+    compute_normalization([HeadMember(opened(three[0] / "a"), "x")], "mean_std", 4)
     assert capfd.readouterr() == ("", "")
 
 
@@ -526,7 +536,7 @@ def test_norm_heads_real_recordings(real_data: Path) -> None:
         ]
         rows.append(np.concatenate(columns).astype(np.float64))
     for data, values in zip(plain, rows):
-        made = compute_normalization([Member(data, "g1::joint")], "quantile", 16)
+        made = compute_normalization([HeadMember(data, "g1::joint")], "quantile", 16)
         offset, spread = by_hand(values, "quantile")
         rare = np.quantile(values, 0.01, axis=0) == np.quantile(values, 0.99, axis=0)
         np.testing.assert_array_equal(

@@ -12,7 +12,7 @@ from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.recorded_stats import parse_stats
 from understudy_data.datasets.stats.norm_heads import (
-    Member,
+    HeadMember,
     compute_normalization,
     compute_statistics,
 )
@@ -63,7 +63,7 @@ def test_external_openpi_is_read_with_its_padding_cut(
         assert np.isnan([got.min, got.max]).all()
         assert got.count == 0
         made = compute_normalization(
-            [Member(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4
+            [HeadMember(data, "x", (0, 1), read_stats_file(path, mode, data))], mode, 4
         )
         expected = [[1.0, 2.0], [0.5, 4.0]] if mode == "mean_std" else [[1.0, 1.0], [1.0, 8.0]]
         assert [made[ACTION]["offset"][0], made[ACTION]["spread"][0]] == expected
@@ -126,17 +126,17 @@ def test_external_a_rare_event_in_openpi_is_not_lost(data: EpisodeDataset, tmp_p
     path = saved(tmp_path, norm_stats(rare))
     with refused("action[0]", "q01", "q99", fix="stats"):
         compute_normalization(
-            [Member(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4
+            [HeadMember(data, "x", (), read_stats_file(path, "quantile", data))], "quantile", 4
         )
     compute_normalization(
-        [Member(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4
+        [HeadMember(data, "x", (), read_stats_file(path, "mean_std", data))], "mean_std", 4
     )
 
 
 def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", Spec(cameras=(), lengths=(20, 30)))
     data = EpisodeDataset(tmp_path / "d", {ACTION: [0, 0.1]}, keys=[ACTION, STATE])
-    computed = compute_statistics([Member(data, "x", (1,))], 2)["x"]
+    computed = compute_statistics([HeadMember(data, "x", (1,))], 2)["x"]
     content = json.loads(to_openpi(computed))["norm_stats"]
     assert {key: sorted(entry) for key, entry in content.items()} == {
         "actions": ["mean", "q01", "q99", "std"],
@@ -148,7 +148,9 @@ def test_external_to_openpi_round_trips_bit_for_bit(tmp_path: Path) -> None:
         for key in (ACTION, STATE):
             for name in ("mean", "std", "q01", "q99"):
                 assert getattr(read[key], name).tolist() == getattr(computed[key], name).tolist()
-        made = [compute_normalization([Member(data, "x", (1,), r)], mode, 2) for r in (read, None)]
+        made = [
+            compute_normalization([HeadMember(data, "x", (1,), r)], mode, 2) for r in (read, None)
+        ]
         np.testing.assert_allclose(made[0][ACTION]["spread"], made[1][ACTION]["spread"], rtol=1e-6)
         np.testing.assert_allclose(made[0][STATE]["offset"], made[1][STATE]["offset"], rtol=1e-6)
 
@@ -218,7 +220,7 @@ def test_external_quantiles_that_lerobot_wrote_are_taken(tmp_path: Path) -> None
     edit_json(tmp_path / "d/meta/stats.json", with_quantiles)
     data = EpisodeDataset(tmp_path / "d", keys=[ACTION, STATE])
     made = compute_normalization(
-        [Member(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4
+        [HeadMember(data, "x", (), read_stats_file("recorded", "quantile", data))], "quantile", 4
     )
     # a rare event far from zero: its range is known, and taken
     assert made[STATE]["offset"][0][1] == 1010.0
@@ -277,7 +279,7 @@ def test_external_a_file_that_is_not_there(data: EpisodeDataset, tmp_path: Path)
 
 def test_external_real_recordings_carry_what_their_rows_say(real_data: Path) -> None:
     data = EpisodeDataset(real_data / "g1_v30", keys=[ACTION, STATE])
-    computed = compute_statistics([Member(data, "x")], 1)["x"]
+    computed = compute_statistics([HeadMember(data, "x")], 1)["x"]
     recorded = read_stats_file("recorded", "mean_std", data)
     for key in (ACTION, STATE):
         np.testing.assert_allclose(recorded[key].mean, computed[key].mean, atol=1e-3)

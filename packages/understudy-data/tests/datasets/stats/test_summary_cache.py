@@ -16,7 +16,7 @@ from understudy_base.testing.refusals import warned
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.stats import norm_heads, summary
-from understudy_data.datasets.stats.norm_heads import Member, compute_normalization
+from understudy_data.datasets.stats.norm_heads import HeadMember, compute_normalization
 from understudy_data.storage import mapped_tables
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, edit_json, write_dataset, write_parquet
@@ -49,7 +49,7 @@ def made(
         names=names,
         **choice.get("select", {}),
     )
-    return compute_normalization([Member(data, "x", delta)], "quantile", chunk, cache)
+    return compute_normalization([HeadMember(data, "x", delta)], "quantile", chunk, cache)
 
 
 @pytest.fixture
@@ -87,17 +87,18 @@ def test_cache_validation_parts_are_stored_without_rows(
 ) -> None:
     data, held = (EpisodeDataset(root, episodes=[e], keys=[ACTION, STATE]) for e in (0, 2))
     for _ in range(2):
-        compute_normalization([Member(data, "x")], "mean_std", 1, tmp_path / "c", [held])
+        compute_normalization([HeadMember(data, "x")], "mean_std", 1, tmp_path / "c", [held])
     assert len(reads) == 2
     for _ in range(2):  # kept without rows, that serves no pool
-        compute_normalization([Member(held, "x")], "mean_std", 1, tmp_path / "c")
+        compute_normalization([HeadMember(held, "x")], "mean_std", 1, tmp_path / "c")
     assert len(reads) == 3
 
 
 def test_cache_one_source_more_reads_that_one(root: Path, tmp_path: Path, reads: list[str]) -> None:
     shutil.copytree(root, tmp_path / "e")
     members = [
-        Member(EpisodeDataset(each, keys=[ACTION, STATE]), "x") for each in (root, tmp_path / "e")
+        HeadMember(EpisodeDataset(each, keys=[ACTION, STATE]), "x")
+        for each in (root, tmp_path / "e")
     ]
     compute_normalization(members[:1], "mean_std", 1, tmp_path / "c")
     compute_normalization(members, "mean_std", 1, tmp_path / "c")
@@ -119,7 +120,7 @@ def test_small_sources_of_a_mixture_share_files(
             [EpisodeDataset(one, windows, episodes=[e], keys=[ACTION, STATE]) for e in (0, 1)]
             for one in roots
         ]
-        members = [Member(part[1], "x", (0,)) for part in parts]
+        members = [HeadMember(part[1], "x", (0,)) for part in parts]
         return compute_normalization(members, "quantile", 2, cache, [part[0] for part in parts])
 
     plain = pooled(None)
@@ -154,7 +155,7 @@ def test_small_sources_have_their_own_files_on_a_network_file_system(
     for number, one in enumerate(roots):
         write_dataset(one, Spec(version="v2.1", lengths=(6, 9 + number), cameras=(), action_dim=3))
     for _ in range(2):
-        members = [Member(EpisodeDataset(one, keys=[ACTION, STATE]), "x") for one in roots]
+        members = [HeadMember(EpisodeDataset(one, keys=[ACTION, STATE]), "x") for one in roots]
         compute_normalization(members, "mean_std", 1, tmp_path / "c")
     assert len(reads) == 3
     assert [path.suffix for path in kept(tmp_path / "c")] == [".npz"] * 3
@@ -325,8 +326,8 @@ def test_cache_fine_rows_serve_a_larger_pool_and_coarse_ones_no_smaller(
 ) -> None:
     shutil.copytree(root, tmp_path / "e")
     data = [EpisodeDataset(each, keys=[ACTION, STATE]) for each in (root, tmp_path / "e")]
-    one = [Member(data[0], "x")]
-    both = [Member(each, "x") for each in data]
+    one = [HeadMember(data[0], "x")]
+    both = [HeadMember(each, "x") for each in data]
     monkeypatch.setattr(summary, "ROWS", 50)
     plain = [compute_normalization(pool, "quantile", 1) for pool in (one, both)]
     reads.clear()

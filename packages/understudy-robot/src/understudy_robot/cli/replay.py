@@ -216,7 +216,7 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     """Return the present of a sample as a robot sends it: recorded images [H, W, 3], the state,
     prompt metadata.
     """
-    from understudy_data import label
+    from understudy_data import PromptMetadata
 
     config = robot.config
     keys = list(config.cameras)
@@ -238,8 +238,9 @@ def _observation(batch: Batch, robot: "RobotPolicy") -> dict[str, Any]:
     if lines := batch.get(PROMPT_METADATA, [""])[0]:
         metadata = dict(line.split(": ", 1) for line in lines.splitlines())
         names = robot.metadata.get(PROMPT_METADATA, {}).get("names", ())
+        labels = {name: PromptMetadata.label(name) for name in names}
         values[PROMPT_METADATA] = {
-            name: metadata[label(name)] for name in names if label(name) in metadata
+            name: metadata[label] for name, label in labels.items() if label in metadata
         }
     return values
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from understudy import DataConfig, Play
 from understudy_base import PROMPT_METADATA, ConfigError, Record
-from understudy_data import metadata_lines
+from understudy_data import PromptMetadata
 from understudy_robot.envs.env import IMAGE, Env
 
 STATE = "observation.state"
@@ -173,7 +173,7 @@ def make_adapter(data: DataConfig, frozen: Record, play: Play) -> EnvAdapter:
         state_dim=state_dim,
         action_dim=action_dim,
         head=acting_head,
-        metadata=metadata_lines(play.prompt_metadata, data.prompt_metadata),
+        metadata=PromptMetadata(tuple(data.prompt_metadata)).lines(play.prompt_metadata),
     )
 
 

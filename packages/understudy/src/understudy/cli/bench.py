@@ -5,13 +5,10 @@ In each round the loader and the decoding of the same videos from front to back 
 same cores. The figures are medians over the rounds.
 """
 
-import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,12 +23,11 @@ from understudy_base import (
     parse_bytes,
     processes_here,
 )
-from understudy_data.process_rank import find_rank
+from understudy_data import ProcessRank
 from understudy_kit import HostLimit, Interval, Positional, Positive
 
 if TYPE_CHECKING:
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.load.loader import Loader
+    from understudy_data import EpisodeDataset, Loader
 
 WARM_BATCHES = 8
 """Batches discarded before each round: more than the loader prepares ahead between rounds."""
@@ -91,7 +87,7 @@ def bench(config: BenchConfig) -> None:
     """
     import torch.distributed as dist
 
-    process = find_rank()
+    process = ProcessRank.find()
     if process.world_size == 1:
         ranks = [measure(config)]
     elif config.batch_size % process.world_size:
@@ -120,11 +116,9 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
     """Measure in this process; `meet` is called before each measurement, to begin with other
     processes.
     """
-    from understudy_data.load.choose_order import choose_order
-    from understudy_data.load.loader import Loader
-    from understudy_data.video.native.loops import load_loops, loops_status
+    from understudy_data import Loader, choose_order, decode_in_a_row, loops_status
 
-    process = find_rank()
+    process = ProcessRank.find()
     data = open_data(config)
     memory = parse_bytes(config.memory) // processes_here()
     resources: dict[str, Any] = {"memory": memory, "world_size": process.world_size}
@@ -170,7 +164,8 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
             progress.update()
         frames = loader.timings.frames - frames_before
         images = (loader.position - start) // process.world_size * len(cameras_of(data))
-    loops = "compiled" if load_loops() else f"Python: {loops_status().reason}"
+    status = loops_status()
+    loops = f"Python: {status.reason}" if status.library is None else "compiled"
     load_average = list(os.getloadavg()) if hasattr(os, "getloadavg") else []
     return {
         "samples_per_s": median(rates),
@@ -186,8 +181,7 @@ def measure(config: BenchConfig, meet: Callable[[], object] = lambda: None) -> d
 
 def open_data(config: BenchConfig) -> "EpisodeDataset":
     """Open the dataset with one frame of each camera and chunks of actions."""
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog, EpisodeDataset
 
     catalog = Catalog.open(config.path)
     cameras = catalog.camera_keys
@@ -221,58 +215,6 @@ def first_turn(loader: "Loader") -> int:
         if source.shuffle and not keep
     ]
     return -(-sum(read) // loader.order.batch_size)
-
-
-def decode_in_a_row(data: "EpisodeDataset", seconds: float) -> float:
-    """Return the samples per second of decoding videos from front to back, on this process's share
-    of the cores.
-
-    Each thread decodes files of its own, from start to end, and converts the images; 0 for a
-    dataset without video.
-    """
-    import numpy as np
-
-    from understudy_data.load.images.clip_reader import write
-
-    catalog = data.catalog
-    episodes = catalog.episodes.rows_of(sorted(set(data.segments[:, 0].tolist())))
-    cameras = cameras_of(data)
-    videos = []
-    for camera in cameras:
-        first_rows = {int(catalog.videos(camera).file[row]): int(row) for row in reversed(episodes)}
-        videos += [(camera, row) for row in sorted(first_rows.values())]
-    if not videos:
-        return 0.0
-    threads = max(1, available_cores() // processes_here())
-    ended = threading.Event()
-
-    def decode(number: int) -> int:
-        count = 0
-        start = number * len(videos) // threads
-        for camera, row in itertools.cycle([*videos[start:], *videos[:start]]):
-            reader = data.video_frames.reader(camera, row)
-            pixels = data.pixels(camera)
-            image = pixels.empty(reader.height, reader.width)
-            converter = pixels.converter()
-            cursor = reader.cursor()
-            for frames in cursor.runs(np.arange(reader.count), 16):
-                for frame in frames:
-                    write(frame, converter, image)
-                count += len(frames)
-                if ended.is_set():
-                    return count
-            cursor.park()
-        return count
-
-    with ThreadPoolExecutor(threads) as pool:
-        begin = time.perf_counter()
-        try:
-            works = [pool.submit(decode, number) for number in range(threads)]
-            wait(works, seconds, FIRST_EXCEPTION)
-        finally:
-            ended.set()
-        frames = sum(work.result() for work in works)
-        return frames / len(cameras) / (time.perf_counter() - begin)
 
 
 def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:

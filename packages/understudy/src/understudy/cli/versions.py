@@ -35,7 +35,7 @@ def versions() -> str:
 
 def _native() -> str:
     from understudy_base import DatasetError
-    from understudy_data.video.native.loops import loops_status
+    from understudy_data import loops_status
 
     try:
         native = loops_status()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from understudy_base import ACTION, PROMPT_METADATA, SOURCE, STATE, TASK, Batch
-from understudy_data.prompt_metadata import add_metadata
+from understudy_data import PromptMetadata
 
 CUT_SUFFIX = "_is_cut"
 """End of the keys, bool [B], that mark samples of which `Policy.preprocess` could not keep
@@ -30,7 +30,7 @@ def prompts_of(batch: Batch) -> list[str]:
     """Return the instruction of each sample, with its metadata where the batch has
     `prompt_metadata`.
     """
-    return add_metadata(value_of(batch, TASK), batch.get(PROMPT_METADATA))
+    return PromptMetadata.add(value_of(batch, TASK), batch.get(PROMPT_METADATA))
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:

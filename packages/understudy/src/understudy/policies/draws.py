@@ -16,7 +16,7 @@ import torch
 from numpy.random import mtrand
 from torch import Tensor
 
-from understudy_data.order import sample_normal, sample_uniform
+from understudy_data import KeyedDraws
 
 Draws = Mapping[str, Tensor]
 """Random numbers of a batch by name, each [B, *shape of its spec]."""
@@ -48,11 +48,12 @@ def make_draws(
         purpose: prefix of the names in the key. A spec of one name is keyed by the purpose alone.
     """
     numbers = positions.numpy() if isinstance(positions, Tensor) else np.asarray(positions)
+    draws = KeyedDraws(seed)
     made = {}
     for name, (kind, shape, transform) in spec.items():
         key = purpose if purpose and len(spec) == 1 else f"{purpose} {name}".strip()
-        sample = sample_normal if kind == "normal" else sample_uniform
-        values = torch.from_numpy(sample(seed, key, numbers, shape))
+        sample = draws.normal if kind == "normal" else draws.uniform
+        values = torch.from_numpy(sample(key, numbers, shape))
         made[name] = values if transform is None else transform(values)
     return made
 
@@ -85,7 +86,7 @@ def keyed_generators(key: int, device: torch.device) -> Iterator[Callable[[], li
     Contexts must not be nested. One costs 40 microseconds of CPU.
 
     Args:
-        key: 64 bits (`order.random.make_key`).
+        key: 64 bits (`KeyedDraws.key`).
         device: device whose generator of torch is seeded as well.
 
     Yields:

@@ -52,7 +52,7 @@ from understudy_client import (
     compare_robots,
     size_error,
 )
-from understudy_data.prompt_metadata import observed_metadata
+from understudy_data import PromptMetadata
 
 
 def load_policy(
@@ -573,7 +573,7 @@ class RobotPolicy:
         tasks = [observation[TASK]] if single else list(observation[TASK])
         batch: dict[str, Any] = {TASK: tasks}
         rows = len(tasks)
-        batch |= observed_metadata(observation, self.metadata, rows)
+        batch |= PromptMetadata.of_robot(self.metadata).observed(observation, rows)
 
         def tensor(key: str) -> Tensor:
             value = torch.as_tensor(observation[key]).cpu()

@@ -6,7 +6,7 @@ import json
 
 from understudy_base import Record, __version__
 from understudy_client import RobotFacts, VectorFacts, printable
-from understudy_data.hub.cards import sign
+from understudy_data import ModelCard
 
 _MOST_NAMES = 40
 _MOST_TASKS = 10
@@ -63,7 +63,7 @@ def make_card(config: Record, weights: int, contract: Record | None) -> str:
             if name in config
         }
         parts += ["## Inputs and outputs", f"```json\n{json.dumps(facts, indent=2)}\n```"]
-    return sign("\n\n".join(parts) + "\n\n")
+    return ModelCard("\n\n".join(parts) + "\n\n").signed
 
 
 def _origin(provenance: Record) -> str:

@@ -46,11 +46,7 @@ from understudy_base import (
     sync,
 )
 from understudy_client import Contract, figures_digest, write_contract
-from understudy_data import checksums
-from understudy_data.hub.cards import FILE as CARD
-from understudy_data.hub.cards import is_unchanged
-from understudy_data.hub.download import fetch_model
-from understudy_data.hub.ids import SCHEME, HubId
+from understudy_data import Checksums, HubRepo, ModelCard
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -114,20 +110,22 @@ def save(
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         # safetensors makes a file that its owner alone may read.
         (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode & 0o777)
-        sha256 = functools.cache(checksums.file_sha256)  # the weights are read once
+        sha256 = functools.cache(Checksums.sha256_of)  # the weights are read once
         if contract is not None:
             write_contract(
                 fresh / Contract.FILE,
                 with_digests(contract, normalization, sha256(fresh / WEIGHTS)),
             )
         count = sum(weight.numel() for weight in weights.values())
-        (fresh / CARD).write_text(
+        (fresh / ModelCard.FILE).write_text(
             make_card({"type": config.type, **content}, count, contract), encoding="utf-8"
         )
-        checksums.write_checksums(fresh, sha256)
+        Checksums(fresh).write(sha256)
         check_replaceable(target, config.type)  # again: writing took a while
-        if (target / CARD).is_file() and not is_unchanged(text := (target / CARD).read_bytes()):
-            (fresh / CARD).write_bytes(text)  # a user's own
+        if (target / ModelCard.FILE).is_file():
+            text = (target / ModelCard.FILE).read_bytes()
+            if not ModelCard.is_unchanged(text):
+                (fresh / ModelCard.FILE).write_bytes(text)  # a user's own
 
 
 def with_digests(contract: Record, normalization: Record, weights: str) -> dict[str, Any]:
@@ -182,8 +180,8 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
             NORMALIZATION,
             WEIGHTS,
             Contract.FILE,
-            CARD,
-            checksums.FILE,
+            ModelCard.FILE,
+            Checksums.FILE,
         )
         is_file = is_ours and entry.is_file() and not entry.is_symlink()
         if not (is_file or is_copy(entry) or is_policy_file(files, entry)):
@@ -211,11 +209,11 @@ def find_policy(place: str | Path) -> Path:
             installed.
         FileNotFoundError: there is no such folder, nor the extra for a repository of that name.
     """
-    repository = HubId.of_model(place) if isinstance(place, str) else None
+    repository = HubRepo.of_model(place) if isinstance(place, str) else None
     try:
-        folder = Path(place) if repository is None else fetch_model(repository)
+        folder = Path(place) if repository is None else repository.fetch()
     except (ConfigError, MissingExtraError) as error:
-        if str(place).startswith(SCHEME):
+        if str(place).startswith(HubRepo.SCHEME):
             raise
         kind = ConfigError if isinstance(error, ConfigError) else FileNotFoundError
         raise kind(f"{place}: there is no such folder, nor on the hub: {error}") from error
@@ -248,7 +246,7 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
         recover_folder(source)
     if not source.is_dir():
         raise FileNotFoundError(f"{source} holds no policy: there is no such folder")
-    checksums.check_checksums(source)
+    Checksums(source).check()
     stored = _object(source / CONFIG) if (source / CONFIG).is_file() else {}
     metadata = stored.pop(METADATA, {})
     heads = metadata.get("heads", {}) if isinstance(metadata, Mapping) else None

@@ -42,10 +42,11 @@ from understudy_base import (
     STATE,
     ConfigError,
     Record,
+    UnderstudyError,
     find_entry_points,
     missing_distribution,
 )
-from understudy_data.checksums import ChecksumError, check_checksums
+from understudy_data import Checksums
 
 GROUP = "understudy.policies"
 """Group of the entry points."""
@@ -503,8 +504,8 @@ def check_start(config: Any) -> None:
     weights = getattr(config, "weights", "")
     if weights and Path(weights).is_dir():
         try:
-            check_checksums(Path(weights))
-        except (OSError, ChecksumError) as error:
+            Checksums(Path(weights)).check()
+        except (OSError, UnderstudyError) as error:
             raise ConfigError(f"policy.weights: {error}") from error
     imported(config.START_CHECK)(config)
 

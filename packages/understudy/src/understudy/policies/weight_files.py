@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from understudy_base import load_entry_point
-from understudy_data.checksums import file_sha256
+from understudy_data import Checksums
 
 FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -102,7 +102,7 @@ class TensorReader(Mapping[str, Tensor]):
         Raises:
             OSError: a file cannot be read.
         """
-        digests = {name: file_sha256(path) for name, path in files.items()}
+        digests = {name: Checksums.sha256_of(path) for name, path in files.items()}
         if len(digests) == 1:
             return next(iter(digests.values()))
         return hashlib.sha256(

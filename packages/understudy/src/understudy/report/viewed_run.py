@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from understudy_base import Record
-    from understudy_data.datasets.format.catalog import Catalog
+    from understudy_data import Catalog
 
     Viewed = tuple[str, list[tuple[str, Catalog, np.ndarray]], Callable[[int, int, int], Record]]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from understudy.policies.flow.model import FlowPolicy, FlowPolicyConfig
 from understudy.train.micro_batches import MicroBatch, even_spans, take_parts
-from understudy_data import checksums
+from understudy_data.checksums import Checksums
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 NORMALIZATION = {
@@ -95,5 +95,5 @@ def run_data(network: Any) -> Any:
 
 def editable(folder: Path) -> Path:
     """Remove the checksums of a policy folder, so that its files may be changed; returns it."""
-    (folder / checksums.FILE).unlink()
+    (folder / Checksums.FILE).unlink()
     return folder

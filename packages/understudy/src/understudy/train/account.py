@@ -7,7 +7,8 @@ steps that changed no weight.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +23,7 @@ from understudy.train.data.updates import current_spec, read_all_frames, recorde
 from understudy.train.data.versions_read import Versions, latest_versions
 from understudy.train.track import metrics_file
 from understudy_base import ConfigError
-from understudy_data.datasets.selection.select import EPISODE_STRIDE
-from understudy_data.load.bad_frames import Substitution, read_journal
-from understudy_data.load.order_rows import Span, rows_of
-from understudy_data.order import Order
-from understudy_data.order.spec import Entry, Spec
-from understudy_data.order_file import Samples
+from understudy_data import Order, OrderExport, Samples, Span, Substitution
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,7 @@ class Account:
                     f"{root}: step {end['step']} begins at {end['position']}, not at "
                     f"{spans[-1].stop}"
                 )
-        journals: list[Substitution] = []
-        for path in root.glob("substitutions-*.jsonl"):
-            journals += read_journal(path)
+        journals = Substitution.read_journals(root)
         substitutes = sorted(
             (e for e in journals if e.position < state["position"]), key=lambda e: e.position
         )
@@ -128,15 +122,13 @@ class Account:
             steps[steps[:, 1] > 0, 0],
         )
 
-    @property
-    def spec(self) -> Spec:
-        """Spec of the order, in which updates are parts of their sources."""
-        spec = self.order.spec
-        schedule = [
-            Entry(entry.position, tuple(self.by_source(entry.slots).astype(int).tolist()))
-            for entry in spec.schedule
-        ]
-        return replace(spec, sources=spec.sources[: len(self.sources)], schedule=tuple(schedule))
+    def export(self, spans: Sequence[Span]) -> OrderExport:
+        """Return the export of some steps, in which updates are parts of their sources."""
+        facts = {name: {"lengths": digest} for name, digest in self.sources.items()}
+        for of_source, version in zip(facts.values(), self.versions):
+            of_source |= {name: version[name] for name in ("version", "address")}
+        spec = self.order.spec.merged(self.of.tolist(), len(self.sources))
+        return OrderExport(spec, spans, facts)
 
     def by_source(self, shares: Sequence[float]) -> np.ndarray:
         """Return the sums over each source and its updates."""
@@ -148,7 +140,9 @@ class Account:
         """
         positions = np.array([entry.position for entry in self.substitutes], np.int64)
         frames = self.frames
-        for block in rows_of(self.order.locate, spans, world_size):
+        for block in chain.from_iterable(
+            span.samples(self.order.locate, world_size) for span in spans
+        ):
             block = block._replace(source=self.of[block.source])
             low, high = np.searchsorted(positions, [block.position[0], block.position[-1] + 1])
             for entry in self.substitutes[low:high]:
@@ -163,8 +157,8 @@ class Account:
             for source in np.unique(frames["source"][frames["part"] == WEIGHT]):
                 runs = (frames["source"] == source) & (frames["part"] == WEIGHT)
                 rows = np.flatnonzero(block.source == source)
-                starts = frames["episode"][runs] * EPISODE_STRIDE + frames["start"][runs]
-                packed = block.episode[rows] * EPISODE_STRIDE + block.frame[rows]
+                starts = Samples.pack(frames["episode"][runs], frames["start"][runs])
+                packed = Samples.pack(block.episode[rows], block.frame[rows])
                 block.weight[rows] = frames["weight"][runs][
                     np.searchsorted(starts, packed, "right") - 1
                 ]

@@ -18,9 +18,10 @@ from understudy.train.data.frames_file import TASK, TRAINING, VALIDATION
 from understudy.train.data.versions_read import list_versions
 from understudy.train.memory_check import available_memory
 from understudy_base import ConfigError, Progress, parse_ids
-from understudy_data.order_file import GROUP, STRIDE, OrderFile, Samples
+from understudy_data import OrderFile, Samples
 
 _COUNTER = 16  # bytes per frame, about
+_AT_ONCE = 1 << 17  # frames of a block
 
 
 class FrameCounts:
@@ -38,7 +39,7 @@ class FrameCounts:
     ) -> None:
         self.names = names
         self._keys, first, inverse = np.unique(
-            source * STRIDE + rows[:, 0], return_index=True, return_inverse=True
+            Samples.pack(source, rows[:, 0]), return_index=True, return_inverse=True
         )
         self.source = source[first]
         self.episode = rows[first, 0]
@@ -100,7 +101,7 @@ class FrameCounts:
             for block in blocks:
                 chosen = np.flatnonzero(block.weight > 0)
                 row = np.searchsorted(
-                    self._keys, block.source[chosen] * STRIDE + block.episode[chosen]
+                    self._keys, Samples.pack(block.source[chosen], block.episode[chosen])
                 )
                 np.add.at(self.counts, self.begins[row] + block.frame[chosen], 1)
                 skipped += len(block.weight) - len(chosen)
@@ -147,7 +148,7 @@ class FrameCounts:
         frames.
         """
         source, rows, tasks = self.parts
-        row = np.searchsorted(self._keys, source * STRIDE + rows[:, 0])
+        row = np.searchsorted(self._keys, Samples.pack(source, rows[:, 0]))
         # frames may be left out
         ends = np.minimum(self.begins[row, None] + rows[:, 1:], self.begins[row + 1, None])
         of_parts = np.add.reduceat(self.counts, ends.reshape(-1), dtype=np.int64)[::2] * (
@@ -182,8 +183,8 @@ class FrameCounts:
 
     def frames(self) -> Iterator[dict[str, np.ndarray]]:
         """Yield the columns of the frames, block by block."""
-        for start in range(0, int(self.begins[-1]), GROUP):
-            number = np.arange(start, min(start + GROUP, int(self.begins[-1])))
+        for start in range(0, int(self.begins[-1]), _AT_ONCE):
+            number = np.arange(start, min(start + _AT_ONCE, int(self.begins[-1])))
             row = np.searchsorted(self.begins, number, side="right") - 1
             names = np.array(self.names)[self.source[row]]
             frame = number - self.begins[row]
@@ -220,9 +221,9 @@ def audit_run(
     counts.parts = [frames[name][part == TASK] for name in ("source", "rows", "task")]
     roots = [source["root"] for source in data["sources"]] or [data["root"]]
     # sources may be parts of one dataset
-    dataset = np.array([roots.index(place) for place in roots]) * STRIDE
-    episodes = dataset[frames["source"]] + frames["episode"]
-    episode = dataset[counts.source] + counts.episode
+    dataset = np.array([roots.index(place) for place in roots])
+    episodes = Samples.pack(dataset[frames["source"]], frames["episode"])
+    episode = Samples.pack(dataset[counts.source], counts.episode)
     counts.marks["validation"] = np.isin(episode, episodes[part == VALIDATION])
     unknown = counts.mark("without", without)
     delivered = np.zeros((len(account.spans), len(roots)), np.int64)
@@ -296,25 +297,26 @@ def audit_file(
                 count = int(np.searchsorted(block.step, int(step)))
             if not count:
                 return
-            yield Samples(*(column[:count] for column in block))
+            yield block.head(count)
 
     for block in blocks():
         ends = np.append(stops, block.frame + 1)
         keys, inverse = np.unique(
-            np.append(keys, block.source * STRIDE + block.episode), return_inverse=True
+            np.append(keys, Samples.pack(block.source, block.episode)), return_inverse=True
         )
         stops = np.zeros_like(keys)
         np.maximum.at(stops, inverse, ends)
         last = int(block.step[-1])
     if step not in ("latest", last + 1) or not len(keys):
         raise ConfigError(f"checkpoint: {step}: {path} has no step before it, or ends earlier")
+    source, episodes = Samples.unpack(keys)
     if stops.sum() * _COUNTER > available_memory():
-        episode = int(keys[stops.argmax()] % STRIDE)
+        episode = int(episodes[stops.argmax()])
         raise ConfigError(
             f"{path}: frame {stops.max() - 1} of episode {episode}: give the number in the episode"
         )
-    rows = np.stack([keys % STRIDE, stops * 0, stops], axis=1)
-    counts = FrameCounts(file.names, keys // STRIDE, rows, np.full(len(keys), ""))
+    rows = np.stack([episodes, stops * 0, stops], axis=1)
+    counts = FrameCounts(file.names, source, rows, np.full(len(keys), ""))
     unknown = {
         mark: counts.mark(mark, ids)
         for mark, ids in (("validation", reserved), ("without", without))

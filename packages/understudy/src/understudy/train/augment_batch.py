@@ -16,9 +16,7 @@ from understudy.policies.common.images import drop_texts, shift_images
 from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import Draws, RandomSpec, make_draws
 from understudy_base import PROMPT_METADATA, TASK, Batch
-from understudy_data.load.instructions import draw_instructions
-from understudy_data.order import sample_uniform
-from understudy_data.prompt_metadata import drop_fields, label
+from understudy_data import Instructions, KeyedDraws, PromptMetadata
 
 if TYPE_CHECKING:
     from understudy.config.data import DataConfig
@@ -36,7 +34,7 @@ def draw_modes(seed: int, positions: Tensor, shares: Mapping[str, float]) -> Ten
     bounds = np.cumsum([shares.get(mode, 0.0) for mode in TaskMode.ALL])
     # where the sum is just below 1
     last = max(number for number, mode in enumerate(TaskMode.ALL) if shares.get(mode))
-    drawn = sample_uniform(seed, "task mode", positions.numpy()).reshape(-1)
+    drawn = KeyedDraws(seed).uniform("task mode", positions.numpy()).reshape(-1)
     return torch.from_numpy(
         np.minimum(np.searchsorted(bounds, drawn, side="right"), last).astype(np.int64)
     )
@@ -54,9 +52,9 @@ def drop_instructions(batch: Batch, augment: "AugmentConfig", seed: int) -> dict
     if not (augment.text_dropout or augment.task_separator):
         return dict(batch)
     positions = batch["position"].numpy()
-    texts = draw_instructions(batch[TASK], augment.task_separator, seed, positions)
+    texts = Instructions(augment.task_separator).draw(batch[TASK], seed, positions)
     if augment.text_dropout:
-        draws = torch.from_numpy(sample_uniform(seed, "text dropout", positions))
+        draws = torch.from_numpy(KeyedDraws(seed).uniform("text dropout", positions))
         texts = drop_texts(texts, draws, augment.text_dropout)
     return {**batch, TASK: texts}
 
@@ -71,15 +69,16 @@ def drop_metadata(batch: Batch, data: "DataConfig", seed: int) -> dict[str, Any]
     if PROMPT_METADATA not in batch:
         return dict(batch)
     positions = batch["position"].numpy()
-    all_of = sample_uniform(seed, "prompt metadata", positions) < data.prompt_metadata_dropout
-    drawn = {
-        label(name): sample_uniform(seed, f"prompt metadata {name}", positions) < share
-        for name, share in data.prompt_metadata.items()
-    }
+    draws = KeyedDraws(seed)
+    all_of = draws.uniform("prompt metadata", positions) < data.prompt_metadata_dropout
+    drawn = {}
+    for name, share in data.prompt_metadata.items():
+        of_field = draws.uniform(f"prompt metadata {name}", positions)
+        drawn[PromptMetadata.label(name)] = of_field < share
     metadata = []
     for row, lines in enumerate(batch[PROMPT_METADATA]):
         dropped = [name for name, rows in drawn.items() if rows[row]]
-        kept = "" if all_of[row] else drop_fields(lines, dropped)
+        kept = "" if all_of[row] else PromptMetadata.drop(lines, dropped)
         metadata.append(kept)
     return {**batch, PROMPT_METADATA: metadata}
 
@@ -93,7 +92,7 @@ def shift_cameras(
         return changed
     for camera in cameras:
         draws = torch.from_numpy(
-            sample_uniform(seed, f"shift {camera}", batch["position"].numpy(), (2,))
+            KeyedDraws(seed).uniform(f"shift {camera}", batch["position"].numpy(), (2,))
         )
         # [B, 3, H, W], or [B, T, 3, H, W]: the frames of a sample shift alike
         images = batch[camera]

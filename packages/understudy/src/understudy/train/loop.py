@@ -31,9 +31,7 @@ from understudy.train.track.trackers import MetricsLog
 from understudy.train.validation.metrics import best_metrics
 from understudy.train.validation.validation_loss import validate_and_log
 from understudy_base import Batch, Progress, Record, UnderstudyError, __version__
-from understudy_data.load.batch_mixing import batch_figures
-from understudy_data.load.loader import Loader
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import BatchMixing, Loader, ValidationData
 from understudy_kit import Stop, plain
 
 
@@ -247,7 +245,9 @@ class StepRunner:
         with timer("logging"):
             records, note = self._read_pending()
             if self._state.mesh.rank == 0:
-                figures = [batch_figures(self._loader.order, first) for first in self._firsts]
+                figures = [
+                    BatchMixing.of_batch(self._loader.order, first) for first in self._firsts
+                ]
                 for record, of_batch in zip(records, figures):
                     record |= of_batch
                 self._bar.set_note(

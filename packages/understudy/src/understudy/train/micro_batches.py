@@ -10,6 +10,7 @@ any rank. All ranks run equally many parts, because the collectives of sharded w
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,7 +20,6 @@ from understudy.distributed.mesh import Mesh, num_micro_batches
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, STATE, TASK, Batch, ConfigError
-from understudy_data.order.rank_positions import rank_slice
 
 if TYPE_CHECKING:
     from understudy.config.train import TrainConfig
@@ -111,8 +111,13 @@ def cut_batch(
 
 
 def even_spans(samples: int, count: int) -> list[Span]:
-    """Divide samples into `count` spans, equal up to one sample."""
-    return [rank_slice(samples, number, count) for number in range(count)]
+    """Divide samples into `count` spans, equal up to one sample. Raises ValueError for more spans
+    than samples.
+    """
+    if not 1 <= count <= samples:
+        raise ValueError(f"{count} spans of {samples} samples: give 1 to {samples}")
+    bounds = [number * samples // count for number in range(count + 1)]
+    return list(pairwise(bounds))
 
 
 def fill_spans(

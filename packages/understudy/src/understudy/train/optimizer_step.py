@@ -33,7 +33,7 @@ from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.train.micro_batches import IdleMicroBatch, MicroBatch
 from understudy_base import LOSS_WEIGHT, Batch, ConfigError
-from understudy_data.order.random import make_key
+from understudy_data import KeyedDraws
 
 
 class Timer(Protocol):
@@ -167,7 +167,7 @@ def _part_key(seed: int, part: MicroBatch) -> int:
     """
     positions = part.batch.get("position")
     first = int(positions.numpy()[0]) if positions is not None and has_values(positions) else 0
-    return make_key(seed, "losses", first)
+    return KeyedDraws(seed).key("losses", first)
 
 
 def _report_own_draws(policy: Policy, generators: Sequence[str], mesh: Mesh) -> None:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
-from understudy_base import ConfigError, absolute_path, require, split_view
-from understudy_data.hub.download import hub_errors
-from understudy_data.hub.ids import HubId
+from understudy_base import ConfigError, absolute_path, split_view
+from understudy_data import HubRepo
 from understudy_kit import SourceConfig
 
 Source = TypeVar("Source", DataConfig, SourceConfig)
@@ -119,37 +118,9 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     policy = config.policy
     paths = dict[str, Any]()
     for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
-        if address := HubId.of_model(str(getattr(policy, field))):
-            paths[field] = str(
-                _fetch(
-                    field, address.name, address.revision, patterns, required=field in policy.FILES
-                )
-            )
-    if HubId.of_model(config.init_from):
+        if repository := HubRepo.of_model(str(getattr(policy, field))):
+            required = field in policy.FILES
+            paths[field] = str(repository.fetch_files(patterns, f"policy.{field}", required))
+    if HubRepo.of_model(config.init_from):
         config = replace(config, init_from=str(policy_folder.find_policy(config.init_from)))
     return replace(config, policy=replace(policy, **paths)) if paths else config
-
-
-def _fetch(
-    field: str, name: str, revision: str | None, patterns: tuple[str, ...], required: bool
-) -> Path:
-    """Fetch the files of a repository that fit one of `patterns`; return their folder, whose name
-    is the commit.
-
-    With `required` the patterns are names of files, which must be there.
-    """
-    require("hub")
-    from huggingface_hub import snapshot_download
-
-    where = f"policy.{field}: {name}"
-    if revision:
-        where += f"@{revision}"
-    lost = "cannot be fetched from the hub, and there is no such local path"
-    problem = f"{patterns[0]} {lost}" if required else lost
-    with hub_errors(where, problem):
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    required_files = patterns if required else ()
-    for file in required_files:
-        if not (folder / file).exists():
-            raise ConfigError(f"{where}: {file} {lost}")
-    return folder

@@ -24,7 +24,6 @@ from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
 from understudy.train.checkpoint.run_dir import RunDir, read_settings
-from understudy.train.data.fingerprint import changed_kinds, describe_change
 from understudy.train.data.frames_file import frames_content
 from understudy.train.data.run_data import (
     RunData,
@@ -70,8 +69,7 @@ from understudy_base import (
     split_view,
     write_text,
 )
-from understudy_data.load.validation_data import ValidationData
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import RemoteOptions, UsedFiles, ValidationData
 from understudy_kit import Stop, Stopped, dump_yaml, plain, without_credentials
 
 DONE = 0
@@ -453,8 +451,8 @@ def _check_files(
     """
     now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
     lines = [
-        f"  {name}: {describe_change(before[name], now[name] or [])}"
-        for name in changed_kinds(before, now)
+        f"  {name}: {UsedFiles.describe_change(before[name], now[name] or [])}"
+        for name in UsedFiles.changed_kinds(before, now)
     ]
     if not lines:
         return

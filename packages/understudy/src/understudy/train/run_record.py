@@ -27,8 +27,7 @@ from understudy.train.data.run_normalization import (
 from understudy.train.data.updates import current_spec
 from understudy.train.data.versions_read import versions_read
 from understudy_base import ConfigError, Record
-from understudy_data.order import Order
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import Order, RemoteOptions
 from understudy_kit import plain
 
 

@@ -36,9 +36,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog
 from understudy_base import Record
-from understudy_data.load.bad_frames import truncate_journals
-from understudy_data.load.batch_mixing import FEW_EPISODES, measure_mixing
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import BatchMixing, Substitution, ValidationData
 from understudy_kit import Stop
 
 logger = logging.getLogger(__name__)
@@ -135,10 +133,10 @@ class RunSession:
         lines = [*_precision_table(self.state), *describe_trainable(self.state), *summary]
         logger.info("\n".join(lines))
         first = self.saved["position"] if self.saved else self.order.start
-        mixing = measure_mixing(self.order, self.data.training, first)
+        mixing = BatchMixing.measure(self.order, self.data.training, first)
         logger.info("%s", mixing)
-        if mixing.is_poor:
-            logger.warning(FEW_EPISODES)
+        if mixing.advice:
+            logger.warning(mixing.advice)
 
     def restore(self) -> None:
         """Load the latest checkpoint, and open what the training writes to.
@@ -163,7 +161,7 @@ class RunSession:
             self._hooks = self._opened.enter_context(closing(hooks))
         self.state.begin(self.saved, self.position, self.data.weights, versions_read(self.data))
         self.state.updates = self.mesh.first(self._write_update)
-        self.mesh.first(lambda: truncate_journals(run.root, self.position))
+        self.mesh.first(lambda: Substitution.truncate_journals(run.root, self.position))
 
     def _write_update(self) -> list[Record]:
         return write_update(

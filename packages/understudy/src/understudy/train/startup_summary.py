@@ -21,10 +21,7 @@ from understudy.train.data.run_data import RunData
 from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy.train.precision import align
 from understudy.train.state import TrainState
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.load.instructions import split_task
-from understudy_data.order import Order
+from understudy_data import Catalog, EpisodeDataset, Instructions, Order
 from understudy_kit import flat, plain
 
 MAX_SOURCES = 60
@@ -231,7 +228,8 @@ def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
     if not (separator := config.augment.task_separator):
         return []
     texts = set(chain.from_iterable(part.catalog.tasks for part in data.training))
-    several = sum(len(split_task(text, separator)) > 1 for text in texts)
+    split = Instructions(separator).split
+    several = sum(len(split(text)) > 1 for text in texts)
     counts = f"{several:,} of {len(texts):,} task texts have several instructions"
     line = f"augment.task_separator {separator!r}: {counts}"
     if several:

@@ -60,7 +60,7 @@ from understudy.train.memory_check import (
 from understudy.train.micro_batches import MicroBatch, PartCounts, check_budget, cut_batch
 from understudy.train.optimizer_step import NULL, StepResult, Timer, optimizer_step
 from understudy_base import MODE, SOURCE, Batch, ConfigError, Record, page
-from understudy_data.order.random import make_key
+from understudy_data import KeyedDraws
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
@@ -252,7 +252,7 @@ def _keyed(config: TrainConfig, purpose: str = "first weights") -> AbstractConte
     """Seed the global generators for the first weights, within this context alone."""
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     kind = "cuda" if on_gpu else "cpu"
-    return keyed_generators(make_key(config.seed, purpose), torch.device(kind))
+    return keyed_generators(KeyedDraws(config.seed).key(purpose), torch.device(kind))
 
 
 def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
@@ -419,9 +419,8 @@ def assemble(
     parts = policy.config.PARTS
     full = [name for name in base_names if dtypes and name not in dtypes]
     frozen = config.optim.freeze
-    add_adapters(
-        policy, config.lora, frozen, lambda name: make_key(config.seed, f"lora {name}"), parts, full
-    )
+    draws = KeyedDraws(config.seed)
+    add_adapters(policy, config.lora, frozen, lambda name: draws.key(f"lora {name}"), parts, full)
     freeze(policy, config.optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:

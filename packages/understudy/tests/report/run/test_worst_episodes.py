@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from understudy.report.run import worst_episodes
 from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.testing.pages import blocks_of, charts_of, html_of
 from understudy.testing.runs import series
@@ -18,6 +17,7 @@ from understudy.train.run import open_checkpoint
 from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.open_loop import EpisodeActions
 from understudy_base import DatasetError
+from understudy_data import EpisodeDataset
 from understudy_kit import Block, Blocks, main
 
 
@@ -147,7 +147,7 @@ def test_actions_that_cannot_be_read_give_the_reason(
     def fail(*arguments: object, **options: object) -> None:
         raise DatasetError("cannot be read", where="file-000.parquet")
 
-    monkeypatch.setattr(worst_episodes.Rows, "take", fail)
+    monkeypatch.setattr(EpisodeDataset, "recorded_values", fail)
     section = render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
     page = html_of(*section)
     assert "file-000.parquet" in page
@@ -158,7 +158,7 @@ def test_unexpected_errors_are_not_hidden(compared: Path, monkeypatch: pytest.Mo
     def fail(*arguments: object, **options: object) -> None:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(worst_episodes, "Rows", fail)
+    monkeypatch.setattr(EpisodeDataset, "recorded_values", fail)
     with pytest.raises(KeyError):
         render_worst_episodes(RunDir(compared), series(compared, "val"), 1, predict=False)
 

@@ -11,10 +11,11 @@ import pytest
 from understudy.testing.runs import SHORT, tiny_config, tiny_dataset, trained_run
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RunDir
-from understudy.train.data import fingerprint
 from understudy.train.data.run_data import file_digests, open_data
 from understudy_base import ConfigError
+from understudy_data.datasets import used_files
 from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.used_files import UsedFiles
 from understudy_data.storage import mapped_tables
 from understudy_data.storage.dataset_root import Files
 from understudy_data.testing.datasets import Spec, edit_column, write_dataset
@@ -82,7 +83,7 @@ def test_resume_refuses_another_video_and_accepts_a_copy(begun: Path, tmp_path: 
 def test_changed_file_is_named(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint, "SAMPLE", 2)
+    monkeypatch.setattr(used_files, "SAMPLE", 2)
     write_dataset(
         tmp_path / "d", Spec(version=version, lengths=(4,) * 12, per_data_file=1, per_video_file=1)
     )
@@ -92,8 +93,8 @@ def test_changed_file_is_named(
         whole = path.read_bytes()
         path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
         now = digests(tmp_path / "d")
-        [name] = fingerprint.changed_kinds(before, now)
-        assert str(path.relative_to(tmp_path / "d")) in fingerprint.describe_change(
+        [name] = UsedFiles.changed_kinds(before, now)
+        assert str(path.relative_to(tmp_path / "d")) in UsedFiles.describe_change(
             before[name] or [], now[name] or []
         )
         path.write_bytes(whole)
@@ -103,11 +104,11 @@ def test_changed_file_is_named(
 def test_large_datasets_are_compared_by_footers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint, "MAX_WHOLE", 0)
+    monkeypatch.setattr(used_files, "MAX_WHOLE", 0)
     tiny_dataset(tmp_path / "d")
     before = digests(tmp_path / "d")
     other_actions(tmp_path / "d")
-    assert set(fingerprint.changed_kinds(before, digests(tmp_path / "d"))) == {
+    assert set(UsedFiles.changed_kinds(before, digests(tmp_path / "d"))) == {
         "data files",
         "a sample of the data files",
     }
@@ -121,11 +122,11 @@ def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(
     path = sorted((tmp_path / "d").glob("videos/*/*/*.mp4"))[0]
     whole = path.read_bytes()
     middle = len(whole) // 2
-    monkeypatch.setattr(fingerprint, "ENDS", middle // 2)
+    monkeypatch.setattr(used_files, "ENDS", middle // 2)
     path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     [name] = [
         name
-        for name in fingerprint.changed_kinds(before, digests(tmp_path / "d"))
+        for name in UsedFiles.changed_kinds(before, digests(tmp_path / "d"))
         if "sample" not in name
     ]
     assert name.startswith("the contents of the video files")
@@ -135,11 +136,11 @@ def test_a_changed_byte_inside_a_video_is_noticed_up_to_a_size(
         if "contents" in key
     }
     assert sizes
-    assert not fingerprint.changed_kinds(sizes, before)  # a run that recorded sizes resumes
-    monkeypatch.setattr(fingerprint, "MAX_VIDEOS", 0)
+    assert not UsedFiles.changed_kinds(sizes, before)  # a run that recorded sizes resumes
+    monkeypatch.setattr(used_files, "MAX_VIDEOS", 0)
     large = digests(tmp_path / "d")
     path.write_bytes(whole)
-    assert fingerprint.changed_kinds(large, digests(tmp_path / "d")) == []
+    assert UsedFiles.changed_kinds(large, digests(tmp_path / "d")) == []
 
 
 def test_digests_are_cached_until_a_file_changes(tmp_path: Path) -> None:
@@ -176,13 +177,11 @@ def test_remote_copy_is_the_same_dataset(tmp_path: Path) -> None:
     with RangeServer(tmp_path) as server:
         there = digests(f"{server.url}/d", spans=str(tmp_path / "spans"))
         here = digests(tmp_path / "d")
-        assert (
-            fingerprint.changed_kinds(here, there) == fingerprint.changed_kinds(there, here) == []
-        )
+        assert UsedFiles.changed_kinds(here, there) == UsedFiles.changed_kinds(there, here) == []
         assert [name for name, found in there.items() if found is not None]
         other_actions(tmp_path / "d")
     with RangeServer(tmp_path) as server:
-        assert fingerprint.changed_kinds(
+        assert UsedFiles.changed_kinds(
             here, digests(f"{server.url}/d", spans=str(tmp_path / "spans"))
         ) == ["a sample of the data files"]
 
@@ -195,25 +194,25 @@ def test_digests_of_many_small_datasets_are_kept_in_groups(
     for root in roots:
         write_dataset(root, Spec(lengths=(6, 9)))
 
-    def requests() -> list[fingerprint.Request]:
-        return [fingerprint.Request([EpisodeDataset(root)], CAMERAS) for root in roots]
+    def used() -> list[UsedFiles]:
+        return [UsedFiles([EpisodeDataset(root)], CAMERAS) for root in roots]
 
     cache = tmp_path / "cache"
     read = list[str]()
-    whole = fingerprint._whole
+    whole = used_files._whole
 
     def counted(files: Files, path: str) -> str:
         read.append(f"{files.root}/{path}")
         return whole(files, path)
 
-    monkeypatch.setattr(fingerprint, "_whole", counted)
-    alone = [fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()]
+    monkeypatch.setattr(used_files, "_whole", counted)
+    alone = [files.digests(None) for files in used()]
     read.clear()
-    assert fingerprint.digest_several(requests(), cache) == alone
+    assert UsedFiles.digests_of_all(used(), cache) == alone
     assert len(read) >= 2 * len(roots)
     assert not (cache / "files").exists()
     read.clear()
-    assert fingerprint.digest_several(requests(), cache) == alone
+    assert UsedFiles.digests_of_all(used(), cache) == alone
     assert read == []
 
     path = roots[3] / "data/chunk-000/file-000.parquet"
@@ -222,16 +221,14 @@ def test_digests_of_many_small_datasets_are_kept_in_groups(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)  # of equal size and time
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    changed = fingerprint.digest_several(requests(), cache)
+    changed = UsedFiles.digests_of_all(used(), cache)
     assert [number for number, digests in enumerate(changed) if digests != alone[number]] == [3]
     assert str(path) in read
     assert len({Path(name).relative_to(tmp_path).parts[0] for name in read}) < len(roots)
 
     path.unlink()
-    lost = fingerprint.digest_several(requests(), cache)
-    assert lost == [
-        fingerprint.digest_files(request.parts, CAMERAS, None) for request in requests()
-    ]
+    lost = UsedFiles.digests_of_all(used(), cache)
+    assert lost == [files.digests(None) for files in used()]
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert fingerprint.digest_several(requests(), cache) == alone
+    assert UsedFiles.digests_of_all(used(), cache) == alone

@@ -15,7 +15,6 @@ import pytest
 from understudy import EpisodeWriter
 from understudy.config.train import TrainConfig
 from understudy.train.data import given_figures
-from understudy.train.data.given_figures import sample_rows
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import (
     choose_normalization,
@@ -24,6 +23,7 @@ from understudy.train.data.run_normalization import (
 )
 from understudy_base import ConfigError, DatasetError
 from understudy_data.datasets.stats import norm_heads
+from understudy_data.load.row_sample import RowSample
 from understudy_kit import SourceConfig, main, override
 
 ACTION = "action"
@@ -181,7 +181,7 @@ def test_figures_of_the_data_are_silent_and_unchanged(
     with caplog.at_level(logging.INFO):
         made = chosen(config_of(radians, stats=stats, normalize=mode))
     assert not [record for record in caplog.records if "normalization" in record.getMessage()]
-    rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0)[ACTION]
+    rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0).rows[ACTION]
     if mode == "mean_std":
         np.testing.assert_allclose(made[ACTION]["spread"][0], rows.std(0), rtol=1e-5)
 
@@ -287,7 +287,7 @@ def test_an_initial_policy_whose_gripper_rested_trains_with_the_range(
         "spread": [[*theirs[ACTION]["spread"][0][:2], 0.0]],
     }
     made = confront_policy(config, open_data(config), theirs)
-    rows = given_figures.Samples(open_data(config), config.seed).of(0)[ACTION][:, 2]
+    rows = given_figures.Samples(open_data(config), config.seed).of(0).rows[ACTION][:, 2]
     assert made[ACTION]["spread"][0][2] == pytest.approx((rows.max() - rows.min()) / 2, rel=1e-6)
     assert made[ACTION]["spread"][0][:2] == theirs[ACTION]["spread"][0][:2]
     assert any("range" in record.getMessage() for record in caplog.records)
@@ -299,9 +299,9 @@ def test_an_initial_policy_whose_gripper_rested_trains_with_the_range(
 def test_the_sample_is_a_function_of_the_key_and_bounded(tmp_path: Path) -> None:
     data = open_data(config_of(recording(tmp_path / "d", episodes=30, length=40)))
     part = data.training[0]
-    first = sample_rows(part, (), 4, 5, 100, 10)
-    again = sample_rows(part, (), 4, 5, 100, 10)
-    other = sample_rows(part, (), 4, 6, 100, 10)
+    first = RowSample.read(part, (), 4, 5, 100, 10).rows
+    again = RowSample.read(part, (), 4, 5, 100, 10).rows
+    other = RowSample.read(part, (), 4, 6, 100, 10).rows
     assert len(first[ACTION]) <= 100
     assert np.array_equal(first[ACTION], again[ACTION])
     assert not np.array_equal(first[ACTION], other[ACTION])
@@ -312,7 +312,7 @@ def test_the_sample_of_differences_stays_in_their_window(tmp_path: Path) -> None
     ramp = np.tile(np.arange(40.0), 10)
     root = recording(tmp_path / "d", episodes=10, length=40, columns={0: ramp})
     part = open_data(config_of(root, chunk_size=8)).training[0]
-    steps = sample_rows(part, (0,), 8, 1)[ACTION][:, 0]
+    steps = RowSample.read(part, (0,), 8, 1, 100_000, 64).rows[ACTION][:, 0]
     assert set(np.unique(steps)) == set(range(8))
 
 
@@ -483,7 +483,7 @@ def test_the_summary_of_a_source_is_read_once_at_the_start(
     assert main(words) == 0
     assert len(read) == 1
     (robot,) = json.loads((tmp_path / "r/policy/contract.json").read_text())["robots"].values()
-    rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0)[ACTION]
+    rows = given_figures.Samples(open_data(config_of(radians)), 0).of(0).rows[ACTION]
     np.testing.assert_allclose(robot["action"]["figures"]["std"], rows.std(0), rtol=1e-4)
 
 

@@ -37,7 +37,6 @@ from understudy_data.load.validation_data import (
     ValidationData,
     prefetch_chunks,
     sample_identity,
-    share_chunks,
     source_key,
 )
 from understudy_kit import SourceConfig
@@ -725,7 +724,7 @@ def test_joints_bear_the_names_that_the_dataset_gives(
 
 @given(st.integers(0, 40), st.integers(1, 7))
 def test_chunks_are_dealt_once_and_evenly(chunks: int, world: int) -> None:
-    shares = [share_chunks(chunks, rank, world) for rank in range(world)]
+    shares = [ValidationData.share_chunks(chunks, rank, world) for rank in range(world)]
     assert sorted(number for own, _ in shares for number in own) == list(range(chunks))
     assert {turns for _, turns in shares} == {max(len(own) for own, _ in shares)}
     assert max(len(own) for own, _ in shares) - min(len(own) for own, _ in shares) <= 1

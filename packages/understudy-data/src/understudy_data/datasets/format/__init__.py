@@ -1,6 +1,7 @@
 """Metadata of a dataset, whichever LeRobot version wrote it.
 
 catalog           `Catalog`: features, episodes, files and tasks of a dataset
+catalogs          `Catalogs`: the metadata of many datasets, opened together
 features          declared columns and cameras, depth, and vectors of several columns
 sensors           signals at their own rates, as meta/sensors.json declares them
 episode_table     lengths, data files and video files of every episode; shared memory for large

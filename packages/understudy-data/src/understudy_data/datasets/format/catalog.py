@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from understudy_data.datasets.format.episode_table import (
     EpisodeTable,
     MissingFiles,
     Videos,
+    describe_ids,
     find_missing,
     has_any_file,
     load_episode_table,
@@ -36,8 +37,11 @@ from understudy_data.datasets.format.views import View, Views
 from understudy_data.hub.ids import HubId, near_path
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
-from understudy_data.storage.dataset_version import folder_of, publication_name
-from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
+from understudy_data.storage.dataset_version import (
+    folder_of,
+    publication_is_gone,
+    publication_name,
+)
 from understudy_data.storage.remote_options import RemoteOptions
 
 INFO = "meta/info.json"
@@ -184,10 +188,6 @@ class Catalog:
             versions.append((path, version))
         return versions
 
-    def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object at a path under the root. Raises DatasetError."""
-        return read_json(self.files, path)
-
     def sensor_files(self, sensor: Sensor) -> list[str]:
         """Paths of a sensor's files: one, or one for each episode of the table."""
         if not sensor.per_episode:
@@ -208,6 +208,31 @@ class Catalog:
     def name(self) -> str:
         """Last part of the root, for messages and logs."""
         return publication_name(self.root) or self.root.rstrip("/").rpartition("/")[2] or self.root
+
+    @property
+    def place(self) -> str:
+        """Address, equal for all openings of one dataset; that of a local one has no links."""
+        return self.root if "://" in self.root else os.path.realpath(self.root)
+
+    @staticmethod
+    def describe_ids(ids: np.ndarray) -> str:
+        """Return the numbers of episodes for a message, shortened; ids: int, ascending."""
+        return describe_ids(ids)
+
+    @staticmethod
+    def is_gone(address: str) -> bool:
+        """Return whether an address `PATH@NUMBER` names a publication that is not there; False for
+        any other address.
+        """
+        return publication_is_gone(address)
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read a JSON file of `meta/`, given by its path relative to the root.
+
+        Raises:
+            DatasetError: it is not there, or holds no JSON object.
+        """
+        return read_json(self.files, path)
 
     @property
     def camera_keys(self) -> tuple[str, ...]:
@@ -559,54 +584,6 @@ class Opening:
             tuple(lacking),
             sensors=sensors,
         ).with_view(self._view)
-
-
-_SMALL = 1 << 20
-"""Most bytes of the tables of `meta/` of a dataset whose content is kept with that of others."""
-
-
-def read_tables_of_many(openings: Sequence[Opening]) -> None:
-    """Read the tables of many small local datasets; their content is kept in the cache of the host.
-
-    Parsing the tables of thousands of datasets takes longer than all else of opening them. The
-    content is found by the size, times and inode of each file (`mapped_tables.once_per_group`). A
-    dataset whose tables cannot be read stays without them.
-    """
-    members: list[Member[MetaTables]] = []
-    small: list[Opening] = []
-    if not are_many(len(openings)):
-        return
-    for opening in openings:
-        with suppress(DatasetError):  # which `finish` raises
-            if opening.files.is_local and (member := _small_member(opening)) is not None:
-                members.append(member)
-                small.append(opening)
-    if are_many(len(small)):
-        for number, tables in once_per_group(members, small[0].files.cache, mapped=False):
-            small[number].tables = tables
-
-
-def _small_member(opening: Opening) -> Member[MetaTables] | None:
-    """Member of a dataset with small tables; None for another one."""
-    first, size = opening.inputs()
-    computed_keys = [first]
-
-    def key() -> str:
-        if computed_keys:
-            return computed_keys.pop()
-        try:
-            return opening.inputs()[0]
-        except DatasetError:
-            return ""
-
-    return Member(opening.files.root, key, partial(_read, opening)) if size <= _SMALL else None
-
-
-def _read(opening: Opening) -> MetaTables | None:
-    try:
-        return opening.read_tables()
-    except DatasetError:
-        return None
 
 
 def _read_info(

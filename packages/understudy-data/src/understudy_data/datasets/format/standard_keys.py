@@ -10,7 +10,7 @@ action.gripper_position" (`features.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
 
@@ -27,6 +27,25 @@ from understudy_data.datasets.format.features import (
 _IMAGES = "observation.image"  # `observation.images.<camera>`, `observation.image`
 _VECTORS = ("action", "observation.state")
 _FIXED = (*INDEX_KEYS, "task")
+
+
+@dataclass(frozen=True)
+class StandardKeys:
+    """Standard keys of the features of a dataset."""
+
+    names: Mapping[str, str]
+    """Standard key -> key in the dataset."""
+
+    def rename(self, catalog: Catalog) -> Catalog:
+        """Return the catalog under these keys (`rename_keys`). Raises DatasetError where a key
+        cannot be mapped.
+        """
+        return rename_keys(catalog, self.names)
+
+    @staticmethod
+    def suggest(key: str, keys: Sequence[str]) -> str:
+        """Suggest one of the known keys for an unknown one, or list them (`suggest_key`)."""
+        return suggest_key(key, keys)
 
 
 def rename_keys(

@@ -6,6 +6,7 @@ columns          columns of data files as numpy arrays of their declared type
 row_parts        rows of single episodes of data files on a server
 row_tables       mapped files of columns, decoded once per host
 row_lengths      lengths of episodes by their rows, where meta/ records others
+task_runs        runs of frames with one task
 texts            texts that a policy learns to answer with, and metadata of episodes for prompts
 returns          returns of frames, by outcomes or rewards of episodes
 sensors          samples of sensors at their own rates, by time

@@ -16,7 +16,7 @@ from understudy_base import PROMPT_METADATA, RESPONSE, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.read.rows import Rows
-from understudy_data.prompt_metadata import label, metadata_lines
+from understudy_data.prompt_metadata import PromptMetadata
 from understudy_data.storage.mapped_tables import SharedState, share_arrays
 
 TASK = "task"
@@ -189,17 +189,16 @@ class EpisodePrompts(SharedState):
         first = np.cumsum(lengths) - lengths
         runs = list[tuple[np.ndarray, np.ndarray]]()
         reader = Rows(catalog, columns, _CACHE)
+        prompts = PromptMetadata(self.names)
         try:
-            if len(labels := [label(name) for name in self.names]) > len(set(labels)):
+            if len(labels := [prompts.label(name) for name in self.names]) > len(set(labels)):
                 raise ValueError(f"prompt_metadata has one name twice: {', '.join(labels)}")
             for row in np.sort(catalog.episodes.rows_of(episodes)).tolist():
                 fixed = {
                     name: metadata[name].get(ids[row]) for name in self.names if name in metadata
                 }
                 starts, values = _runs(reader, row, int(lengths[row]), columns)
-                texts = [
-                    metadata_lines(fixed | dict(zip(columns, run)), self.names) for run in values
-                ]
+                texts = [prompts.lines(fixed | dict(zip(columns, run))) for run in values]
                 of_run = np.array(
                     [numbers.setdefault(text, len(numbers)) for text in texts], np.int32
                 )

@@ -9,7 +9,7 @@ later hash in `np.unique`, which takes several times as long where ids are in se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -18,6 +18,7 @@ import numpy as np
 from understudy_base import DatasetError, holds_boolean, parse_ids
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import describe_ids
+from understudy_data.datasets.format.features import INDEX_KEYS
 from understudy_data.datasets.format.selection_fields import (
     DEFAULTS,
     KINDS,
@@ -27,6 +28,7 @@ from understudy_data.datasets.format.selection_fields import (
 from understudy_data.datasets.selection.keep_ranges import KeepReport, apply_ranges
 from understudy_data.datasets.selection.spread import spread_over_tasks
 from understudy_data.datasets.selection.where import matching_rows
+from understudy_data.datasets.time_windows import frame_offsets, reach
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.mapped_tables import SharedState, share, share_arrays
@@ -242,6 +244,42 @@ class Selection(SelectionFields):
             elif name not in _LATER and value != DEFAULTS[name]:
                 return make()
         return share(make, table.ids, table.lengths, *inputs, cache=catalog.files.cache)
+
+    def find_episodes(
+        self,
+        catalog: Catalog,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        keys: Sequence[str] = (),
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Find the episodes with a sample, without regard to `frame_weights`.
+
+        Args:
+            catalog: the dataset.
+            delta_timestamps: windows of the samples, as those of `EpisodeDataset`.
+            keys: keys that may have a window, besides the index keys.
+
+        Returns:
+            Their ids, int64 (E,), ascending, and irregularities of the selection.
+
+        Raises:
+            DatasetError: as `apply`, or the windows are not those of frames.
+        """
+        windows = frame_offsets(delta_timestamps, float(catalog.fps), (*keys, *INDEX_KEYS))
+        selected = self.apply(catalog, reach(list(windows.values())))
+        table = SegmentTable(selected.segments, selected.stop, catalog.files)
+        return table.episodes, selected.notes
+
+    def lacks(self, catalog: Catalog, ids: Iterable[int]) -> np.ndarray:
+        """Return those of some episodes that the dataset does not have, or that do not meet
+        `where`: int64, ascending.
+
+        Raises:
+            DatasetError: the condition is unusable.
+        """
+        there = catalog.episodes.ids
+        if self.where is not None:
+            there = there[matching_rows(catalog, self.where)]
+        return difference(np.array(list(ids), np.int64), there)
 
     def _apply(self, catalog: Catalog, reach: tuple[int, int]) -> SelectedFrames:
         rows, notes = self._select_rows(catalog)

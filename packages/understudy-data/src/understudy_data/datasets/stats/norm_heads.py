@@ -21,18 +21,18 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from understudy_base import ACTION, STATE, DatasetError, Progress
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.rows import Rows
+from understudy_data.datasets.stats.stats_files import RECORDED, read_stats_file
 from understudy_data.datasets.stats.summary import (
     DELTA,
     FIGURES,
     DimensionMode,
-    Mode,
     Request,
     Statistics,
     Summary,
@@ -183,7 +183,7 @@ def _locate(key: str, dim: int, data: Iterable[EpisodeArrays]) -> tuple[str, int
 
 
 @dataclass(frozen=True)
-class Member:
+class HeadMember:
     """One source of a head.
 
     Attributes:
@@ -203,6 +203,80 @@ class Member:
     recorded: Mapping[str, Statistics] | None = None
     modes: Mapping[str, Sequence[DimensionMode]] | None = None
 
+    RECORDED: ClassVar[str] = RECORDED
+    """Name of the statistics of a dataset's own files, in place of a path."""
+
+    def modes_of_keys(self, mode: DimensionMode) -> dict[str, Sequence[DimensionMode]]:
+        """Return the normalization of each dimension of `ACTION` and, if present, `STATE`; `mode`
+        where `modes` has none.
+        """
+        given = self.modes or {}
+        widths = vector_widths(self.data)
+        return {key: given.get(key) or (mode,) * width for key, width in widths.items()}
+
+    def read_statistics(self, path: str, mode: DimensionMode) -> dict[str, Statistics]:
+        """Read statistics that were computed elsewhere, by key (`read_stats_file`).
+
+        Args:
+            path: the file, or `RECORDED`.
+            mode: that of the run.
+
+        Raises:
+            DatasetError: the file cannot be read, or lacks figures that the normalization needs.
+        """
+        return read_stats_file(path, self.modes_of_keys(mode), self.data, self.delta)
+
+
+@dataclass(frozen=True)
+class NormHeads:
+    """Norm heads of the sources of a run.
+
+    Attributes:
+        members: the sources.
+        chunk: frames of the action's window.
+        cache: folder for the summaries of each source; None stores nothing.
+        validation: validation parts, checked for errors only.
+        workers: processes that read the rows; None reads them in this one.
+    """
+
+    members: Sequence[HeadMember]
+    chunk: int
+    cache: Path | None = None
+    validation: Sequence[EpisodeArrays] = ()
+    workers: Workers | None = None
+
+    @staticmethod
+    def name(robot_type: str | None, control_mode: str | None, fallback: str) -> str:
+        """Return the name of the head of a robot under a control mode (`head_name`)."""
+        return head_name(robot_type, control_mode, fallback)
+
+    def statistics(self) -> dict[str, dict[str, Statistics]]:
+        """Compute the statistics of each head, by key (`compute_statistics`).
+
+        Raises:
+            DatasetError: as there.
+        """
+        return compute_statistics(
+            self.members, self.chunk, self.cache, self.validation, self.workers
+        )
+
+    def normalization(
+        self, mode: DimensionMode, absolute: dict[str, dict[str, Statistics]] | None = None
+    ) -> dict[str, Any]:
+        """Compute a policy's normalization, as plain lists for JSON (`compute_normalization`).
+
+        Args:
+            mode: normalization of the dimensions for which a member has none.
+            absolute: receives the statistics of each head whose rows are all read, with those of
+                the actions as recorded.
+
+        Raises:
+            DatasetError: as there.
+        """
+        return compute_normalization(
+            self.members, mode, self.chunk, self.cache, self.validation, self.workers, absolute
+        )
+
 
 def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -> str:
     """Return `robot_type::control_mode`, or `fallback` where either is missing, "" or "unknown".
@@ -216,8 +290,8 @@ def head_name(robot_type: str | None, control_mode: str | None, fallback: str) -
 
 
 def compute_normalization(
-    members: Sequence[Member],
-    mode: Mode,
+    members: Sequence[HeadMember],
+    mode: DimensionMode,
     chunk: int,
     cache: Path | None = None,
     validation: Sequence[EpisodeArrays] = (),
@@ -270,7 +344,7 @@ def _width(of_head: Mapping[str, Statistics], key: str) -> int:
 
 
 def compute_statistics(
-    members: Sequence[Member],
+    members: Sequence[HeadMember],
     chunk: int,
     cache: Path | None = None,
     validation: Sequence[EpisodeArrays] = (),
@@ -295,7 +369,7 @@ def compute_statistics(
             differ in width or `delta`, or a dimension of `delta` is not in both action and state.
     """
     names = {member.head for member in members}
-    heads: dict[str, list[Member]] = {head: [] for head in sorted(names)}
+    heads: dict[str, list[HeadMember]] = {head: [] for head in sorted(names)}
     for member in members:
         heads[member.head].append(member)
     for head, of_head in heads.items():
@@ -352,7 +426,7 @@ def compute_statistics(
     return pooled
 
 
-def _check_member(member: Member) -> None:
+def _check_member(member: HeadMember) -> None:
     """Refuse a source that does not fit its `delta` or recorded statistics."""
     widths = vector_widths(member.data)
     where = member.data.name
@@ -377,7 +451,7 @@ def _check_member(member: Member) -> None:
             )
 
 
-def _check_pair(head: str, first: Member, other: Member) -> None:
+def _check_pair(head: str, first: HeadMember, other: HeadMember) -> None:
     """Refuse two sources of one head that differ in width or `delta`."""
     for key in (ACTION, STATE):
         have = [vector_widths(m.data).get(key, 0) for m in (first, other)]
@@ -407,13 +481,13 @@ def _check_pair(head: str, first: Member, other: Member) -> None:
             )
 
 
-def _as_recorded(members: Sequence[Member]) -> bool:
+def _as_recorded(members: Sequence[HeadMember]) -> bool:
     """Whether all sources of a head have the same recorded statistics."""
     recorded = [member.recorded for member in members if member.recorded is not None]
     return len(recorded) == len(members) and all(_same(other, recorded[0]) for other in recorded)
 
 
-def _requests(members: Sequence[Member], chunk: int) -> list[Request]:
+def _requests(members: Sequence[HeadMember], chunk: int) -> list[Request]:
     """Requests for the summaries of the sources of one head without recorded statistics."""
     reading = [member.data for member in members if member.recorded is None]
     delta = tuple(sorted(set(members[0].delta)))
@@ -427,7 +501,7 @@ def _requests(members: Sequence[Member], chunk: int) -> list[Request]:
 
 
 def _pool_head(
-    members: Sequence[Member],
+    members: Sequence[HeadMember],
     chunk: int,
     summaries: Sequence[dict[str, Summary]],
     absolute: dict[str, dict[str, Statistics]] | None,
@@ -490,7 +564,7 @@ def _summaries_from(
 
 
 def _normalize_column(
-    member: Member, key: str, statistics: Statistics, mode: Mode
+    member: HeadMember, key: str, statistics: Statistics, mode: DimensionMode
 ) -> dict[str, np.ndarray]:
     """Offset and spread of one key under the head of a source, float32 [dim]; names doubtful
     dimensions.

@@ -68,8 +68,8 @@ def read_stats_file(
     data: "EpisodeArrays",
     delta: tuple[int, ...] = (),
 ) -> dict[str, Statistics]:
-    """Read statistics of `ACTION` and `STATE` for `Member.recorded`; figures that `mode` does not
-    need may be NaN.
+    """Read statistics of `ACTION` and `STATE` for `HeadMember.recorded`; figures that `mode` does
+    not need may be NaN.
 
     Dimensions for which a file has the figure `mask` false stay as they are: mean 0, deviation 1,
     from -1 to 1.

@@ -13,9 +13,8 @@ import torch
 from understudy_base import ConfigError, page
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.loader import Loader
-from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.load.order_rows import OrderExport, Span
 from understudy_data.order import Order
-from understudy_data.order_file import dataset_facts, write_order_file
 
 SCRIPT = "lerobot.scripts.lerobot_train"
 ORDER_FILE = "UNDERSTUDY_ORDER"
@@ -184,10 +183,10 @@ def _batches(run: _Run) -> Iterator[dict[str, Any]]:
 def _write_order(path: str, data: EpisodeDataset, steps: int, options: dict[str, Any]) -> None:
     """Write the samples of all steps of a run before the first one."""
     with Loader(data, **options) as loader:
-        spans = [Span(0, 0, loader.order.batch_size, steps)]
+        span = Span(0, 0, loader.order.batch_size, steps)
         order = loader.order
-    facts = order_facts(order.spec, spans, {data.name: dataset_facts(data)})
-    write_order_file(path, rows_of(order.locate, spans, options["world_size"]), facts)
+    export = OrderExport(order.spec, [span], {data.name: OrderExport.facts_of(data)})
+    export.write(path, span.samples(order.locate, options["world_size"]))
 
 
 def _check_config(config: Any) -> None:

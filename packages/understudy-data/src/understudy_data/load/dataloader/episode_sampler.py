@@ -38,13 +38,13 @@ from torch.utils.data import Sampler
 
 from understudy_data.datasets.selection.select import EPISODE_STRIDE
 from understudy_data.load.batch_request import NoOptions, refuse_foreign
-from understudy_data.load.order_rows import Span, order_facts, rows_of
+from understudy_data.load.order_rows import OrderExport, Span
 from understudy_data.load.order_state import order_state, position_in
 from understudy_data.load.same_version import check_same, find_board
 from understudy_data.order import Order, rank_slice
 from understudy_data.order.make_spec import as_list
-from understudy_data.order_file import dataset_facts, find_segments, write_order_file
-from understudy_data.process_rank import find_rank
+from understudy_data.order_file import find_segments
+from understudy_data.process_rank import ProcessRank
 
 _FIRST_CHUNK = 256
 _CHUNK = 16384
@@ -75,7 +75,7 @@ class EpisodeSampler(Sampler[int]):
 
     Raises:
         TypeError: an unknown argument; of one of torch's samplers the message has the equivalent.
-        ConfigError: see `process_rank.find_rank`; in the first pass, where another library divides
+        ConfigError: see `ProcessRank.find`; in the first pass, where another library divides
             the batches again.
         ValueError: an empty selection, an unknown episode, a batch size that the ranks cannot share
             evenly, or a number out of range.
@@ -101,7 +101,7 @@ class EpisodeSampler(Sampler[int]):
             raise TypeError(
                 f"unknown arguments {sorted(unknown)}: EpisodeSampler documents its own"
             )
-        self._process = find_rank(rank, world_size)
+        self._process = ProcessRank.find(rank, world_size)
         rank = self.rank
         world_size = self.world_size
         if order is not None:
@@ -136,7 +136,9 @@ class EpisodeSampler(Sampler[int]):
         # To the order this is a source whose "frames" are the dataset's indices.
         source = SimpleNamespace(name="sampler", segments=rows, gop=1, reach=(0, 0))
         mode = "uniform" if shuffle else "sequential"
-        self._order = Order.from_datasets([source], batch_size=self._batch, seed=seed, mode=mode)
+        self._order: Order = Order.from_datasets(
+            [source], batch_size=self._batch, seed=seed, mode=mode
+        )
         self._frames = self._order.spec.sources[0].frames
         # positions in a pass, before it is rounded to whole batches
         self._pass = max(self._frames, self._batch)
@@ -316,11 +318,10 @@ class EpisodeSampler(Sampler[int]):
                 self._segments[segment, 2] - self._stops[segment] + frame,
             )
 
-        spans = [Span(0, self._order.start, self._batch, steps)]
-        facts = order_facts(
-            self._order.spec, spans, {self._source.name: dataset_facts(self._source)}
-        )
-        write_order_file(path, rows_of(locate, spans), facts | {"order": None})
+        span = Span(0, self._order.start, self._batch, steps)
+        datasets = {self._source.name: OrderExport.facts_of(self._source)}
+        export = OrderExport(self._order.spec, [span], datasets, has_formula=False)
+        export.write(path, span.samples(locate))
 
     def _position(self) -> int:
         """End of the last global batch of which this rank's share was yielded."""

@@ -27,7 +27,7 @@ from understudy_data.load.batch_request import Datasets, ReadOptions, make_reque
 from understudy_data.load.loader import Batch, Loader
 from understudy_data.load.order_state import adopt_order, order_state, position_in
 from understudy_data.order import Order
-from understudy_data.process_rank import find_rank
+from understudy_data.process_rank import ProcessRank
 
 _WORKERS = 4
 """Workers for which an order is chosen: their number is known only later, and an order for four
@@ -56,7 +56,7 @@ class EpisodeStream(torch.utils.data.IterableDataset[Batch]):
     """
 
     def __init__(self, datasets: Datasets, **options: Unpack[ReadOptions]) -> None:
-        self._process = find_rank(options.get("rank"), options.get("world_size"))
+        self._process = ProcessRank.find(options.get("rank"), options.get("world_size"))
         options |= {"rank": self.rank, "world_size": self.world_size}
         # Here, not in a worker: mistakes are raised at once.
         self._request = make_request(datasets, options, num_threads=1, workers=_WORKERS)

@@ -11,7 +11,7 @@ from understudy_base import MOST_LOADER_THREADS, ConfigError, parse_bytes
 from understudy_kit import Ge, Interval, Positional
 
 if TYPE_CHECKING:
-    from understudy_data.order_file import Samples
+    from understudy_data import Samples
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,7 @@ def export(config: ExportConfig) -> None:
     """Write the file and print its size."""
     from understudy.train.account import Account
     from understudy_base import Progress
-    from understudy_data.datasets.dataset import EpisodeDataset
-    from understudy_data.load.choose_order import choose_order
-    from understudy_data.load.order_rows import Span, order_facts, rows_of
-    from understudy_data.order_file import dataset_facts, write_order_file
+    from understudy_data import EpisodeDataset, OrderExport, Span, choose_order
 
     *paths, out = config.paths
     first = config.from_step
@@ -73,11 +70,8 @@ def export(config: ExportConfig) -> None:
         account = Account.open(Path(paths[0]), config.checkpoint)
         end = first + config.steps if config.steps else account.state["step"]
         spans = account.cut(first, end)
-        spec = account.spec
+        written = account.export(spans)
         blocks = account.samples(spans, ranks)
-        facts = {name: {"lengths": digest} for name, digest in account.sources.items()}
-        for of_source, version in zip(facts.values(), account.versions):
-            of_source |= {name: version[name] for name in ("version", "address")}
     else:
         datasets = []
         for path in paths:
@@ -96,10 +90,11 @@ def export(config: ExportConfig) -> None:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         steps = config.steps or -(-sum(map(len, datasets)) // config.batch_size)
-        spans = [Span(first, first * config.batch_size, config.batch_size, steps)]
-        spec = order.spec
-        blocks = rows_of(order.locate, spans, ranks)
-        facts = {source.name: dataset_facts(source) for source in datasets}
+        span = Span(first, first * config.batch_size, config.batch_size, steps)
+        spans = [span]
+        facts = {source.name: OrderExport.facts_of(source) for source in datasets}
+        written = OrderExport(order.spec, spans, facts)
+        blocks = span.samples(order.locate, ranks)
     total = sum(span.steps * span.batch for span in spans)
     if not total or ranks > min(span.batch for span in spans):
         raise ConfigError(
@@ -113,5 +108,5 @@ def export(config: ExportConfig) -> None:
                 yield block
                 progress.update(len(block.step))
 
-        write_order_file(out, counted(), order_facts(spec, spans, facts))
+        written.write(out, counted())
     print(f"{out}: {total:,} samples, from position {spans[0].position}")

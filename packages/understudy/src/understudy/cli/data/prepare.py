@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from understudy.policies.common.fast_tokenizer import FastTokenizer
     from understudy.train.data.run_data import RunData
-    from understudy_data.datasets.dataset import EpisodeDataset
+    from understudy_data import EpisodeDataset
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ def prepare_statistics(config: StatisticsConfig) -> None:
     from understudy.train.data.run_data import open_data
     from understudy.train.data.run_normalization import HeadStatistics, choose_normalization
     from understudy.train.paths import with_local_files
-    from understudy_data.parts import Workers
-    from understudy_data.storage.remote_options import RemoteOptions
+    from understudy_data import RemoteOptions, Workers
 
     run = with_local_files(config).with_policy_defaults()
     data = open_data(run)

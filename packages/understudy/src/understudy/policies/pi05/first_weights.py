@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from understudy.policies.pi05.released_keys import NEW, Match, Shapes, match
 from understudy.policies.weight_files import open_weights, stored_dtypes, stored_shapes
-from understudy_data.order.random import make_key
+from understudy_data import KeyedDraws
 
 logger = logging.getLogger(__name__)
 
@@ -124,5 +124,5 @@ def fresh_weight(name: str, shape: Sequence[int], seed: int) -> Tensor:
         return torch.zeros(*shape)
     if name.endswith(ONES):
         return torch.ones(*shape)
-    generator = torch.Generator().manual_seed(make_key(seed, f"weights {name}"))
+    generator = torch.Generator().manual_seed(KeyedDraws(seed).key(f"weights {name}"))
     return torch.randn(*shape, generator=generator) * prod(shape[1:]) ** -0.5

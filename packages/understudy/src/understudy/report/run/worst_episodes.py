@@ -24,14 +24,11 @@ from understudy_base import (
     is_out_of_memory,
     summarize,
 )
-from understudy_data.datasets.read.recorded_images import RecordedImages
-from understudy_data.datasets.read.rows import Rows
 from understudy_kit import Block, Blocks, Curve, as_rgb
 
 if TYPE_CHECKING:
     from understudy.train.data.run_data import RunData
-    from understudy_data.datasets.format.catalog import Catalog
-    from understudy_data.load.validation_data import ValidationData
+    from understudy_data import EpisodeDataset, ValidationData
 
 Predict = Callable[[int, int, int], Record]
 
@@ -41,7 +38,6 @@ WIDEST = 160
 """Pixels of a frame's width; wider ones are reduced."""
 CURVES = 12
 """Joints that are shown without a click."""
-_ROW_BYTES = 512 << 20
 UNITS = (
     "Actions in the robot's units; MAE is the mean absolute error. A prediction begins at a "
     "recorded observation, after each chunk."
@@ -183,7 +179,8 @@ class _Cards:
             names = self._validation.names
             # the only one may be renamed
             source = 0 if len(names) == len(sums.names) == 1 else names.index(name)
-            catalog = self._validation.datasets[source].catalog
+            dataset = self._validation.datasets[source]
+            catalog = dataset.catalog
             row = catalog.episodes.row_of(episode)
         except (ValueError, DatasetError):
             return Block.card(title, note=f"{samples}; the dataset has no such episode")
@@ -195,8 +192,8 @@ class _Cards:
         ]
         return Block.card(
             title,
-            *_strips(catalog, self._validation.cameras, row, length),
-            *self._action_charts(source, catalog, episode, row),
+            *_strips(dataset, self._validation.cameras, row, length),
+            *self._action_charts(source, dataset, episode, row),
             Block.paragraph(f"understudy view {self._run.root} --episodes {episode}", "code"),
             note="; ".join([f"{samples} of {length:,} frames", *tasks]),
         )
@@ -220,18 +217,20 @@ class _Cards:
             height=200,
         )
 
-    def _action_charts(self, source: int, catalog: "Catalog", episode: int, row: int) -> Blocks:
+    def _action_charts(
+        self, source: int, dataset: "EpisodeDataset", episode: int, row: int
+    ) -> Blocks:
         """Draw recorded and predicted actions, a chart for each joint."""
         assert self._validation is not None
+        catalog = dataset.catalog
         length = int(catalog.episodes.lengths[row])
         if ACTION not in catalog.features:
             return [Block.paragraph("there are no recorded actions")]
         try:
-            rows = Rows(catalog, [ACTION], _ROW_BYTES)
-            actions = rows.take(np.full(1, row), {ACTION: np.arange(length)[None]})[ACTION]
+            actions = dataset.recorded_values(ACTION, episode)
         except DatasetError as error:
             return [Block.paragraph(str(error))]
-        recorded = np.asarray(actions[0], np.float64).reshape(length, -1)
+        recorded = np.asarray(actions, np.float64).reshape(length, -1)
         predicted = None
         note = None
         if self._predict is not None:
@@ -284,11 +283,12 @@ def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray
     return np.broadcast_to(offsets[:, None], errors.shape)[is_finite], errors[is_finite]
 
 
-def _strips(catalog: "Catalog", cameras: Sequence[str], row: int, length: int) -> Blocks:
+def _strips(dataset: "EpisodeDataset", cameras: Sequence[str], row: int, length: int) -> Blocks:
     """Render a strip of frames of each camera of the policy, or the reason why its frames cannot be
     read.
     """
-    recorded = RecordedImages(catalog)
+    catalog = dataset.catalog
+    recorded = dataset.recorded_images()
     strips = Blocks()
     frames = np.unique(np.linspace(0, length - 1, min(FRAMES, length)).round().astype(np.int64))
     for camera in cameras:

@@ -42,8 +42,7 @@ from understudy.train.paths import find_moved
 from understudy.train.track import metrics_file
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
 from understudy_client import Contract
-from understudy_data.hub.download import pull
-from understudy_data.hub.ids import HubId, near_path
+from understudy_data import HubRepo
 from understudy_kit import dump_yaml, read_file, validate
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ class RunDir:
                     f"{self.root}: this is a dataset; give the folder of a run, the --output-dir "
                     "of its `train`"
                 )
-            near = "" if self.root.exists() else near_path(str(self.root))
+            near = "" if self.root.exists() else HubRepo.near_path(str(self.root))
             fix = f"`understudy train --output-dir {self.root}` starts one"
             if near:
                 fix = f"did you mean {near}?"
@@ -468,7 +467,8 @@ def resumed_settings(run: str) -> TrainConfig:
     Raises:
         ConfigError: there is no run, it cannot be fetched, or NAME is another folder.
     """
-    address = HubId.parse(run) or HubId.of_model(run)
-    if address is not None:
-        return RunDir(pull(address, Path(address.name.partition("/")[2]).absolute())).settings()
+    repository = HubRepo.parse(run) or HubRepo.of_model(run)
+    if repository is not None:
+        folder = Path(repository.name.partition("/")[2]).absolute()
+        return RunDir(repository.pull(folder)).settings()
     return RunDir(Path(run)).settings()

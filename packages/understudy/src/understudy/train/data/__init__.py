@@ -14,5 +14,4 @@ frames_file            frames.parquet: training and validation frames, for an ac
                        data
 versions_read          versions of the datasets that a run read
 updates                episodes that were appended to the datasets, trained on from a checkpoint on
-fingerprint            digests of a dataset's files, compared on resume
 """

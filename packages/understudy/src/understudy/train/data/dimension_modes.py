@@ -11,12 +11,12 @@ import numpy as np
 from understudy.config.data import REST, DataConfig
 from understudy.train.data.run_data import RunData
 from understudy_base import ACTION, STATE, ConfigError, Record
-from understudy_data.datasets.stats.summary import DimensionMode, Mode
+from understudy_data import DimensionMode
 
 _MOST_LISTED = 40
 
 
-def rest_mode(normalize: str | Mapping[str, str] | None, default: Mode) -> str:
+def rest_mode(normalize: str | Mapping[str, str] | None, default: DimensionMode) -> str:
     """Return the mode of the dimensions that a setting does not name: its own, that of `*`, or the
     policy's.
     """
@@ -26,7 +26,7 @@ def rest_mode(normalize: str | Mapping[str, str] | None, default: Mode) -> str:
 
 
 def dimension_modes(
-    config: DataConfig, data: RunData, default: Mode
+    config: DataConfig, data: RunData, default: DimensionMode
 ) -> list[dict[str, tuple[DimensionMode, ...]]]:
     """Return the normalization of each dimension of `ACTION` and `STATE`, by source.
 

@@ -11,8 +11,6 @@ An update of a run's data has a file of its own, whose sources continue the numb
 """
 
 import io
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.train.data.fingerprint import THREADS
 from understudy.train.data.run_data import RunData, episodes_within
-from understudy_base import RETURN_IS_PAD, ConfigError
-from understudy_data.checksums import file_sha256
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.selection.select import EPISODE_STRIDE
-from understudy_data.order_file import lengths_digest
+from understudy_base import ConfigError
+from understudy_data import Checksums, OrderFile
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
+_THREADS = 8
 
 
 def frames_content(data: RunData, first: int = 0) -> bytes:
@@ -37,21 +31,14 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     tables = _Tables()
     for source in data.sources[first:]:
         training = source.training
-        segments = training.segments if training.returns is not None else np.empty((0, 3), np.int64)
-        starts = np.sort(segments[:, 0] * EPISODE_STRIDE + segments[:, 1])
-        factors = np.ones(len(segments))
-        if training.frame_weights is not None:
-            starts, factors = training.frame_weights.loss_runs
-        runs = np.stack([starts // EPISODE_STRIDE, *[starts % EPISODE_STRIDE] * 2], axis=1)
+        changes, factors = training.loss_runs()
+        runs = changes[:, [0, 1, 1]]
         episodes = training.catalog.episodes
         texts = np.array([*training.catalog.tasks, ""], object)
-        if training.returns is not None:
-            returns = training.returns.read(episodes.rows_of(runs[:, 0]), runs[:, 1])
-            factors = np.where(returns[RETURN_IS_PAD], 0, factors)
         ids, lengths = episodes_within(training.catalog, source.span)
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if source.apart is None else source.apart.segments
-        of_tasks, names = _task_runs(training.catalog, np.union1d(training.episodes, apart[:, 0]))
+        of_tasks, names = training.task_runs(np.union1d(training.episodes, apart[:, 0]))
         parts: list[tuple[np.ndarray, Any]] = [
             (training.epoch_segments, 1.0),
             (apart, 1.0),
@@ -70,14 +57,14 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
                     for row in episodes.rows_of(ids).tolist()
                 ]
             if part == TASK:
-                texts_of_rows = names
+                texts_of_rows = pa.array(names, pa.string())
             else:
                 texts_of_rows = pa.array(tasks, pa.string()).take(pa.array(inverse))
             tables.add(source.number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
     digests = {}
     for source in data.sources:  # updates come last
         last = source.span[1]
-        digests[data.names[source.of]] = lengths_digest(source.training, last)
+        digests[data.names[source.of]] = OrderFile.lengths_digest(source.training, last)
     content = io.BytesIO()
     pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
@@ -127,36 +114,6 @@ class _Tables:
         self._rows = 0
 
 
-def _task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
-    """Return runs [episode, start, stop) of frames with one task, int64 (n, 3), and their texts.
-
-    They are those of the episodes with several tasks among `ids`; rows of other episodes are not
-    read.
-    """
-    episodes = catalog.episodes
-    reader = Rows(catalog, [], 1 << 26)
-    rows = episodes.rows_of(ids)
-    rows = rows[np.diff(episodes.task_offsets)[rows] > 1]
-
-    def read(row: int) -> np.ndarray:
-        tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
-        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
-        stops = np.append(starts[1:], len(tasks))
-        return np.stack(
-            [np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1
-        )
-
-    if not len(rows):
-        return np.empty((0, 3), np.int64), pa.array([], pa.string())
-    of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
-    with ThreadPoolExecutor(THREADS) as pool:  # a remote file takes several requests
-        found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))
-    runs = np.concatenate([np.empty((0, 4), np.int64), *found])
-    return runs[:, :3], pa.array(
-        [catalog.tasks[number] for number in runs[:, 3].tolist()], pa.string()
-    )
-
-
 def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Read the columns of the frames of a run, and the digest of the episode lengths of each
     source, by name.
@@ -166,7 +123,7 @@ def read_frames(path: Path, sha256: str) -> tuple[dict[str, np.ndarray], dict[st
     Raises:
         ConfigError: the file is missing, or is not the one of `sha256`.
     """
-    if not path.exists() or file_sha256(path) != sha256:
+    if not path.exists() or Checksums.sha256_of(path) != sha256:
         raise ConfigError(f"{path}: is missing, or was changed since the run started; restore it")
     table = pq.read_table(path)
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}

@@ -4,7 +4,7 @@ the first step.
 Statistics of a file, of released weights or of an initial policy may be those of other units, of
 absolute actions in place of differences, or of a robot whose gripper never moved. So may those of a
 norm head that several sources share, for one of them. A line names the dimensions of far values
-(`datasets/stats/far_values.py`). Beyond `ABSURD`, the mean square that a loss begins with, the run
+(`RowSample.confront`). Beyond `ABSURD`, the mean square that a loss begins with, the run
 is refused.
 
 A dimension is never divided by a spread that is tiny beside its range: training divides by the
@@ -25,20 +25,7 @@ import numpy as np
 
 from understudy.train.data.run_data import RunData
 from understudy_base import ACTION, STATE, DatasetError, Record, redact
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.read.rows import Rows
-from understudy_data.datasets.stats.far_values import FAR, NARROW, confront, rounding
-from understudy_data.datasets.stats.norm_heads import name_dimensions
-from understudy_data.datasets.stats.stats_files import RECORDED
-from understudy_data.datasets.stats.summary import (
-    LEAST_SHARE,
-    TINY,
-    DimensionMode,
-    Statistics,
-    check_finite,
-    vector_widths,
-)
-from understudy_data.order.random import make_key, permutation
+from understudy_data import DimensionMode, HeadMember, KeyedDraws, RowSample, Statistics
 
 ROWS = 100_000
 """Most rows of a sample of all sources."""
@@ -50,10 +37,6 @@ ABSURD = 1000.0
 """Mean square of the normalized values of a vector from which a run is refused; sound ones have
 about 1.
 """
-RARE = 0.02
-"""Most values outside the quantiles that describe a dimension."""
-_CACHE = 256 << 20
-_VALUES = 1 << 23  # most numbers of a sample
 _MOST_NAMED = 12
 
 logger = logging.getLogger(__name__)
@@ -75,7 +58,7 @@ class Origin:
 
 def of_file(stats: str) -> Origin:
     """Return the origin of statistics that `data.stats` names."""
-    anew = "; `understudy edit` computes recorded ones anew" if stats == RECORDED else ""
+    anew = "; `understudy edit` computes recorded ones anew" if stats == HeadMember.RECORDED else ""
     return Origin(
         f"data.stats {redact(stats)}",
         "give statistics of this data, in its units and of its differences, or leave `stats` out: "
@@ -119,87 +102,26 @@ class Samples:
     seed: int
     sources: int = 1
     """Number of sources among which the rows are divided."""
-    _read: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    _read: dict[int, RowSample] = field(default_factory=dict)
 
-    def of(self, number: int) -> dict[str, np.ndarray]:
-        """Return rows of `ACTION` (as learnt) and `STATE` of a source, float64 [n, dim] each."""
+    def of(self, number: int) -> RowSample:
+        """Return rows of a source."""
         if number not in self._read:
             source = self.data.sources[number]
             chunk = source.training.reach_of(ACTION)[1] + 1
-            key = make_key(self.seed, "given figures", number)
+            key = KeyedDraws(self.seed).key("given figures", number)
             share = max(1, ROWS // self.sources)
             segments = max(1, SEGMENTS // self.sources)
-            self._read[number] = sample_rows(
+            self._read[number] = RowSample.read(
                 source.training, source.delta, chunk, key, share, segments
             )
         return self._read[number]
 
 
-def sample_rows(
-    data: EpisodeDataset,
-    delta: Sequence[int],
-    chunk: int,
-    key: int,
-    rows: int = ROWS,
-    segments: int = SEGMENTS,
-) -> dict[str, np.ndarray]:
-    """Read consecutive rows of a few segments, both chosen by a key.
-
-    Args:
-        data: the source.
-        delta: dimensions of the action that are differences to the state, each by one valid step of
-            its window.
-        chunk: frames of the action's window.
-        key: 64 bits.
-        rows: most rows.
-        segments: most segments.
-
-    Returns:
-        `ACTION`, as learnt, and `STATE` if present, float64 [n, dim].
-
-    Raises:
-        DatasetError: a file cannot be read, or a value is not finite.
-    """
-    widths = vector_widths(data)
-    keys = tuple(widths)
-    rows = min(rows, max(1000, _VALUES // sum(widths.values())))
-    count = min(len(data.segments), segments, rows)
-    chosen = np.sort(
-        permutation(len(data.segments), key).forward(np.arange(count, dtype=np.uint64))
-    ).astype(np.int64)
-    reader = Rows(data.catalog, keys, _CACHE)
-    tables: dict[str, list[np.ndarray]] = {name: [] for name in keys}
-    for number in chosen.tolist():
-        episode, start, stop = data.segments[number].tolist()
-        size = min(stop - start, rows // count)
-        first = start + make_key(key, "first row", number) % (stop - start - size + 1)
-        bound = first + size
-        if delta:
-            bound = min(int(data.window_stops[number]), first + size + chunk - 1)
-        row = data.catalog.episodes.row_of(episode)
-        read = {}
-        for name in keys:
-            table = reader.span(row, name, first, bound)
-            check_finite(name, table, f"{data.name}, episode {episode}")
-            read[name] = table.astype(np.float64)
-        action = read[ACTION][:size].copy()
-        if delta:
-            now = np.arange(size)
-            steps = (now * 7919 + make_key(key, "step", number) % chunk) % chunk
-            ahead = now + steps % (bound - first - now)
-            dims = list(delta)
-            action[:, dims] = read[ACTION][ahead][:, dims] - read[STATE][:size][:, dims]
-        for name in keys:
-            part = action if name == ACTION else read[name][:size]
-            tables[name].append(part)
-    return {name: np.concatenate(parts) for name, parts in tables.items()}
-
-
 def with_ranges(
     recorded: Mapping[str, Statistics],
-    sample: Callable[[], Mapping[str, np.ndarray]],
+    sample: Callable[[], RowSample],
     modes: Mapping[str, Sequence[DimensionMode]],
-    names: Mapping[str, Sequence[str]],
     where: str,
 ) -> dict[str, Statistics]:
     """Return given statistics with the range of the rows where they have equal quantiles and no
@@ -207,9 +129,8 @@ def with_ranges(
 
     Args:
         recorded: the statistics, by key.
-        sample: reads rows, by key.
+        sample: reads rows.
         modes: normalization of each dimension, by key.
-        names: names of the dimensions, by key.
         where: place of the statistics.
 
     Raises:
@@ -224,16 +145,17 @@ def with_ranges(
         equal &= np.array([mode == "quantile" for mode in modes[key]])
         if not equal.any():
             continue
-        rows = sample()[key]
+        read = sample()
+        rows = read.rows[key]
         rest = statistics.q01
         low = np.minimum(rows.min(0), rest)
         high = np.maximum(rows.max(0), rest)
-        away = (np.abs(rows - np.where(equal, rest, 0)) > rounding(rows)).mean(0)
-        if (wrong := np.flatnonzero(equal & (away > RARE))).size:
+        away = (np.abs(rows - np.where(equal, rest, 0)) > read.noise(key)).mean(0)
+        if (wrong := np.flatnonzero(equal & (away > read.RARE))).size:
             dim = int(wrong[0])
             ends = np.quantile(rows[:, dim], [0.01, 0.99])
             problem = (
-                f"{name_dimensions(key, [dim], names[key])} has q01 = q99 = {rest[dim]:.6g}, and "
+                f"{read.name(key, [dim])} has q01 = q99 = {rest[dim]:.6g}, and "
                 f"98 % of its values are between {ends[0]:.4g} and {ends[1]:.4g}: these are not "
                 "the statistics of this data"
             )
@@ -286,49 +208,25 @@ def _mend(
     """
     mended = dict(normalization)
     lines = list[str]()
+    sample = RowSample.joined([samples.of(number) for number in numbers])
     for key in (ACTION, STATE):
-        parts = [samples.of(number)[key] for number in numbers if key in samples.of(number)]
-        if key not in normalization or not parts:
+        if key not in normalization or key not in sample.rows:
             continue
-        rows = np.concatenate(parts)
-        width = rows.shape[1]
+        width = sample.rows[key].shape[1]
         offset, spread = (
             _of_head(normalization, key, name, head)[:width] for name in ("offset", "spread")
         )
-        low = rows.min(0)
-        high = rows.max(0)
-        half = (high - low) / 2
-        noise = rounding(rows)
-        distance = np.abs(rows - offset)
-        far = (distance > np.maximum(FAR * spread, noise)).mean(0)
-        rests = 2 * half <= noise
-        inside = (offset >= low - half) & (offset <= high + half)
-        tiny = ~rests & (spread < TINY * half) & (far >= max(LEAST_SHARE, 3 / len(rows))) & inside
-        agrees = far <= RARE
-        # one dimension may have rested there; if most differ, it is a matter of units
-        if origin.of_weights:
-            agrees |= tiny.sum() <= (~rests).sum() / 2
-        ranged = tiny & agrees
-        constant = rests & (spread <= noise) & (distance.max(0) > FAR * spread)
-        if not (ranged | constant).any():
+        figures = sample.mended(key, offset, spread, origin.of_weights)
+        ranged = np.flatnonzero(figures.ranged)
+        constant = np.flatnonzero(figures.constant)
+        if not (ranged.size or constant.size):
             continue
-        new = {
-            "offset": np.where(ranged | constant, (low + high) / 2, offset),
-            "spread": np.where(ranged, half, np.where(constant, 0.0, spread)),
-        }
-        for name, values in new.items():
+        for name, values in {"offset": figures.offset, "spread": figures.spread}.items():
             mended[key] = {**mended[key], name: _with_head(mended, key, name, head, values)}
-        names = samples.data.training[numbers[0]].catalog.features[key].dimension_names
-        if ranged.any():
-            lines.append(
-                "divides by the range of the rows: "
-                f"{name_dimensions(key, np.flatnonzero(ranged), names)}"
-            )
-        if constant.any():
-            lines.append(
-                "takes the constant of the rows: "
-                f"{name_dimensions(key, np.flatnonzero(constant), names)}"
-            )
+        if ranged.size:
+            lines.append(f"divides by the range of the rows: {sample.name(key, ranged)}")
+        if constant.size:
+            lines.append(f"takes the constant of the rows: {sample.name(key, constant)}")
     if lines:
         has_tiny_spread = any("range" in line for line in lines)
         reason = "their spread is tiny beside it" if has_tiny_spread else "they rest"
@@ -364,19 +262,19 @@ def _confront(
     """
     data = samples.data
     head = int(data.head_of_source[number])
+    sample = samples.of(number)
     far_dims = list[str]()
     narrow_dims = list[str]()
     absurd = list[tuple[float, str]]()
     for key in (ACTION, STATE):
-        rows = samples.of(number).get(key)
-        if rows is None or key not in normalization:
+        if key not in sample.rows or key not in normalization:
             continue
-        width = rows.shape[1]
+        width = sample.rows[key].shape[1]
         offset, spread = (
             _of_head(normalization, key, name, head)[:width] for name in ("offset", "spread")
         )
-        names = data.training[number].catalog.features[key].dimension_names
-        fit = confront(rows, offset, spread)
+        names = sample.names[key]
+        fit = sample.confront(key, offset, spread)
         chosen = np.ones(width, bool)
         if key in modes:
             chosen = np.array([mode != "identity" for mode in modes[key]])
@@ -386,15 +284,15 @@ def _confront(
         if square > ABSURD:
             absurd.append((square, key))
         narrow = np.flatnonzero(chosen & fit.narrow).tolist()
-        narrow_dims += [name_dimensions(key, [dim], names) for dim in narrow]
+        narrow_dims += [sample.name(key, [dim]) for dim in narrow]
     where = f"source {data.names[number]!r}, " if len(data.names) > 1 else ""
     named = _shortened(far_dims)
     if absurd and origin.refuses:
         square, key = max(absurd)
         problem = (
             f"{where}normalized by {origin.name}, values are not of the size that these figures "
-            f"describe: beyond {FAR:g} are {named}; the mean square of {key!r} is {square:.3g}, in "
-            "place of about 1"
+            f"describe: beyond {sample.FAR:g} are {named}; the mean square of {key!r} is "
+            f"{square:.3g}, in place of about 1"
         )
         raise DatasetError(problem, fix=origin.fix)
     if far_dims:
@@ -402,7 +300,7 @@ def _confront(
             "normalization by %s: %snormalized values beyond %g, in place of about 1, in %s: %s",
             origin.name,
             where,
-            FAR,
+            sample.FAR,
             named,
             origin.fix,
         )
@@ -413,7 +311,7 @@ def _confront(
             origin.name,
             where,
             _shortened(narrow_dims),
-            NARROW,
+            sample.NARROW,
         )
 
 
@@ -434,7 +332,5 @@ def limited(origins: Mapping[int, Origin], seed: int) -> dict[int, Origin]:
     numbers = list(origins)
     if len(numbers) <= SOURCES:
         return dict(origins)
-    chosen = permutation(len(numbers), make_key(seed, "confronted sources")).forward(
-        np.arange(SOURCES, dtype=np.uint64)
-    )
+    chosen = KeyedDraws(seed).choose(SOURCES, len(numbers), "confronted sources")
     return {numbers[place]: origins[numbers[place]] for place in sorted(chosen.tolist())}

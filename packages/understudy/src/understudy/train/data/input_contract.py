@@ -33,13 +33,15 @@ from understudy_client import (
     VectorFacts,
     shrink,
 )
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.meta_files import read_json
-from understudy_data.datasets.stats.norm_heads import compute_statistics
-from understudy_data.datasets.stats.summary import DimensionMode, Statistics
-from understudy_data.load.instructions import split_task
-from understudy_data.parts import Workers
+from understudy_data import (
+    Catalog,
+    DimensionMode,
+    EpisodeDataset,
+    Instructions,
+    NormHeads,
+    Statistics,
+    Workers,
+)
 
 IMAGES = 48
 """Images of each camera and norm head whose appearance is measured."""
@@ -142,7 +144,7 @@ def head_statistics(
     external = {source.head for source in data.sources if source.stats}
     computed = [member for member in members if member.head not in external]
     chunk = config.data.actions_per_chunk
-    return compute_statistics(computed, chunk, cache, workers=workers) if computed else {}
+    return NormHeads(computed, chunk, cache, workers=workers).statistics() if computed else {}
 
 
 def _members(data: RunData, number: int) -> list[int]:
@@ -173,7 +175,7 @@ def _robot(
     source = config.data.mixed()[members[0]]
     separator = config.augment.task_separator
     stored = chain.from_iterable(data.training[n].catalog.tasks for n in members)
-    split = chain.from_iterable(split_task(text, separator) for text in stored)
+    split = chain.from_iterable(map(Instructions(separator).split, stored))
     tasks = list(dict.fromkeys(split))
     if config.augment.text_dropout and "" not in tasks:
         tasks.append("")
@@ -275,7 +277,7 @@ def _with_groups(catalog: Catalog, facts: RobotFacts) -> RobotFacts:
     path = "meta/modality.json"
     if not catalog.files.exists(path):
         return facts
-    groups = read_json(catalog.files, path)
+    groups = catalog.read_json(path)
     vectors: dict[str, Any] = {}
     try:
         for name in ("state", "action"):
@@ -308,7 +310,7 @@ def _stated(catalog: Catalog) -> RobotFacts | None:
     path = f"meta/{Contract.FILE}"
     if not files.exists(path):
         return None
-    return RobotFacts.read_stated(read_json(files, path), files.where(path))
+    return RobotFacts.read_stated(catalog.read_json(path), files.where(path))
 
 
 def _camera(catalog: Catalog, key: str, look: CameraPrint | None) -> CameraFacts:

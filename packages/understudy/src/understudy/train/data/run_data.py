@@ -24,17 +24,13 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.registry import policy_type
 from understudy.train.augment_batch import apply_augmentation
-from understudy.train.data.fingerprint import Request as FileRequest
-from understudy.train.data.fingerprint import digest_several
 from understudy.train.data.source_faults import check_heads, join_errors
 from understudy.train.data.sources import (
     RecordedSources,
     Source,
     SourceSplit,
-    check_disjoint,
     common_image_size,
     open_source,
-    place_of,
     recorded_sizes,
     with_view,
 )
@@ -52,19 +48,22 @@ from understudy_base import (
     parse_bytes,
     split_view,
 )
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog, Opening, read_tables_of_many
-from understudy_data.datasets.format.standard_keys import suggest_key
-from understudy_data.datasets.format.views import View
-from understudy_data.datasets.read.texts import prompt_names
-from understudy_data.datasets.stats.norm_heads import Member
-from understudy_data.load.choose_order import choose_order
-from understudy_data.load.instructions import split_task
-from understudy_data.load.loader import Batch, Loader
-from understudy_data.load.mixed_batches import Mixture, UnlikeSourcesError
-from understudy_data.order import Order
-from understudy_data.prompt_metadata import FORMAT, add_metadata
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import (
+    Catalog,
+    Catalogs,
+    EpisodeDataset,
+    EpisodeSplit,
+    HeadMember,
+    Instructions,
+    Loader,
+    Mixture,
+    Order,
+    PromptMetadata,
+    RemoteOptions,
+    StandardKeys,
+    UsedFiles,
+    choose_order,
+)
 from understudy_kit import SourceConfig
 
 _T = TypeVar("_T")
@@ -126,7 +125,7 @@ class RunSource:
             "first": first,
             "last": last,
             "tasks": len(part.catalog.tasks),
-            "view": view_record(part.view),
+            "view": part.view_record,
         }
         if self.is_update:
             entry["of"] = self.of
@@ -233,10 +232,7 @@ class RunData:
                 ],
             }
             if self.prompt_metadata:
-                heads[head][PROMPT_METADATA] = {
-                    "format": FORMAT,
-                    "names": list(self.prompt_metadata),
-                }
+                heads[head][PROMPT_METADATA] = PromptMetadata(self.prompt_metadata).record
         return {"fps": self.training[0].catalog.fps, "heads": heads}
 
     def policy_config(self, config: TrainConfig) -> Any:
@@ -260,11 +256,6 @@ class RunData:
             raise
         except ValueError as error:
             raise ConfigError(f"policy: {error}") from error
-
-
-def view_record(view: View | None) -> str:
-    """Return the record of a view, which names its version; "" for none."""
-    return "" if view is None else view.record
 
 
 def _pass_length(part: EpisodeDataset) -> float:
@@ -326,7 +317,7 @@ def open_data(
     responds = any(source.response for source in configs)
     places = []
     for opened_source in opened:
-        place = "" if opened_source is None else place_of(opened_source.catalog)
+        place = "" if opened_source is None else opened_source.catalog.place
         places.append(place)
     uses = Counter(place for place in places[: len(whole)] if place)
 
@@ -356,7 +347,7 @@ def open_data(
         raise join_errors(wrong, len(names), leave_out)
     training = tuple(part.training for part in splits)
     apart = tuple(part.validation for part in splits)
-    check_disjoint(names, training, apart)
+    EpisodeSplit.check_disjoint(names, training, apart)
     _check_together(data, names, training, leave_out)
     weights = _weights(configs, training, of)
     run_sources = []
@@ -410,32 +401,29 @@ def _open_sources(
     `RecordedSources`.
     """
     remote = RemoteOptions(cache=data.cache, cache_bytes=parse_bytes(data.cache_size))
-    started = dict[tuple[str, ...], Opening]()  # several sources may be parts of one dataset
-    catalogs = dict[tuple[str, ...], Catalog]()
+    catalogs = Catalogs(remote)  # several sources may be parts of one dataset
 
     def start(number: int) -> tuple[tuple[str, ...], str]:
         """Return the key of a source's dataset, and the name of the view."""
         source = configs[number]
-        layout = {"video_path": source.video_path, "data_path": source.data_path}
-        layout |= {"version": source.version, "pairing": source.pairing}
         address, view = split_view(source.root)
-        place = address, *layout.values()
-        if place not in started:
-            given = {name: text or None for name, text in layout.items()}
-            started[place] = Opening(address, remote, **given)
-            started[place].files.keep_listings()
+        place = catalogs.start(
+            address,
+            video_path=source.video_path,
+            data_path=source.data_path,
+            version=source.version,
+            pairing=source.pairing,
+        )
         return place, view
 
     addresses = for_each_source(names, start, wrong)
-    read_tables_of_many(list(started.values()))
+    catalogs.read_tables()
 
     def open_one(number: int) -> Source:
         address = addresses[number]
         assert address is not None
         place, view = address
-        if place not in catalogs:
-            catalogs[place] = started[place].finish()
-        catalog = with_view(catalogs[place], view, entries[number])
+        catalog = with_view(catalogs.open(place), view, entries[number])
         return open_source(configs[number], catalog, data.cameras, entries[number])
 
     return for_each_source(names, open_one, wrong)
@@ -474,12 +462,12 @@ def _check_together(
             fix=fix,
         )
     try:
-        Mixture.from_datasets(training)
-    except UnlikeSourcesError as error:
-        wrong = {names[number]: DatasetError(problem) for number, problem in error.problems.items()}
-        raise join_errors(wrong, len(names), leave_out) from error
+        problems = Mixture.unlike(training)
     except ValueError as error:
         raise DatasetError(str(error)) from error
+    if problems:
+        wrong = {names[number]: DatasetError(problem) for number, problem in problems.items()}
+        raise join_errors(wrong, len(names), leave_out)
 
 
 def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, ...]:
@@ -501,7 +489,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
                 for s in sources
                 if camera in s.catalog.skipped_features
             ]
-            why = f", which {skipped[0]}" if skipped else suggest_key(camera, cameras)
+            why = f", which {skipped[0]}" if skipped else StandardKeys.suggest(camera, cameras)
             if any(
                 camera in s.catalog.features and s.catalog.features[camera].is_depth
                 for s in sources
@@ -534,14 +522,14 @@ def for_each_source(
     return outcomes
 
 
-def head_members(data: RunData, with_delta: bool = True) -> list[Member]:
+def head_members(data: RunData, with_delta: bool = True) -> list[HeadMember]:
     """Return the training part of each source with its norm head, and with the dimensions that are
     differences.
     """
     members = []
     for source in data.sources:
         delta = source.delta if with_delta else ()
-        members.append(Member(source.training, source.head, delta))
+        members.append(HeadMember(source.training, source.head, delta))
     return members
 
 
@@ -608,18 +596,18 @@ def _fingerprint(
 
 
 def file_digests(data: RunData, cache: Path | None = None) -> dict[str, list[str] | None]:
-    """Return digests of a run's data and video files, by kind (`fingerprint.py`); earlier results
-    are in `cache`.
+    """Return digests of a run's data and video files, by kind (`UsedFiles`); earlier results are in
+    `cache`.
     """
-    requests: list[FileRequest] = []
+    used: list[UsedFiles] = []
     for source in data.sources:
         parts = [part for part in (source.training, source.validation) if part is not None]
         missing = source.training.missing_cameras
         cameras = [camera for camera in data.cameras if camera not in missing]
-        requests.append(FileRequest(parts, cameras))
+        used.append(UsedFiles(parts, cameras))
     is_mixture = len(data.configured) > 1
     digests: dict[str, list[str] | None] = {}
-    for source, of_source in zip(data.sources, digest_several(requests, cache)):
+    for source, of_source in zip(data.sources, UsedFiles.digests_of_all(used, cache)):
         prefix = f"{source.name}: " if is_mixture or source.is_update else ""
         digests |= {prefix + kind: digest for kind, digest in of_source.items()}
     return digests
@@ -668,7 +656,7 @@ def first_batch(
     return apply_augmentation(batch, data.cameras, config.augment, config.seed), data.cameras
 
 
-def read_first_batch(data: RunData, order: Order) -> Batch:
+def read_first_batch(data: RunData, order: Order) -> dict[str, Any]:
     """Load the batch of step 0 in this process alone, also in a group of several."""
     options: dict[str, Any] = {
         "num_threads": 1,
@@ -692,7 +680,7 @@ def make_loader(
     order: Order,
     mesh: Mesh,
     position: int,
-    preprocess: Callable[[Batch], Batch],
+    preprocess: Callable[[dict[str, Any]], dict[str, Any]],
     journal: Path | None = None,
 ) -> Loader:
     """Make the loader of this rank's share of every batch.
@@ -779,7 +767,7 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
     """Raise DatasetError for metadata of the prompts that no source has."""
     present = set(chain.from_iterable(part.prompts.names or () for part in training))
     if lost := [name for name in names if name not in present]:
-        recorded = chain.from_iterable(prompt_names(part.catalog) for part in training)
+        recorded = chain.from_iterable(part.prompt_names(part.catalog) for part in training)
         there = sorted(set(recorded))
         where = training[0].catalog.root if len(training) == 1 else "the sources"
         fix = (
@@ -794,7 +782,7 @@ def check_prompt_metadata(names: Iterable[str], training: Sequence[EpisodeDatase
 def prompt_fields(training: Sequence[EpisodeDataset]) -> list[str]:
     """Return the distinct metadata of prompts as they are written there, sorted."""
     texts = set(chain.from_iterable(part.prompts.texts for part in training)) - {""}
-    return sorted(add_metadata([""] * len(texts), list(texts)))
+    return sorted(PromptMetadata.add([""] * len(texts), list(texts)))
 
 
 def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]:
@@ -802,7 +790,7 @@ def instructions(training: Sequence[EpisodeDataset], separator: str) -> set[str]
     `augment.task_separator`.
     """
     texts = chain.from_iterable(part.catalog.tasks for part in training)
-    return set(chain.from_iterable(split_task(text, separator) for text in texts))
+    return set(chain.from_iterable(map(Instructions(separator).split, texts)))
 
 
 def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> list[str]:
@@ -815,4 +803,4 @@ def longest_prompts(training: Sequence[EpisodeDataset], separator: str = "") -> 
     pairs = []
     for task in tasks:
         pairs += [(task, text) for text in fields[: max(1, _MOST // len(tasks))]]
-    return add_metadata([task for task, _ in pairs], [text for _, text in pairs])
+    return PromptMetadata.add([task for task, _ in pairs], [text for _, text in pairs])

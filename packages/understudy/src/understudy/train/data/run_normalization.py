@@ -5,7 +5,6 @@ their rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,7 @@ from understudy.train.data.given_figures import (
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
 from understudy_base import ACTION, DatasetError, Record, SourceError
-from understudy_data.datasets.check_files import FileCheck
-from understudy_data.datasets.stats.norm_heads import compute_normalization as normalize_heads
-from understudy_data.datasets.stats.stats_files import read_stats_file
-from understudy_data.datasets.stats.summary import DimensionMode, Mode, Statistics, vector_widths
-from understudy_data.parts import Workers
+from understudy_data import BadEpisodes, DimensionMode, NormHeads, Statistics, Workers
 
 HeadStatistics = dict[str, dict[str, Statistics]]
 """Norm head -> key -> statistics."""
@@ -42,7 +37,7 @@ HeadStatistics = dict[str, dict[str, Statistics]]
 
 def compute_normalization(
     data: RunData,
-    mode: Mode,
+    mode: DimensionMode,
     cache: Path | None = None,
     workers: Workers | None = None,
     modes: Sequence[Mapping[str, Sequence[DimensionMode]]] | None = None,
@@ -68,31 +63,31 @@ def compute_normalization(
     wrong: dict[str, DatasetError] = {}
     samples = samples or Samples(data, 0, sum(bool(source.stats) for source in data.sources))
 
+    members = []
+    for number, member in enumerate(head_members(data)):
+        modes_of_source = modes[number] if modes else None
+        members.append(replace(member, modes=modes_of_source))
+
     def external(number: int) -> Mapping[str, Statistics] | None:
-        source = data.sources[number]
-        path = source.stats
-        part = source.training
+        path = data.sources[number].stats
+        member = members[number]
         if not path:
             return None
-        of_keys = modes[number] if modes else {}
-        of_source = {
-            key: of_keys.get(key) or (mode,) * width for key, width in vector_widths(part).items()
-        }
-        recorded = read_stats_file(path, of_source, part, source.delta)
-        names = {key: part.catalog.features[key].dimension_names for key in recorded}
-        return with_ranges(recorded, partial(samples.of, number), of_source, names, path)
+        recorded = member.read_statistics(path, mode)
+        sample = partial(samples.of, number)
+        return with_ranges(recorded, sample, member.modes_of_keys(mode), path)
 
     recorded = for_each_source(data.names, external, wrong)
     if wrong:
         raise join_errors(wrong, len(data.names))
-    members = []
-    for number, (member, statistics) in enumerate(zip(head_members(data), recorded, strict=True)):
-        modes_of_source = modes[number] if modes else None
-        members.append(replace(member, recorded=statistics, modes=modes_of_source))
+    with_figures = []
+    for member, statistics in zip(members, recorded, strict=True):
+        with_figures.append(replace(member, recorded=statistics))
     chunk = data.training[0].reach_of(ACTION)[1] + 1
     validation = [other for other in data.validation if other is not None]
     try:
-        return normalize_heads(members, mode, chunk, cache, validation, workers, absolute)
+        heads = NormHeads(with_figures, chunk, cache, validation, workers)
+        return heads.normalization(mode, absolute)
     except SourceError:
         raise
     except DatasetError as error:
@@ -113,13 +108,10 @@ def _name_all(data: RunData, error: DatasetError) -> DatasetError:
         part = source.training
         other = source.validation
         chosen = part.episodes if other is None else np.union1d(part.episodes, other.episodes)
-        rows = part.catalog.episodes.rows_of(chosen)
-        found = FileCheck(part.catalog).broken_episodes((), (), rows)
-        broken_rows = chain.from_iterable(bad.rows.tolist() for bad in found)
-        ids = sorted({int(part.catalog.episodes.ids[row]) for row in broken_rows})
-        lines += [bad.line for bad in found]
-        if ids:
-            flags.append(f"{source.name}: " * (len(data.sources) > 1) + " ".join(map(str, ids)))
+        bad = BadEpisodes.contradicting(part.catalog, chosen)
+        lines += bad.reasons
+        if bad.ids:
+            flags.append(f"{source.name}: " * (len(data.sources) > 1) + " ".join(map(str, bad.ids)))
     if len(lines) < 2:
         return error
     more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""

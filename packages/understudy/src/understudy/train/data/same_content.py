@@ -1,7 +1,7 @@
 """Sources of a mixture with the same recordings under two names, and with other frame rates.
 
 Both are legal, and both are seldom meant. Copies are recognised by the digests of files that the
-start of a run takes anyway (`fingerprint.py`): no file is read for it, and the time grows with the
+start of a run takes anyway (`UsedFiles`): no file is read for it, and the time grows with the
 number of sources alone.
 """
 
@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.train.data.fingerprint import MISSING, ROWS, SOME, VIDEOS
 from understudy.train.data.run_data import RunData, RunSource
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.selection.select import common
+from understudy_data import EpisodeDataset, UsedFiles
 
 MOST_NAMED = 5
 
@@ -34,22 +32,19 @@ def describe_copies(data: RunData, files: Mapping[str, list[str] | None]) -> lis
         return []
     for source in data.configured:
         name = source.name
-        videos = tuple(
-            _digests(files.get(f"{name}: {SOME} {VIDEOS} of {c}"))[:1] for c in data.cameras
-        )
+        videos = []
+        for camera in data.cameras:
+            of_camera = files.get(f"{name}: {UsedFiles.sampled_videos(camera)}")
+            videos.append(UsedFiles.distinct_digests(of_camera)[:1])
         seen = tuple(chain.from_iterable(videos))
-        for digest in _digests(files.get(f"{name}: {SOME} {ROWS}")):
+        of_rows = files.get(f"{name}: {UsedFiles.SAMPLED_ROWS}")
+        for digest in UsedFiles.distinct_digests(of_rows):
             groups.setdefault((digest, *seen), []).append(source.number)
     distinct_groups = dict.fromkeys(map(tuple, groups.values()))
     descriptions = [_describe(data, members) for members in distinct_groups]
     lines = [line for line in descriptions if line]
     more = [f"… and {len(lines) - MOST_NAMED} more groups of sources with the same files"]
     return lines[:MOST_NAMED] + more * (len(lines) > MOST_NAMED)
-
-
-def _digests(entries: list[str] | None) -> list[str]:
-    digests = dict.fromkeys(entry.rpartition(" ")[2] for entry in entries or ())
-    return [digest for digest in digests if digest != MISSING]
 
 
 def _describe(data: RunData, members: tuple[int, ...]) -> str:
@@ -68,7 +63,7 @@ def _describe(data: RunData, members: tuple[int, ...]) -> str:
         held.append(_episodes(source.validation for source in of_address))
     ids, counts = np.unique(np.concatenate(trained), return_counts=True)
     twice = int((counts > 1).sum())
-    leaked = len(common(ids, np.unique(np.concatenate(held))))
+    leaked = len(np.intersect1d(ids, np.unique(np.concatenate(held)), assume_unique=True))
     if not twice and not leaked:
         return ""
     facts = [f"{twice:,} episodes are trained on more than once"] * (twice > 0)

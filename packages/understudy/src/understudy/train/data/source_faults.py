@@ -80,7 +80,7 @@ def check_heads(
     """Add an error for each source whose width differs from that of an earlier source of its norm
     head.
 
-    One such source alone is left to `normalize_heads`, which says the same.
+    One such source alone is left to `NormHeads.normalization`, which says the same.
     """
     first: dict[str, tuple[str, Source]] = {}
     odd: dict[str, DatasetError] = {}

@@ -2,10 +2,8 @@
 parts.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,27 +12,16 @@ from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base import ACTION, STATE, DatasetError, Record
-from understudy_data.datasets.check_files import FileCheck
-from understudy_data.datasets.dataset import EpisodeDataset
-from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import MissingFiles, describe_ids
-from understudy_data.datasets.format.features import INDEX_KEYS
-from understudy_data.datasets.format.standard_keys import rename_keys
-from understudy_data.datasets.format.views import View
-from understudy_data.datasets.read.returns import ReturnTarget
-from understudy_data.datasets.read.texts import prompt_names
-from understudy_data.datasets.selection.select import (
-    SegmentTable,
+from understudy_data import (
+    BadEpisodes,
+    Catalog,
+    EpisodeDataset,
+    EpisodeSplit,
+    ImageSize,
+    NormHeads,
     Selection,
-    common,
-    difference,
-    split_episodes,
+    StandardKeys,
 )
-from understudy_data.datasets.selection.where import matching_rows
-from understudy_data.datasets.stats.norm_heads import head_name
-from understudy_data.datasets.time_windows import frame_offsets, reach
-from understudy_data.storage.mapped_tables import share
-from understudy_data.video.color import ImageSize, Resize
 from understudy_kit import SourceConfig
 
 
@@ -87,11 +74,12 @@ class Source:
     """`action`, and `observation.state` where it has one."""
     cameras: tuple[str, ...]
     """Standard keys of its cameras."""
-    view: View | None = None
+    as_named: Catalog | None = None
+    """The dataset as its address names it, with the view; None: as `catalog`."""
 
     def head(self, name: str) -> str:
         """Return the norm head of this source, whose name is `name`."""
-        return head_name(
+        return NormHeads.name(
             self.config.robot_type or self.catalog.robot_type, self.config.control_mode, name
         )
 
@@ -139,12 +127,10 @@ class Source:
             "response": response,
         }
         selection = _select(settings)
-        windows = frame_offsets(
-            options["delta_timestamps"], float(catalog.fps), (*self.keys, *cameras, *INDEX_KEYS)
+        ids, usable_notes = selection.find_episodes(
+            catalog, options["delta_timestamps"], (*self.keys, *cameras)
         )
-        usable = selection.apply(catalog, reach(list(windows.values())))
         held = recorded or {}
-        ids = SegmentTable(usable.segments, usable.stop, catalog.files).episodes
         span = (held.get("first", 0), held.get("last", int(catalog.episodes.ids[-1])))
         appended = "of" in held
         ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
@@ -153,30 +139,31 @@ class Source:
         skipped, notes = skip_incomplete(
             settings, catalog, ids, own_cameras, self.keys, config.data, before, check_files
         )
-        tasks = None if appended or shares_dataset else _tasks_of(catalog, ids)
-        trained, validated = _split_episodes(
-            config, self, ids, np.array(skipped, np.int64), appended, tasks
-        )
+        left_out = np.array(skipped, np.int64)
+        spread = not appended and not shares_dataset
+        parts = _split_episodes(config, settings, catalog, ids, left_out, appended, spread)
         if config.data.prompt_metadata:  # of each source the metadata that it has
-            present = prompt_names(catalog)
+            present = EpisodeDataset.prompt_names(catalog)
             options["prompt_metadata"] = [
                 field for field in config.data.prompt_metadata if field in present
             ]
         if target := config.policy.return_target:
-            options["returns"] = ReturnTarget(**target)
+            options["returns"] = target
         selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
-        training = EpisodeDataset(catalog, select=replace(selection, episodes=trained), **options)
+        training = EpisodeDataset(
+            catalog, select=replace(selection, episodes=parts.training), **options
+        )
         validation = None
-        if len(validated):
+        if len(parts.validation):
             validation = EpisodeDataset(
-                catalog, select=replace(selection, episodes=validated), **options
+                catalog, select=replace(selection, episodes=parts.validation), **options
             )
             validation.video_frames.share_open_files(training.video_frames)
-        training.view = self.view
+        training.view = self.as_named.view if self.as_named is not None else None
         return SourceSplit(
             training,
             validation,
-            (*usable.notes, *notes, *_more_notes(training, len(ids))),
+            (*usable_notes, *notes, *_more_notes(training, len(ids))),
             skipped,
             span,
         )
@@ -201,8 +188,9 @@ def open_source(
             a vector.
     """
     _raise_all(_lost_cameras(config, catalog, cameras, recorded), catalog)
+    as_named = catalog
     if (view := catalog.view) is not None:
-        config = spell_out(config, view)
+        config = spell_out(config, catalog)
         _raise_all(((f"with the view {view}, {line}", "") for line in config.problems()), catalog)
         catalog = replace(catalog, view=None)
     names = {ACTION: config.action}
@@ -213,9 +201,8 @@ def open_source(
     # Keys that keep their names are listed, too: another standard key may be mapped to the same
     # one.
     stored = catalog.features
-    catalog = rename_keys(
-        catalog, {key: name for key, name in names.items() if key != name or name in stored}
-    )
+    renamed = {key: name for key, name in names.items() if key != name or name in stored}
+    catalog = StandardKeys(renamed).rename(catalog)
     hidden = set(catalog.camera_keys) - set(config.cameras) if config.cameras else set()
     if not config.state:
         hidden.add(STATE)
@@ -226,15 +213,15 @@ def open_source(
     _raise_all(_mistakes(config, catalog), catalog)
     keys = tuple(key for key in (ACTION, STATE) if key in features)
     return Source(
-        config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), view
+        config, catalog, keys, tuple(config.cameras) or tuple(_color_cameras(catalog)), as_named
     )
 
 
-def spell_out(config: SourceConfig, view: View | None) -> SourceConfig:
-    """Return settings together with those of a view. Raises DatasetError where they contradict each
-    other.
+def spell_out(config: SourceConfig, data: Catalog | EpisodeDataset) -> SourceConfig:
+    """Return settings together with those of the view of a dataset. Raises DatasetError where they
+    contradict each other.
     """
-    return config if view is None else SourceConfig(**view.combine(vars(config)))
+    return config if data.view is None else SourceConfig(**data.view.combine(vars(config)))
 
 
 def with_view(catalog: Catalog, view: str, recorded: Mapping[str, Any] | None) -> Catalog:
@@ -308,10 +295,10 @@ def _mistakes(config: SourceConfig, catalog: Catalog) -> Mistakes:
         "validate on": config.val_episodes,
     }
     for purpose, chosen in uses.items():
-        if chosen and len(unknown := difference(np.array(chosen, np.int64), ids)):
+        if chosen and len(unknown := Selection().lacks(catalog, chosen)):
             yield (
                 f"there is no episode {unknown[0]} to {purpose}",
-                f"there are {describe_ids(ids)}, see `check`",
+                f"there are {catalog.describe_ids(ids)}, see `check`",
             )
     if not config.delta_action_dims:
         return
@@ -415,8 +402,8 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
         problem = f"mode: future states are trained, which needs {STATE!r}, and there is none"
         yield problem, "set `state` to its key, or mode to policy"
     if settings.where and settings.val_episodes:
-        ids = source.catalog.episodes.ids[matching_rows(source.catalog, settings.where)]
-        if len(lost := difference(np.array(settings.val_episodes, np.int64), ids)):
+        condition = Selection(where=settings.where)
+        if len(lost := condition.lacks(source.catalog, settings.val_episodes)):
             problem = (
                 f"where is {settings.where!r}, which does not hold for episode {lost[0]} of "
                 "val_episodes"
@@ -426,54 +413,39 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
 
 def _split_episodes(
     config: TrainConfig,
-    source: Source,
+    settings: SourceConfig,
+    catalog: Catalog,
     ids: np.ndarray,
     skipped: np.ndarray,
     appended: bool,
-    tasks: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split the selected episodes without the skipped ones: ids to train on, and to validate on.
-
-    A share of them is spread over `tasks` (see `split_episodes`).
+    spread: bool,
+) -> EpisodeSplit:
+    """Split the selected episodes of a source without the skipped ones. For the arguments see
+    `EpisodeSplit.by_fraction`.
     """
-    settings = source.config
-    where = source.catalog.root
-    ids = difference(ids, skipped) if len(skipped) else ids
+    where = catalog.root
     if settings.val_episodes:
-        validated = difference(np.array(settings.val_episodes, np.int64), skipped)
-        trained = difference(ids, validated)
-        if len(trained) == 0 and not appended:
+        parts = EpisodeSplit.by_ids(ids, settings.val_episodes, skipped)
+        if len(parts.training) == 0 and not appended:
             fix = "leave some to train on"
             raise DatasetError(
                 "val_episodes contains all episodes that are used", where=where, fix=fix
             )
-        return trained, validated
-    fraction = config.data.share_of(settings)
+        return parts
     try:
-        make = partial(split_episodes, ids, fraction, appended=appended, tasks=tasks)
-        return share(make, ids, fraction, appended, tasks, cache=source.catalog.files.cache)
+        return EpisodeSplit.by_fraction(
+            catalog,
+            ids,
+            config.data.share_of(settings),
+            skipped=skipped,
+            appended=appended,
+            spread=spread,
+        )
     except DatasetError as error:
         fix = (
             "set val_fraction to 0 (--data.val-fraction 0, or in its source), or use more episodes"
         )
         raise DatasetError(error.what, where=where, fix=fix) from error
-
-
-def _tasks_of(catalog: Catalog, ids: np.ndarray) -> np.ndarray:
-    """Tasks of episodes, int64 (m, 2), rows [id, task]; one text is one task, and an empty one is
-    none.
-    """
-    table = catalog.episodes
-    first = dict[str, int]()
-    alike = np.array(
-        [first.setdefault(text, index) for index, text in enumerate(catalog.tasks)], np.int64
-    )
-    chosen = np.zeros(len(table), bool)
-    chosen[table.rows_of(ids)] = True
-    counts = np.diff(table.task_offsets)
-    listed = table.task_indices[np.repeat(chosen, counts)]
-    pairs = np.stack([np.repeat(table.ids, np.where(chosen, counts, 0)), alike[listed]], axis=1)
-    return pairs[pairs[:, 1] != first.get("", -1)]
 
 
 def appended_episodes(
@@ -483,50 +455,8 @@ def appended_episodes(
     if catalog.episodes.ids[-1] < first:
         return catalog.episodes.ids[:0]
     ids = EpisodeDataset(catalog, select=_select(settings)).episodes
-    return _split_episodes(
-        config, Source(settings, catalog, (), ()), ids[np.searchsorted(ids, first) :], ids[:0], True
-    )[0]
-
-
-def place_of(catalog: Catalog) -> str:
-    """Return the address of a dataset, equal for sources of one dataset; of a local one without
-    links.
-    """
-    return catalog.root if "://" in catalog.root else os.path.realpath(catalog.root)
-
-
-def check_disjoint(
-    names: Sequence[str],
-    training: Sequence[EpisodeDataset],
-    validation: Sequence[EpisodeDataset | None],
-) -> None:
-    """Raise DatasetError if one source trains on a validation episode of another source of the same
-    dataset.
-    """
-    sharing: dict[str, list[int]] = {}
-    for number, part in enumerate(training):
-        sharing.setdefault(place_of(part.catalog), []).append(number)
-
-    def episodes(part: EpisodeDataset | None) -> np.ndarray:
-        return part.episodes if part is not None else np.empty(0, np.int64)
-
-    for numbers in sharing.values():  # of one dataset
-        if len(numbers) == 1:  # its parts are disjoint
-            continue
-        trained = np.concatenate([episodes(training[n]) for n in numbers])
-        validated = np.concatenate([episodes(validation[n]) for n in numbers])
-        if len(both := common(trained, validated)):
-            i = next(n for n in numbers if both[0] in episodes(validation[n]))
-            j = next(n for n in numbers if both[0] in episodes(training[n]))
-            overlap = (
-                f"episode {both[0]} is a validation episode of source {names[i]} and trained "
-                f"on in {names[j]}"
-            )
-            fix = (
-                f"{len(both)} such episodes: set the same val_episodes in both, or other "
-                "episodes in each"
-            )
-            raise DatasetError(overlap, where=training[i].catalog.root, fix=fix)
+    appended = ids[np.searchsorted(ids, first) :]
+    return _split_episodes(config, settings, catalog, appended, ids[:0], True, False).training
 
 
 def recorded_sizes(
@@ -546,7 +476,7 @@ def common_image_size(
     sources: Sequence[Source],
     sizes: Mapping[str, set[tuple[int, int] | None]],
     seen: tuple[int, int],
-    resize: Resize | None = None,
+    resize: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> tuple[tuple[int, int] | None, dict[str, tuple[int, int]]]:
     """Return the size to which the loader resizes images, None if it does not, and the size of each
     camera after that.
@@ -639,42 +569,34 @@ def skip_incomplete(
     if not check_files:
         return before, ()
     skips = (source.on_bad_episode or data.on_bad_episode) == "skip"
-    gaps = catalog.missing_files(cameras)
-    if gaps is None and not skips:
+    # a resumed run looks only whether the skipped ones are still broken
+    opened = ids if recorded is None else np.array(before, np.int64)
+    found = BadEpisodes.find(catalog, ids, cameras, keys, opened if skips else None)
+    if found is None:
         return before, ("files cannot be listed there: a missing one is an error when it is read",)
-    selected = catalog.episodes.rows_of(ids)
-    gaps = [gap for gap in gaps or [] if np.isin(selected, gap.rows).any()]
-    if skips:  # a resumed run looks only whether the skipped ones are still broken
-        looked_at = selected
-        if recorded is not None:
-            looked_at = catalog.episodes.rows_of(np.array(before, np.int64))
-        videos = [camera for camera in cameras if camera in catalog.episodes.videos]
-        gaps += FileCheck(catalog).broken_episodes(videos, keys, looked_at)
-    lacking = np.unique(
-        np.concatenate([np.empty(0, np.int64), *(gap.rows for gap in gaps)]).astype(np.int64)
-    )
-    bad = [int(i) for i in catalog.episodes.ids[common(selected, lacking)]]
+    bad = found.ids
+    why = _why(found)
     if recorded is not None:
         if new := sorted(set(bad) - set(before)):
             problem = (
                 f"{_are(new)} incomplete and was complete when the run started: {_list(new)} "
-                f"({_why(gaps)})"
+                f"({why})"
             )
             raise DatasetError(problem, where=catalog.root, fix="restore the files")
         back = sorted(set(before) - set(bad))
         if not back:
             return before, ()
         return before, (f"skipped since the run started, although complete now: {_list(back)}",)
-    doubt = FileCheck(catalog).doubt()
+    doubt = BadEpisodes.doubt(catalog)
     notes = (doubt,) if doubt else ()
     if not bad:
         return (), notes
     state = "incomplete or broken" if skips else "incomplete"
-    problem = f"{_are(bad)} {state} of {len(ids)} ({_why(gaps)})"
+    problem = f"{_are(bad)} {state} of {len(ids)} ({why})"
     if len(bad) == len(ids):
         raise DatasetError(problem, where=catalog.root, fix="restore the files")
     if skips:
-        return tuple(bad), (f"{problem}: skipped {_list(bad)}", *notes)
+        return bad, (f"{problem}: skipped {_list(bad)}", *notes)
     lists = _lists_without(source, bad)
     error = DatasetError(
         f"{problem}: {_list(bad)}", where=catalog.root, fix=_fix(lists, bool(data.sources))
@@ -695,9 +617,10 @@ def _list(ids: Iterable[int]) -> str:
     return " ".join(map(str, ids[:_MAX_LISTED])) + more
 
 
-def _why(gaps: Sequence[MissingFiles]) -> str:
-    more = f"; and {len(gaps) - _MAX_REASONS} more" if len(gaps) > _MAX_REASONS else ""
-    return "; ".join(gap.line for gap in gaps[:_MAX_REASONS]) + more
+def _why(bad: BadEpisodes) -> str:
+    number = len(bad.reasons)
+    more = f"; and {number - _MAX_REASONS} more" if number > _MAX_REASONS else ""
+    return "; ".join(bad.reasons[:_MAX_REASONS]) + more
 
 
 def _lists_without(source: SourceConfig, episodes: Sequence[int]) -> dict[str, list[int]]:

@@ -31,13 +31,10 @@ from understudy.train.data.run_data import (
     dataset_fingerprint,
     episodes_within,
     file_digests,
-    view_record,
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base import Record, plural, write_bytes
-from understudy_data.datasets.format.episode_table import describe_ids
-from understudy_data.order import Order
-from understudy_data.storage.remote_options import RemoteOptions
+from understudy_data import Order, RemoteOptions
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
@@ -66,14 +63,14 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
     for source, settings in zip(data.configured, config.data.mixed(), strict=True):
         first = 1 + max(part.span[1] for part in data.sources if part.of == source.number)
         catalog = source.training.catalog
-        view = source.training.view
-        if len(appended_episodes(config, spell_out(settings, view), catalog, first)):
+        spelled_out = spell_out(settings, source.training)
+        if len(appended_episodes(config, spelled_out, catalog, first)):
             entry = {
                 "name": f"{source.name}@{step}",
                 "of": source.number,
                 "first": first,
                 "last": int(catalog.episodes.ids[-1]),
-                "view": view_record(view),
+                "view": source.training.view_record,
             }
             entries.append(entry)
     return entries
@@ -164,7 +161,7 @@ def changed_episodes(
         }
         lines += [
             f"  {source.name}: {plural(len(ids), 'episode')} {change}: "
-            f"{describe_ids(np.array(sorted(ids)))}"
+            f"{source.training.catalog.describe_ids(np.array(sorted(ids)))}"
             for change, ids in changes.items()
             if ids
         ]

@@ -11,7 +11,7 @@ from typing import Any
 from understudy.config.train import TrainConfig
 from understudy.train.data.run_data import RunData
 from understudy_base import Record, split_view
-from understudy_data.storage.dataset_version import publication_is_gone
+from understudy_data import Catalog
 
 Versions = Sequence[Mapping[str, str]]
 """Of each source `source`, its name, and `version` and `address` of its dataset
@@ -83,7 +83,7 @@ def describe_versions(before: Versions, now: Versions | None, config: TrainConfi
 
 def _remedy(address: str, number: int, config: TrainConfig) -> str:
     """Say how to read the version at `address` again; "" where it is not there."""
-    if not address or publication_is_gone(address):
+    if not address or Catalog.is_gone(address):
         return ""
     sources = config.data.mixed()
     view = split_view(sources[number].root)[1] if number < len(sources) else ""

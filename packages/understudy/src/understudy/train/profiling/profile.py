@@ -46,7 +46,7 @@ from understudy.train.profiling.plan import (
 from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.trackers import MetricsLog
 from understudy_base import Record, __version__, temporary_folder
-from understudy_data.load.loader import Loader
+from understudy_data import Loader
 from understudy_kit import override, plain
 
 PHASES: Final = (

@@ -22,7 +22,7 @@ from understudy_base import Record, write_bytes
 if TYPE_CHECKING:
     from understudy.train.checkpoint.run_dir import RunDir
     from understudy.train.validation.metrics import TermSums
-    from understudy_data.load.validation_data import ValidationData
+    from understudy_data import ValidationData
 
 logger = logging.getLogger(__name__)
 

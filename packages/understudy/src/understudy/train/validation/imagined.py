@@ -26,7 +26,7 @@ from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
 from understudy.train.augment_batch import draw_on_device
 from understudy_base import STATE, TASK, Batch, write_bytes
-from understudy_data.load.validation_data import UNREADABLE, ValidationData
+from understudy_data import ValidationData
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
             part = slice(start, min(start + PART, len(frames)))
             with mesh.together():
                 batch = policy.preprocess(frames.read(part))
-            unreadable = batch.pop(UNREADABLE)
+            unreadable = batch.pop(ValidationData.UNREADABLE)
             inputs = batch_to_device(batch, mesh.device)
             draws = draw_on_device(
                 policy.random_spec("act"), seed, frames.identity(part), mesh.device, "imagined"

@@ -27,8 +27,7 @@ import numpy as np
 from understudy.config.train import TrainConfig
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy_base import ConfigError, Record
-from understudy_data.load.instructions import split_task
-from understudy_data.load.validation_data import ValidationData
+from understudy_data import Instructions, ValidationData
 
 KINDS = ("head", "source", "task")
 PLAIN = ("loss", "macro", "weighted", "open_loop")
@@ -379,7 +378,7 @@ def _tasks(validation: ValidationData) -> set[str]:
             else:
                 names |= set(texts)
     separator = validation.task_separator
-    return set(chain.from_iterable(split_task(text, separator) for text in names))
+    return set(chain.from_iterable(map(Instructions(separator).split, names)))
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

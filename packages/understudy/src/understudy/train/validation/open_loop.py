@@ -22,7 +22,7 @@ from understudy.policies.policy import Policy
 from understudy.train.augment_batch import draw_on_device
 from understudy.train.state import TrainState
 from understudy_base import ACTION, MODE, TASK, Batch, ConfigError
-from understudy_data.load.validation_data import UNREADABLE, ValidationData
+from understudy_data import ValidationData
 
 
 class OpenLoop:
@@ -210,7 +210,7 @@ class EpisodeActions:
         for number in chosen.tolist():
             part = slice(number, number + 1)
             batch = held.read(part)
-            if error := batch.pop(UNREADABLE):
+            if error := batch.pop(ValidationData.UNREADABLE):
                 reason = next(iter(error.values()))
                 raise ConfigError(f"episode {episode}: a frame cannot be read: {reason}")
             identity = held.identity(part)
@@ -257,7 +257,7 @@ class EpisodeActions:
             for low in range(0, len(part), BATCH):
                 span = slice(low, min(low + BATCH, len(part)))
                 batch = policy.preprocess(part.read(span))
-                unreadable = batch.pop(UNREADABLE)
+                unreadable = batch.pop(ValidationData.UNREADABLE)
                 if self._mode != TaskMode.POLICY:
                     batch[MODE] = torch.full(
                         (span.stop - span.start,), TaskMode.ALL.index(self._mode)

@@ -60,13 +60,7 @@ from understudy_base import (
     is_wrong_input,
     parse_bytes,
 )
-from understudy_data.load.validation_data import (
-    UNREADABLE,
-    ValidationData,
-    prefetch_chunks,
-    share_chunks,
-)
-from understudy_data.order.random import make_key
+from understudy_data import KeyedDraws, ValidationData
 from understudy_kit import Stop
 
 BATCH = 128
@@ -162,7 +156,7 @@ def validate(
                     }
                 result["modes"] = figures_of_modes
             if TaskMode.FORWARD in modes and policy.imagines:
-                with keyed_generators(make_key(config.seed, "imagine"), mesh.device):
+                with keyed_generators(KeyedDraws(config.seed).key("imagine"), mesh.device):
                     futures = imagine_frames(policy, held, config.seed, mesh)
                 result["imagined"] = futures.figures
                 if run is not None and mesh.rank == 0:
@@ -272,7 +266,7 @@ def _evaluate_chunk(
     draws = draw_on_device(
         policy.random_spec("validation"), seed, held.identity(chunk.part), device
     )
-    with keyed_generators(make_key(seed, "validation", chunk.part.start), device):
+    with keyed_generators(KeyedDraws(seed).key("validation", chunk.part.start), device):
         losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
         errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
     if chunk.counts:
@@ -394,17 +388,15 @@ def _read_chunks(
     """
     size = min(BATCH, held.chunk)
     parts = [slice(low, min(low + size, len(held))) for low in range(0, len(held), size)]
-    numbers, turns = share_chunks(len(parts), mesh.rank, mesh.world_size)
-    reading = prefetch_chunks(
-        lambda number: policy.preprocess(held.read(parts[number])), numbers or [0], threads, memory
-    )
+    numbers, turns = held.share_chunks(len(parts), mesh.rank, mesh.world_size)
+    reading = held.read_ahead(parts, numbers or [0], policy.preprocess, threads, memory)
     with closing(reading), Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
         for turn in range(turns):
             error: Exception | None = None
             if turn < max(1, len(numbers)):
                 try:
                     number, batch = next(reading)
-                    unreadable = batch.pop(UNREADABLE)
+                    unreadable = batch.pop(held.UNREADABLE)
                 except Exception as caught:
                     error = caught
             stopping, failed = mesh.votes(asked(), error is not None)

@@ -1,4 +1,5 @@
-"""Digests of a dataset's files, so that a resumed run notices changes.
+"""`UsedFiles`: the files of a dataset that are in use, and their digests, by which a resumed run
+notices changes.
 
     rows      each parquet file whole while all together are at most `MAX_WHOLE` bytes; beyond that
               size and footer of each (the footer holds the least and largest values and the
@@ -22,15 +23,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from understudy_base import DatasetError, MissingFileError, SourceError, write_text
-from understudy_data.datasets.dataset import EpisodeDataset
+from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.episode_table import FileTable, describe_ids
 from understudy_data.datasets.format.sensors import SENSORS
 from understudy_data.datasets.selection.select import distinct
@@ -62,15 +62,107 @@ Digests = dict[str, list[str] | None]
 
 
 @dataclass(frozen=True)
-class Request:
-    """The arguments of `digest_files` of one dataset, but the cache."""
+class UsedFiles:
+    """The files of the episodes of some parts of one dataset."""
 
-    parts: Sequence[EpisodeDataset]
+    parts: Sequence[EpisodeArrays]
     cameras: Sequence[str]
+    """Cameras in use."""
+
+    SAMPLED_ROWS: ClassVar[str] = f"{SOME} {ROWS}"
+    """Kind of the digests of a sample of the data files."""
+
+    @staticmethod
+    def sampled_videos(camera: str) -> str:
+        """Return the kind of the digests of a sample of the video files of a camera."""
+        return f"{SOME} {VIDEOS} of {camera}"
+
+    def digests(self, cache: Path | None) -> Digests:
+        """Return "PATH DIGEST" of each file, by kind, in the sequence of the table.
+
+        Args:
+            cache: folder of earlier results; None keeps nothing.
+        """
+        catalog = self.parts[0].catalog
+        episodes = self.parts[0].catalog.episodes
+        rows = episodes.rows_of(_episodes_of(self.parts))
+        files = catalog.files
+        ids = episodes.ids[rows]
+        digests = _kind(
+            files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows
+        )
+        for camera in self.cameras:
+            if camera in episodes.videos:
+                videos = episodes.videos[camera]
+                name = f"{VIDEOS} of {camera}"
+                whole = f"{CONTENTS} {name}"
+                digests |= _kind(
+                    files, videos.files, ids, videos.file[rows], name, cache, _ends, _videos, whole
+                )
+        for key in self.parts[0].keys:
+            if key in catalog.sensors:
+                paths = [SENSORS, *catalog.sensor_files(catalog.sensors[key])]
+                digests[f"files of sensor {key}"] = [
+                    f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
+                ]
+        return digests
+
+    @staticmethod
+    def digests_of_all(several: Sequence["UsedFiles"], cache: Path | None) -> list[Digests]:
+        """Return the `digests` of each of several datasets; those of many small ones are kept in
+        groups.
+        """
+        members: list[Member[Digests]] = []
+        small: list[int] = []
+        grouped = dict[int, Digests]()
+        candidates = several if are_many(len(several)) and cache is not None else ()
+        for number, files in enumerate(candidates):
+            if files._are_few and files._inputs()[1] <= SMALL:
+                root = files.parts[0].catalog.root
+                members.append(Member(root, files._key, files._whole_digests))
+                small.append(number)
+        if are_many(len(small)):
+            for place, digests in once_per_group(members, str(cache), mapped=False):
+                if digests is not None:
+                    grouped[small[place]] = digests
+        results = []
+        for number, files in enumerate(several):
+            if number in grouped:
+                results.append(grouped[number])
+            else:
+                results.append(files.digests(cache))
+        return results
+
+    @staticmethod
+    def distinct_digests(entries: Sequence[str] | None) -> list[str]:
+        """Return the distinct digests of "PATH DIGEST" entries of files that could be read."""
+        digests = dict.fromkeys(entry.rpartition(" ")[2] for entry in entries or ())
+        return [digest for digest in digests if digest != MISSING]
+
+    @staticmethod
+    def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        """Return the kinds of files that were read both times and differ."""
+        return [
+            name
+            for name in now
+            if isinstance(now[name], list)
+            and isinstance(before.get(name), list)
+            and now[name] != before[name]
+        ]
+
+    @staticmethod
+    def describe_change(before: Sequence[str], now: Sequence[str]) -> str:
+        """Describe the difference of the digests of one kind."""
+        odd = [entry.rpartition(" ")[0] for entry in now if entry not in before]
+        if not odd:
+            return f"{len(before)} -> {len(now)}"
+        if len(odd) == 1:
+            return odd[0]
+        return f"{odd[0]}, and {len(odd) - 1} more of {len(now)}"
 
     @property
-    def has_few_files(self) -> bool:
-        """Whether its files are few and local, and all of them are read."""
+    def _are_few(self) -> bool:
+        """Whether they are few and local, and all of them are read."""
         catalog = self.parts[0].catalog
         videos = [
             catalog.episodes.videos[key] for key in self.cameras if key in catalog.episodes.videos
@@ -82,9 +174,9 @@ class Request:
             and not any(key in catalog.sensors for key in self.parts[0].keys)
         )
 
-    def inputs(self) -> tuple[str, int]:
-        """Return text that changes with each input of the digests, and the bytes of the files; of
-        few files.
+    def _inputs(self) -> tuple[str, int]:
+        """Text that changes with each input of the digests, and the bytes of the files; of few
+        files.
         """
         catalog = self.parts[0].catalog
         episodes = self.parts[0].catalog.episodes
@@ -104,102 +196,20 @@ class Request:
                 facts += [camera, path, state, np.flatnonzero(file_of == number).tolist()]
         return json.dumps(facts), size
 
+    def _key(self) -> str:
+        return self._inputs()[0]
 
-def digest_several(requests: Sequence[Request], cache: Path | None) -> list[Digests]:
-    """Return the result of `digest_files` of each dataset."""
-    members: list[Member[Digests]] = []
-    small: list[int] = []
-    grouped = dict[int, Digests]()
-    candidates = requests if are_many(len(requests)) and cache is not None else ()
-    for number, request in enumerate(candidates):
-        if request.has_few_files and request.inputs()[1] <= SMALL:
-            root = request.parts[0].catalog.root
-            members.append(Member(root, partial(_key, request), partial(_whole_digests, request)))
-            small.append(number)
-    if are_many(len(small)):
-        for place, digests in once_per_group(members, str(cache), mapped=False):
-            if digests is not None:
-                grouped[small[place]] = digests
-    results = []
-    for number, request in enumerate(requests):
-        if number in grouped:
-            results.append(grouped[number])
-        else:
-            results.append(digest_files(request.parts, request.cameras, cache))
-    return results
+    def _whole_digests(self) -> Digests | None:
+        """The digests; None where a file cannot be read."""
+        digests = self.digests(None)
+        entries = chain.from_iterable(of_kind or () for of_kind in digests.values())
+        lost = any(entry.endswith(f" {MISSING}") for entry in entries)
+        return None if lost else digests
 
 
-def _key(request: Request) -> str:
-    return request.inputs()[0]
-
-
-def _whole_digests(request: Request) -> Digests | None:
-    """Return the digests; None where a file cannot be read."""
-    digests = digest_files(request.parts, request.cameras, None)
-    entries = chain.from_iterable(of_kind or () for of_kind in digests.values())
-    lost = any(entry.endswith(f" {MISSING}") for entry in entries)
-    return None if lost else digests
-
-
-def digest_files(
-    parts: Sequence[EpisodeDataset], cameras: Sequence[str], cache: Path | None
-) -> Digests:
-    """Return "PATH DIGEST" of each file, by kind, in the sequence of the table.
-
-    Args:
-        parts: parts of one dataset; the files of their episodes count.
-        cameras: cameras in use.
-        cache: folder of earlier results; None keeps nothing.
-    """
-    catalog = parts[0].catalog
-    episodes = parts[0].catalog.episodes
-    rows = episodes.rows_of(_episodes_of(parts))
-    files = catalog.files
-    ids = episodes.ids[rows]
-    digests = _kind(
-        files, episodes.data, ids, episodes.data_file[rows], ROWS, cache, _footer, _rows
-    )
-    for camera in cameras:
-        if camera in episodes.videos:
-            videos = episodes.videos[camera]
-            name = f"{VIDEOS} of {camera}"
-            whole = f"{CONTENTS} {name}"
-            digests |= _kind(
-                files, videos.files, ids, videos.file[rows], name, cache, _ends, _videos, whole
-            )
-    for key in parts[0].keys:
-        if key in catalog.sensors:
-            paths = [SENSORS, *catalog.sensor_files(catalog.sensors[key])]
-            digests[f"files of sensor {key}"] = [
-                f"{path} {digest}" for path, digest in zip(paths, _rows(files, paths, cache))
-            ]
-    return digests
-
-
-def _episodes_of(parts: Sequence[EpisodeDataset]) -> np.ndarray:
+def _episodes_of(parts: Sequence[EpisodeArrays]) -> np.ndarray:
     """Ids of the episodes of parts of one dataset, ascending."""
     return distinct(np.concatenate([part.episodes for part in parts]))
-
-
-def changed_kinds(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of files that were read both times and differ."""
-    return [
-        name
-        for name in now
-        if isinstance(now[name], list)
-        and isinstance(before.get(name), list)
-        and now[name] != before[name]
-    ]
-
-
-def describe_change(before: list[str], now: list[str]) -> str:
-    """Describe the difference of two lists of digests."""
-    odd = [entry.rpartition(" ")[0] for entry in now if entry not in before]
-    if not odd:
-        return f"{len(before)} -> {len(now)}"
-    if len(odd) == 1:
-        return odd[0]
-    return f"{odd[0]}, and {len(odd) - 1} more of {len(now)}"
 
 
 def _kind(
