@@ -418,11 +418,11 @@ def assemble(
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     parts = policy.config.PARTS
     full = [name for name in base_names if dtypes and name not in dtypes]
-    frozen = config.optim.freeze
+    optim = config.optim
     add_adapters(
-        policy, config.lora, frozen, lambda name: make_key(config.seed, f"lora {name}"), parts, full
+        policy, config.lora, optim, lambda name: make_key(config.seed, f"lora {name}"), parts, full
     )
-    freeze(policy, config.optim, parts)
+    freeze(policy, optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
         check_filled_weights(policy, mesh)
