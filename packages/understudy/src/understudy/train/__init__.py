@@ -8,6 +8,7 @@ optimizer_step          one optimizer step
 micro_batches           parts of a batch, by samples and by tokens
 state                   policy, optimizer and average of a run
 precision               the setting `precision`
+precision_report        precision of any training loop, and the share of weights that a step moves
 data                    the data of a run
 validation              validation
 checkpoint              checkpoints, the run directory, export
