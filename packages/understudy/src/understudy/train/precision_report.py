@@ -67,7 +67,7 @@ class PrecisionReport:
     def __str__(self) -> str:
         """Format the table, the estimate and the notes."""
         head = ("", "parameters", "kept in", "masters", "gradients", "optimizer state")
-        rows = [(*head, "lr", "moves", "in bfloat16", "MiB")]
+        rows: list[tuple[str, ...]] = [(*head, "lr", "moves", "in bfloat16", "MiB")]
         for group in self.groups:
             row = (
                 group.name,
@@ -123,7 +123,7 @@ def check_precision(
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = []
     sources = set[str]()
-    notes = []
+    notes: list[str] = []
     for number, group in enumerate(steps.param_groups):
         rate = float(group.get("lr", 0.0)) if lr is None else lr * group.get("lr_scale", 1.0)
         moving = _Moving(steps, group, rate)

@@ -339,6 +339,6 @@ def _table(record: Record, given: _Sources) -> ValidationTable:
 
 
 def _row(dataset: str, control_mode: str, entry: Record) -> ValidationRow:
-    figures = [entry[name] for name in ("loss", "se", "samples", "episodes", "elements")]
+    figures = {name: entry[name] for name in ("loss", "se", "samples", "episodes", "elements")}
     terms = {term: of_term["loss"] for term, of_term in entry["terms"].items()}
-    return ValidationRow(dataset, control_mode, *figures, terms)
+    return ValidationRow(dataset, control_mode, **figures, terms=terms)
