@@ -11,6 +11,7 @@ from understudy.config.train import TrainConfig as TrainConfig
 from understudy.optim.master_weights import MasterWeights as MasterWeights
 from understudy.policies.inference import load_policy as load_policy
 from understudy.train.precision_report import check_precision as check_precision
+from understudy.train.proofs.check import check_policy as check_policy
 from understudy.train.validation.any_loop import validate as validate
 from understudy_base import ConfigError as ConfigError
 from understudy_base import DatasetError as DatasetError

@@ -11,6 +11,7 @@ precision               the setting `precision`
 precision_report        precision of any training loop, and the share of weights that a step moves
 data                    the data of a run
 validation              validation
+proofs                  proofs of any policy, and the short form at the start of a run
 checkpoint              checkpoints, the run directory, export
 track                   metrics.jsonl and trackers
 memory_check            memory of the state, against that of the machine

@@ -1,0 +1,205 @@
+"""`check_policy`: the proofs of a policy as a report, and the short form at the start of a run."""
+
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from understudy.policies.draws import keyed_generators
+from understudy.policies.policy import Policy
+from understudy.policies.registry import PolicyType, own_type_names, policy_type
+from understudy.train.proofs.batches import late
+from understudy.train.proofs.proofs import ALL, SHORT, Make, Proof, rows_of
+from understudy.train.proofs.subject import OwnSubject, Stranger, Subject
+from understudy.train.proofs.targets import find_target
+from understudy_base import ACTION, Batch, ConfigError, Record, summarize
+from understudy_data.order.random import make_key
+
+NO_SETTINGS: Record = MappingProxyType({})
+FEW = 4
+"""Samples of the short form."""
+SECONDS = 1.0
+MOST_PARAMETERS = 5_000_000
+"""Largest network of which the short form builds another one, on the host."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PolicyReport:
+    """Result of `check_policy`; `str` of it has a line for each proof."""
+
+    policy: str
+    """Name of the policy."""
+    proofs: tuple[Proof, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no proof failed."""
+        return all(proof.result != "failed" for proof in self.proofs)
+
+    def __str__(self) -> str:
+        """Format a line for each proof."""
+        return "\n".join([f"{self.policy}:", *(f"  {proof}" for proof in self.proofs)])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def check_policy(
+    policy: str | Path | nn.Module | PolicyType | Any,
+    *,
+    settings: Record = NO_SETTINGS,
+    data: str | Path = "",
+    batch: Mapping[str, Any] | None = None,
+) -> PolicyReport:
+    """Prove of any policy, ours, LeRobot's or a stranger's, what a training relies on.
+
+        print(us.check_policy("my_policy.py:MINE"))
+        assert us.check_policy(my_module, batch=batch).passed
+
+    | proof | meaning |
+    |---|---|
+    | padding | other and large values in padded rows (`action_is_pad` and each other mask of the \
+batch) change no loss, no gradient and no count, not by a bit |
+    | padding of NaN | nor does NaN |
+    | denominator | padded steps are not in the number by which a loss is divided |
+    | noise | each sample has noise of its own, each step another one |
+    | noise by position | the rank changes nothing, nor does another split of the batch (1e-4) |
+    | sums | sums and counts per sample add up to the loss of the batch |
+    | repeat | the same random numbers give the same bits |
+    | act | an observation gets the same actions alone and in a batch of eight (1e-4) |
+    | save | a policy that is saved and loaded has the same outputs, to the bit |
+
+    A module of a stranger has LeRobot's interface: `forward(batch)` returns a loss or (loss, dict),
+    `select_action(batch)` actions. A proof that it cannot be asked says so. The policy is not
+    changed: weights, gradients, buffers and modes stay, and no random generator moves. The proof
+    `save` works on copies.
+
+    Args:
+        policy: MODULE:NAME or FILE.py:NAME of a policy, of its `PolicyType`, or of a class or
+            function without arguments that returns it, or returns (policy, batch); the name of a
+            registered type; a folder of a policy or a run; or one of these objects. Code that is
+            named here is imported.
+        settings: settings of a type, by name; `size` is "tiny" where there is one.
+        data: dataset whose first samples are the batch; "": a batch is made from the needs that
+            the policy declares (a `Policy`'s config, `config.input_features` of LeRobot's).
+        batch: the batch itself, with B rows, at least 4, in each tensor and list.
+
+    Returns:
+        The proofs, each passed, failed with value, place, likely cause and remedy, or not asked
+        with the reason.
+
+    Raises:
+        ConfigError: there is no such policy, it cannot be built, declares no inputs, or raises on
+            its batch. DatasetError: the dataset cannot be read.
+    """
+    with ExitStack() as opened, _generators_kept():
+        target = find_target(policy, settings, data, batch, opened)
+        inputs = dict(target.batch)
+        if ACTION not in inputs or len(inputs[ACTION]) < 2:
+            raise ConfigError(f"batch: {sorted(inputs)}: needs {ACTION!r} of 2 samples or more")
+        is_pad = inputs.get(f"{ACTION}_is_pad")
+        if isinstance(is_pad, torch.Tensor) and not is_pad.any():
+            inputs[f"{ACTION}_is_pad"] = _padded(is_pad)
+        kind = OwnSubject if isinstance(target.module, Policy) else Stranger
+        subject = kind(target.module, target.fresh)
+        try:
+            subject.losses(inputs)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{target.name}: its loss raises {type(error).__name__}: {error}; the batch has "
+                f"{', '.join(inputs)}"
+            ) from error
+        return PolicyReport(target.name, tuple(_proofs(ALL, subject, inputs)))
+
+
+def _padded(is_pad: torch.Tensor) -> torch.Tensor:
+    count, steps = is_pad.shape
+    return (
+        late(count, steps).to(is_pad.device) if steps > 1 else torch.arange(count)[:, None] % 2 == 1
+    )
+
+
+def _proofs(
+    makes: tuple[Make, ...], subject: Subject, batch: Batch, seconds: float = 0
+) -> list[Proof]:
+    proofs = []
+    begun = time.monotonic()
+    for make in makes:
+        name = make.__name__.removeprefix("prove_").replace("_", " ")
+        if seconds and time.monotonic() - begun > seconds:
+            proofs.append(Proof(name, "not asked", cause="the policy takes too long"))
+            continue
+        try:
+            proofs.append(make(subject, batch))
+        except Exception as error:
+            cause = f"it raises {type(error).__name__}: {summarize(error)}"
+            proofs.append(Proof(name, "failed", cause=cause, fix="see the message"))
+    return proofs
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Give the global generators of the host their states back after this context."""
+    of_torch = torch.get_rng_state()
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    of_python = random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
+
+
+def check_first_batch(policy: Policy, batch: Batch) -> list[Proof]:
+    """Make the short proofs of a policy that is not ours, and warn of those that fail.
+
+    Another policy of the same config is built on the host for it, with weights of its own, so that
+    neither the run's weights, gradients, buffers nor generators take part. An error of the proofs
+    is logged and changes nothing.
+
+    Args:
+        policy: that of the run.
+        batch: its first batch, prepared.
+
+    Returns:
+        The proofs that failed.
+    """
+    if policy.config.type in own_type_names() or _size(policy) > MOST_PARAMETERS:
+        return []
+    try:
+        cpu = torch.device("cpu")
+        with keyed_generators(make_key(0, "proofs"), cpu):
+            kind = policy_type(policy.config.type)
+            other = kind.build(policy.config, policy.normalizer.arrays())
+        few = {}
+        for key, value in rows_of(batch, 0, FEW).items():
+            few[key] = value.cpu().clone() if isinstance(value, torch.Tensor) else value
+        few[f"{ACTION}_is_pad"] = _padded(few[f"{ACTION}_is_pad"])
+        subject = OwnSubject(other, prepared=True)
+        made = _proofs(SHORT, subject, few, SECONDS)
+    except Exception as error:
+        logger.debug("no proofs of %s: %s", type(policy).__name__, summarize(error))
+        return []
+    failed = [proof for proof in made if proof.result == "failed"]
+    for proof in failed:
+        logger.warning("%s: %s (understudy check-policy)", policy.config.type, proof)
+    return failed
+
+
+def _size(policy: Policy) -> int:
+    return sum(parameter.numel() for parameter in policy.parameters())
