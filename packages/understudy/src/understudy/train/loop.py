@@ -25,7 +25,7 @@ from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
-from understudy.train.proofs.check import check_first_batch
+from understudy.train.proofs.first_batch import check_first_batch
 from understudy.train.run_hooks import RunHooks
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog

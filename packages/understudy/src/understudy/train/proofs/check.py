@@ -1,8 +1,6 @@
-"""`check_policy`: the proofs of a policy as a report, and the short form at the start of a run."""
+"""`check_policy`: the proofs of a policy as a report."""
 
-import logging
 import random
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -14,24 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from understudy.policies.draws import keyed_generators
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicyType, own_type_names, policy_type
-from understudy.train.proofs.batches import late
-from understudy.train.proofs.proofs import ALL, SHORT, Make, Proof, rows_of
-from understudy.train.proofs.subject import OwnSubject, Stranger, Subject
+from understudy.policies.registry import PolicyType
+from understudy.train.proofs.proofs import ALL, Proof, make_proofs, with_padding
+from understudy.train.proofs.subject import OwnSubject, Stranger
 from understudy.train.proofs.targets import find_target
-from understudy_base import ACTION, Batch, ConfigError, Record, summarize
-from understudy_data.order.random import make_key
+from understudy_base import ACTION, ConfigError, Record
 
 NO_SETTINGS: Record = MappingProxyType({})
-FEW = 4
-"""Samples of the short form."""
-SECONDS = 1.0
-MOST_PARAMETERS = 5_000_000
-"""Largest network of which the short form builds another one, on the host."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ batch) change no loss, no gradient and no count, not by a bit |
             raise ConfigError(f"batch: {sorted(inputs)}: needs {ACTION!r} of 2 samples or more")
         is_pad = inputs.get(f"{ACTION}_is_pad")
         if isinstance(is_pad, torch.Tensor) and not is_pad.any():
-            inputs[f"{ACTION}_is_pad"] = _padded(is_pad)
+            inputs[f"{ACTION}_is_pad"] = with_padding(is_pad)
         kind = OwnSubject if isinstance(target.module, Policy) else Stranger
         subject = kind(target.module, target.fresh)
         try:
@@ -123,32 +111,7 @@ batch) change no loss, no gradient and no count, not by a bit |
                 f"{target.name}: its loss raises {type(error).__name__}: {error}; the batch has "
                 f"{', '.join(inputs)}"
             ) from error
-        return PolicyReport(target.name, tuple(_proofs(ALL, subject, inputs)))
-
-
-def _padded(is_pad: torch.Tensor) -> torch.Tensor:
-    count, steps = is_pad.shape
-    return (
-        late(count, steps).to(is_pad.device) if steps > 1 else torch.arange(count)[:, None] % 2 == 1
-    )
-
-
-def _proofs(
-    makes: tuple[Make, ...], subject: Subject, batch: Batch, seconds: float = 0
-) -> list[Proof]:
-    proofs = []
-    begun = time.monotonic()
-    for make in makes:
-        name = make.__name__.removeprefix("prove_").replace("_", " ")
-        if seconds and time.monotonic() - begun > seconds:
-            proofs.append(Proof(name, "not asked", cause="the policy takes too long"))
-            continue
-        try:
-            proofs.append(make(subject, batch))
-        except Exception as error:
-            cause = f"it raises {type(error).__name__}: {summarize(error)}"
-            proofs.append(Proof(name, "failed", cause=cause, fix="see the message"))
-    return proofs
+        return PolicyReport(target.name, tuple(make_proofs(ALL, subject, inputs)))
 
 
 @contextmanager
@@ -163,43 +126,3 @@ def _generators_kept() -> Iterator[None]:
         torch.set_rng_state(of_torch)
         np.random.set_state(of_numpy)  # noqa: NPY002
         random.setstate(of_python)
-
-
-def check_first_batch(policy: Policy, batch: Batch) -> list[Proof]:
-    """Make the short proofs of a policy that is not ours, and warn of those that fail.
-
-    Another policy of the same config is built on the host for it, with weights of its own, so that
-    neither the run's weights, gradients, buffers nor generators take part. An error of the proofs
-    is logged and changes nothing.
-
-    Args:
-        policy: that of the run.
-        batch: its first batch, prepared.
-
-    Returns:
-        The proofs that failed.
-    """
-    if policy.config.type in own_type_names() or _size(policy) > MOST_PARAMETERS:
-        return []
-    try:
-        cpu = torch.device("cpu")
-        with keyed_generators(make_key(0, "proofs"), cpu):
-            kind = policy_type(policy.config.type)
-            other = kind.build(policy.config, policy.normalizer.arrays())
-        few = {}
-        for key, value in rows_of(batch, 0, FEW).items():
-            few[key] = value.cpu().clone() if isinstance(value, torch.Tensor) else value
-        few[f"{ACTION}_is_pad"] = _padded(few[f"{ACTION}_is_pad"])
-        subject = OwnSubject(other, prepared=True)
-        made = _proofs(SHORT, subject, few, SECONDS)
-    except Exception as error:
-        logger.debug("no proofs of %s: %s", type(policy).__name__, summarize(error))
-        return []
-    failed = [proof for proof in made if proof.result == "failed"]
-    for proof in failed:
-        logger.warning("%s: %s (understudy check-policy)", policy.config.type, proof)
-    return failed
-
-
-def _size(policy: Policy) -> int:
-    return sum(parameter.numel() for parameter in policy.parameters())

@@ -6,9 +6,12 @@ module with LeRobot's interface: `forward(batch)` returns a loss, or (loss, dict
 """
 
 import inspect
+import io
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from understudy.policies.batch import from_present
 from understudy.policies.draws import keyed_generators, make_draws
 from understudy.policies.losses import Loss
-from understudy.policies.policy import Policy
+from understudy.policies.policy import Policy, load
 from understudy.train.augment_batch import batch_to_device
 from understudy_base import ACTION, ConfigError
 from understudy_data.order.random import make_key
@@ -121,8 +124,17 @@ class Subject:
         """Losses by term: sums and counts [B], or the mean of the batch, [], with count 1."""
         raise NotImplementedError
 
-    def act(self, batch: Mapping[str, Any]) -> Tensor:
+    def act(self, batch: Mapping[str, Any], positions: Any = None) -> Tensor:
         """Actions, [B, ...]."""
+        raise NotImplementedError
+
+    @property
+    def no_actions(self) -> str:
+        """Reason why it has no actions; "" where it has."""
+        raise NotImplementedError
+
+    def reload(self, pristine: nn.Module) -> nn.Module:
+        """Save the policy, and load it into another one: a fresh one, or a copy from before."""
         raise NotImplementedError
 
     def scalar(self, losses: Mapping[str, Loss]) -> Tensor:
@@ -191,6 +203,25 @@ class OwnSubject(Subject):
         """Whether its losses are per sample."""
         return not self.module.scalar_losses
 
+    @property
+    def no_actions(self) -> str:
+        """Reason why it has no actions."""
+        return "" if self.module.config.ACTS else "the policy predicts no actions"
+
+    def reload(self, pristine: nn.Module) -> nn.Module:
+        """Save the folder and load it; a type without a name is built, and its weights loaded."""
+        module = self.module
+        with tempfile.TemporaryDirectory() as folder:
+            module.save(folder)
+            with suppress(ValueError):
+                loaded = load(folder)
+                if type(loaded) is type(module):
+                    return loaded.to(self.device)
+        made: Any = self.fresh or partial(type(module), module.config, module.normalizer.arrays())
+        other = made()
+        other.load_weights({name: value.clone() for name, value in module.state_dict().items()})
+        return cast(nn.Module, other.to(self.device))
+
     def draws(self, use: Any, positions: Any, seed: int = 0) -> dict[str, Tensor]:
         """Noise of samples."""
         made = make_draws(self.module.random_spec(use), seed, np.asarray(positions), use)
@@ -199,6 +230,7 @@ class OwnSubject(Subject):
     def losses(
         self, batch: Mapping[str, Any], *, mode: str = "train", seed: int = 0, draws_seed: int = 0,
         positions: Any = None, keeps: bool = True, counted: bool = False, detail: bool = False,
+        **unused: Any,
     ) -> dict[str, Loss]:  # fmt: skip
         """Losses by term; `counted`: with the counts of `counts`."""
         rows = range(len(batch[ACTION])) if positions is None else positions
@@ -253,6 +285,20 @@ class Stranger(Subject):
             )
         count = torch.ones(loss.shape, dtype=torch.int64, device=loss.device)
         return {"loss": Loss(loss, count)}
+
+    @property
+    def no_actions(self) -> str:
+        """Reason why it has no actions."""
+        return "" if hasattr(self.module, "select_action") else "the policy has no select_action"
+
+    def reload(self, pristine: nn.Module) -> nn.Module:
+        """Save the state dict and load it."""
+        stored = io.BytesIO()
+        torch.save(self.module.state_dict(), stored)
+        stored.seek(0)
+        other = self.fresh().to(self.device) if self.fresh else pristine
+        other.load_state_dict(torch.load(stored, weights_only=True))
+        return other
 
     @property
     def reduces(self) -> bool:

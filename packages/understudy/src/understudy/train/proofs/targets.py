@@ -17,12 +17,12 @@ from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
 from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
-from understudy.policies.own_code.types import import_object, is_code, name_by_hand
+from understudy.policies.own_code.types import import_object, is_code, name_by_hand, pin
 from understudy.policies.policy import Policy, load
 from understudy.policies.registry import PolicyType, policy_type
 from understudy.train.data.run_data import RunData, open_data, read_first_batch
 from understudy.train.proofs.batches import COUNT, TASKS, own_batch, stranger_batch
-from understudy_base import ACTION, STATE, ConfigError, Record
+from understudy_base import ACTION, HEAD, MODE, STATE, ConfigError, Record
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_kit import validate
 
@@ -142,19 +142,27 @@ def _build(
     if "tiny" in get_args(sizes.get("size")):
         values = {"size": "tiny", **values}
     chosen: Any = validate(kind.settings, values)
+    if is_code(name):
+        chosen = replace(chosen, type=pin(name))  # as a run stores it
     if "tokenizer" in sizes and not chosen.tokenizer and chosen.text_vocabulary:
         folder = opened.enter_context(tempfile.TemporaryDirectory())
         texts = chosen.tokenizer_texts(TASKS, TASKS, 4)
         model = fit_text_tokenizer(texts, min(512, chosen.text_vocabulary))
         Path(folder, "tokenizer.model").write_bytes(model)
         chosen = replace(chosen, tokenizer=folder)
+    batch = None
+    facts: dict[str, Any] = {"action_dim": 3, "state_dim": 4, "cameras": CAMERAS}
+    chunk = chosen.stored_chunk() or 4
+    sizes_of_images: dict[str, Any] = dict.fromkeys(CAMERAS, (SIDE, SIDE))
     if data:
-        batch, config = _run_batch(chosen, data)
-    else:
-        batch = None
-        chosen = chosen.fitted(dict.fromkeys(CAMERAS, (SIDE, SIDE)))
-        facts = {"action_dim": 3, "state_dim": 4, "cameras": CAMERAS}
-        config = kind.make_config(chosen, **facts, chunk=chosen.stored_chunk() or 4)
+        batch, source = _run_batch(chosen, data, chunk)
+        facts = {"action_dim": batch[ACTION].shape[-1], "cameras": source.cameras}
+        facts["state_dim"] = batch[STATE].shape[-1] if STATE in batch else 0
+        sizes_of_images = dict(source.image_sizes)
+    try:
+        config = kind.make_config(chosen.fitted(sizes_of_images), **facts, chunk=chunk)
+    except ValueError as error:
+        raise ConfigError(f"{name} cannot be built: {error}") from error
     widths = config.widths
     normalization = {key: {"offset": [0.0] * n, "spread": [1.0] * n} for key, n in widths.items()}
 
@@ -176,21 +184,31 @@ def _build(
         return fresh(), fresh, batch
 
 
-def _run_batch(settings: Any, data: str | Path) -> tuple[dict[str, Any], Any]:
-    """Batch and config of a run of these settings on a dataset."""
-    config = TrainConfig(policy=settings, data=DataConfig(root=str(data)), batch_size=COUNT)
-    config = config.with_policy_defaults()
-    opened: RunData = open_data(config)
-    return read_first_batch(opened, opened.order(config)), opened.policy_config(config)
+def _run_batch(
+    settings: Any, data: str | Path, chunk: int, future: bool = False
+) -> tuple[dict[str, Any], RunData]:
+    """First batch of a run of these settings on a dataset, and its data."""
+    config = TrainConfig(
+        policy=settings,
+        data=DataConfig(root=str(data), chunk_size=chunk),
+        batch_size=COUNT,
+        mode="joint" if future else "policy",
+    )
+    opened = open_data(config.with_policy_defaults())
+    return dict(read_first_batch(opened, opened.order(config))), opened
 
 
 def _batch_of(module: nn.Module, data: str | Path) -> dict[str, Any]:
     """A batch for a module that is built."""
     if isinstance(module, Policy):
+        made = own_batch(module)
         if not data:
-            return own_batch(module)
-        settings = policy_type(module.config.type).settings.from_mapping(asdict(module.config))
-        return _run_batch(settings, data)[0]
+            return made
+        config = module.config
+        settings = policy_type(config.type).settings.from_mapping(asdict(config))
+        batch = _run_batch(settings, data, config.chunk, config.future)[0]
+        marks = {key: made[key] for key in (HEAD, MODE) if key in made}
+        return {**batch, **marks}
     config = getattr(module, "config", None)
     if not data:
         return stranger_batch(config)
