@@ -15,7 +15,7 @@ from torch import nn
 from understudy.policies.policy import Policy
 from understudy.policies.registry import PolicyType
 from understudy.train.proofs.proofs import ALL, Proof, make_proofs, with_padding
-from understudy.train.proofs.subject import OwnSubject, Stranger
+from understudy.train.proofs.subject import OwnSubject, Stranger, Subject
 from understudy.train.proofs.targets import find_target
 from understudy_base import ACTION, ConfigError, Record
 
@@ -100,8 +100,9 @@ batch) change no loss, no gradient and no count, not by a bit |
         is_pad = inputs.get(f"{ACTION}_is_pad")
         if isinstance(is_pad, torch.Tensor) and not is_pad.any():
             inputs[f"{ACTION}_is_pad"] = with_padding(is_pad)
-        kind = OwnSubject if isinstance(target.module, Policy) else Stranger
-        subject = kind(target.module, target.fresh)
+        subject: Subject = Stranger(target.module, target.fresh)
+        if isinstance(target.module, Policy):
+            subject = OwnSubject(target.module, target.fresh)
         try:
             subject.losses(inputs)
         except ConfigError:
@@ -116,10 +117,11 @@ batch) change no loss, no gradient and no count, not by a bit |
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Give the global generators of the host their states back after this context."""
+    """Seed that of torch, and give those of the host their states back after this context."""
     of_torch = torch.get_rng_state()
     of_numpy = np.random.get_state()  # noqa: NPY002
     of_python = random.getstate()
+    torch.default_generator.manual_seed(0)
     try:
         yield
     finally:

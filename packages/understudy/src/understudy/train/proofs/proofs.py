@@ -185,7 +185,7 @@ def prove_denominator(subject: Subject, batch: Batch) -> Proof:
         if counts[0] == counts[1]:
             gap = Gap(str(counts[0]), f"count of {term}")
             return failed(name, gap, "padded steps are counted", fix)
-        return passed(name)
+        return passed(name, "")
     whole, early, late_ones = (
         float(subject.scalar({term: losses[term]}).detach()) for losses in masked
     )
@@ -398,7 +398,8 @@ def prove_repeat(subject: Subject, batch: Batch) -> Proof:
         fix = "draw from `draws` or from torch's default generator"
         return failed(name, gap, cause, fix)
     if subject.by_position:
-        gap = find_gap(*(subject.figures(batch, mode="eval", seed=seed) for seed in (0, 1)))
+        one, other = (subject.figures(batch, mode="eval", seed=seed) for seed in (0, 1))
+        gap = find_gap(one, other)
         if gap.value:
             cause = "random numbers of torch's default generator beside `draws`, in evaluation"
             return failed(name, gap, cause, "name them in random_spec")

@@ -63,8 +63,9 @@ def find_target(
         name = str(policy)
         policy = _named(name)
     if isinstance(policy, PolicyType):
-        module, fresh, of_data = _build(policy, name, settings, data, opened)
-        return Target(name, module, fresh, batch or of_data or own_batch(module))
+        build, of_data = _plan_build(policy, name, settings, data, opened)
+        built = build()
+        return Target(name, built, build, batch or of_data or own_batch(built))
     if settings:
         raise ConfigError(f"settings: {name} is no type of policy, so it has none; leave them out")
     if isinstance(policy, nn.Module):
@@ -133,10 +134,10 @@ def _called(make: Any, name: str) -> Any:
     return made
 
 
-def _build(
+def _plan_build(
     kind: PolicyType, name: str, settings: Record, data: str | Path, opened: ExitStack
-) -> tuple[Policy, Callable[[], nn.Module], Any]:
-    """A policy of a type with settings, and the batch of a dataset."""
+) -> tuple[Callable[[], Policy], Any]:
+    """A function that builds a policy of a type, and the batch of a dataset."""
     sizes = {field.name: field.type for field in fields(kind.settings)}
     values = dict(settings)
     if "tiny" in get_args(sizes.get("size")):
@@ -179,9 +180,7 @@ def _build(
                     parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
         return policy
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return fresh(), fresh, batch
+    return fresh, batch
 
 
 def _run_batch(
