@@ -232,7 +232,7 @@ class StepRunner:
         self._firsts.append(self._loader.position)
         with timer("data wait"):
             batch = next(self._loader)
-        if self._state.step == 0 and self._state.mesh.rank == 0:
+        if self._state.step == 0 and self._state.mesh.world_size == 1:
             check_first_batch(self._state.policy, batch)
         lr = self._state.lr
         result = self._state.train_step(batch, timer)

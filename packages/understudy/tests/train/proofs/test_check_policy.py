@@ -270,6 +270,22 @@ class OwnScalar(Toy):
         return {"denoise": loss.sum.sum() / loss.count.sum().clamp(min=1)}
 
 
+class ChangesInputs(Toy):
+    def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> Any:
+        batch[ACTION].mul_(0.5)
+        return super().losses(batch, draws)
+
+
+class FunctionalDropout(Toy):
+    def __init__(self, config: Any = None, normalization: Any = None) -> None:
+        super().__init__(config, normalization)
+        self.mix = nn.MultiheadAttention(3, 1, dropout=0.5, batch_first=True)
+
+    def predict(self, batch: Any, noisy: Tensor) -> Tensor:
+        mixed = self.mix(noisy, noisy, noisy, key_padding_mask=batch.get(PAD))[0]
+        return super().predict(batch, mixed)
+
+
 class OwnDraws(Toy):
     def random_spec(self, use: str) -> dict[str, RandomSpec]:
         return {} if use != "act" else super().random_spec(use)
@@ -290,6 +306,9 @@ class NoNoise(Toy):
         OwnScalar,
         OwnDraws,
         NoNoise,
+        ChangesInputs,
+        FunctionalDropout,
+        lambda: Toy(ToyConfig(action_dim=1, state_dim=1, chunk=1)),
         lambda: policies.policy(),
         lambda: policies.policy(future=True),
         lambda: policies.policy(max_delay=2),

@@ -110,8 +110,9 @@ def test_our_policies_and_large_ones_are_not_asked(
     assert made == []
     trained(data, tmp_path / "toy", "TOY")
     assert len(made) == 1
-    monkeypatch.setattr(first_batch, "MOST_PARAMETERS", 10)
-    trained(data, tmp_path / "large", "TOY")
+    for number, (name, limit) in enumerate({"SECONDS": 0.0, "MOST_PARAMETERS": 10}.items()):
+        monkeypatch.setattr(first_batch, name, limit)
+        trained(data, tmp_path / f"other {number}", "TOY")
     assert len(made) == 1
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,9 @@ from understudy.policies.policy import Policy, load
 from understudy.train.augment_batch import batch_to_device
 from understudy_base import ACTION, ConfigError
 from understudy_data.order.random import make_key
+
+RATES = ("p", "dropout", "dropout_p", "attention_dropout")
+"""Attributes of modules that are rates of dropout, where they are floats."""
 
 
 class Watched(dict[str, Any]):
@@ -68,6 +72,15 @@ class Watched(dict[str, Any]):
 def plain(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a batch without asking it for keys."""
     return dict(dict.items(batch)) if isinstance(batch, Watched) else dict(batch)
+
+
+def cloned(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a batch with its tensors, which a policy may change in place."""
+    copies = plain(batch)
+    for key, value in copies.items():
+        if isinstance(value, Tensor):
+            copies[key] = value.clone()
+    return copies
 
 
 def watched(batch: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,26 +174,34 @@ class Subject:
         """Fix generators and modes; afterwards modes and buffers are as they were.
 
         Args:
-            mode: "train", "eval", or "dropless": training without the modules of dropout.
+            mode: "train", "eval", or "dropless": training without dropout.
             seed: seed of the global generators.
             keeps: whether buffers are given their values back.
         """
         modules = list(self.module.modules())
         modes = [module.training for module in modules]
         buffers = [(b, b.detach().clone()) for b in self.module.buffers()] if keeps else []
+        rates = []
+        for module, name in product(modules, RATES):
+            if isinstance(rate := module.__dict__.get(name), float):
+                rates.append((module, name, rate))
         self.module.train(mode != "eval")
-        for module in modules:
-            if mode == "dropless" and "Dropout" in type(module).__name__:
-                module.training = False
+        if mode == "dropless":
+            for module, name, _ in rates:
+                setattr(module, name, 0.0)
         try:
             with keyed_generators(make_key(seed, "proofs"), self.device):
                 yield
         finally:
             for module, was in zip(modules, modes):
                 module.training = was
+            for module, name, rate in rates:
+                setattr(module, name, rate)
             with torch.no_grad():
                 for buffer, value in buffers:
-                    buffer.copy_(value)
+                    # a backward pass may still need one that has its value
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
 
 
 class OwnSubject(Subject):
@@ -251,7 +272,7 @@ class OwnSubject(Subject):
             return self.module.act(self._inputs(present), self.draws("act", rows)).detach()
 
     def _inputs(self, batch: Mapping[str, Any]) -> Any:
-        inputs = plain(batch)
+        inputs = cloned(batch)
         prepared = inputs if self._prepared else self.module.preprocess(inputs)
         return watched(batch, batch_to_device(prepared, self.device))
 
@@ -268,7 +289,7 @@ class Stranger(Subject):
         """The loss of a batch; `still`: the same random numbers for each sample."""
         options = {"reduction": reduction} if reduction else {}
         with self.still(mode, seed, keeps):
-            inputs = watched(batch, batch_to_device(plain(batch), self.device))
+            inputs = watched(batch, batch_to_device(cloned(batch), self.device))
             if still:
                 with StillNoise():
                     returned = self.module(inputs, **options)
@@ -310,7 +331,7 @@ class Stranger(Subject):
         module: Any = self.module
         history = getattr(getattr(module, "config", None), "n_obs_steps", 1) > 1
         observed = {}
-        for key, value in batch_to_device(plain(batch), self.device).items():
+        for key, value in batch_to_device(cloned(batch), self.device).items():
             if key.startswith(ACTION) or key.endswith("_is_pad"):
                 continue
             observed[key] = value[:, -1] if history and isinstance(value, Tensor) else value
