@@ -12,6 +12,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ def adapters(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         "lerobot-smolvla": (smolvla_config(write_vlm(folder / "vlm")), SmolVLAPolicy),
     }
     for name, (own, theirs) in configs.items():
-        yield name, lambda own=own, name=name: policy_type(name).build(own, MOVING)
-        yield f"LeRobot's {theirs.__name__}", lambda own=own, kind=theirs: kind(own.theirs)
+        yield name, partial(policy_type(name).build, own, MOVING)
+        yield f"LeRobot's {theirs.__name__}", partial(theirs, own.theirs)
 
 
 def examine(name: str, policy: Any) -> dict[str, Any]:

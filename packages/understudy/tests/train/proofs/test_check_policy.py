@@ -193,11 +193,11 @@ class UnsavedBuffer(Toy):
 
     def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> Any:
         if self.training:
-            self.seen += 1
+            self.get_buffer("seen").add_(1)
         return super().losses(batch, draws)
 
     def predict(self, batch: Any, noisy: Tensor) -> Tensor:
-        return super().predict(batch, noisy) * (1 + self.seen.detach().clone())
+        return super().predict(batch, noisy) * (1 + self.get_buffer("seen").clone())
 
 
 class Infinite(Toy):
@@ -427,7 +427,7 @@ class ForeignSum(Foreign):
 
 
 class ForeignReduction(Foreign):
-    def forward(self, batch: Any, reduction: str = "mean") -> Any:  # type: ignore[override]
+    def forward(self, batch: Any, reduction: str = "mean") -> Any:
         loss = super().forward(batch)[0]
         return (loss if reduction == "mean" else (2 * loss).repeat(len(batch[ACTION]))), {}
 
@@ -551,7 +551,7 @@ def test_inputs_that_nobody_declares_are_given() -> None:
     class Bare(Foreign):
         def __init__(self) -> None:
             super().__init__()
-            self.config = None
+            self.config = None  # type: ignore[assignment]
 
     with refused("config.input_features", kind=ConfigError):
         us.check_policy(Bare)
@@ -617,6 +617,10 @@ def test_a_file_a_module_and_a_folder_are_names(
     assert main(["check-policy", "mine_for_proofs:ForeignDivides"]) == 1
     text = capsys.readouterr().out
     assert [line.split(":")[0].strip() for line in text.splitlines()[1:]] == NAMES
+    settings = ["width", "32", "image_size", "[16, 16]"]
+    assert main(["check-policy", "flow", "--settings", *settings]) == 0
+    assert main(["check-policy", "flow", "--settings", "image_size", "[16, 16"]) == 2
+    capsys.readouterr()
     assert main(["check-policy", "mine_for_proofs:Foreign", "--json"]) == 0
     assert '"passed": true' in capsys.readouterr().out
 

@@ -105,7 +105,12 @@ def test_our_policies_and_large_ones_are_not_asked(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(first_batch, "make_proofs", lambda *given: made.append(given) or [])
+
+    def note(*given: Any) -> list[Proof]:
+        made.append(given)
+        return []
+
+    monkeypatch.setattr(first_batch, "make_proofs", note)
     trained(data, tmp_path / "flow", "flow")
     assert made == []
     trained(data, tmp_path / "toy", "TOY")

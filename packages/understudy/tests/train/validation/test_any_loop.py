@@ -1,6 +1,5 @@
 """Validation of any training loop: by hand, on several ranks, and without a change of the loop."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import understudy as us
-from understudy.testing import policies
+from understudy.policies.flow.model import FlowPolicy
 from understudy.testing.mixtures import mixed, tiny_sources
 from understudy.testing.ranks import in_ranks
 from understudy.train.data.run_data import open_data
@@ -156,7 +155,7 @@ def test_losses_of_a_policy_are_those_of_a_run(tmp_path: Path) -> None:
     config = mixed(tiny_sources(tmp_path, small_pictures=False)[:1], tmp_path / "out", device="cpu")
     data = open_data(config)
     facts = data.policy_config(config)
-    policy = policies.FlowPolicy(
+    policy = FlowPolicy(
         facts,
         {
             "heads": list(data.heads),
@@ -212,11 +211,12 @@ def test_values_out_of_range_are_refused(roots: tuple[Path, Path]) -> None:
 
 
 def test_losses_in_other_dtypes_are_summed_in_float64(roots: tuple[Path, Path]) -> None:
-    found = defaultdict(float)
-    for dtype in (torch.float64, torch.bfloat16, torch.float32):
-        table = us.validate(
-            lambda b, d=dtype: torch.full((len(b["task"]),), 0.1, dtype=d), roots[0]
-        )
-        found[dtype] = table.total.loss
+    found = {}
+    for dtype in (torch.float64, torch.bfloat16):
+
+        def tenth(batch: dict[str, Any], dtype: torch.dtype = dtype) -> Tensor:
+            return torch.full((len(batch["task"]),), 0.1, dtype=dtype)
+
+        found[dtype] = us.validate(tenth, roots[0]).total.loss
     assert found[torch.float64] == pytest.approx(0.1, rel=1e-12)
     assert found[torch.bfloat16] == float(torch.tensor(0.1, dtype=torch.bfloat16))
