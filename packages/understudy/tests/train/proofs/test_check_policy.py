@@ -663,3 +663,30 @@ def test_a_wrong_shape_is_refused_with_the_keys(tmp_path: Path) -> None:
     batch = {STATE: torch.randn(6, 5), ACTION: torch.randn(6, 4, 3)}
     with pytest.raises(ConfigError, match=r"observation\.state"):
         us.check_policy(Foreign(), batch=batch)
+
+
+def test_indexes_are_not_changed_and_masks_are_named() -> None:
+    """Another token may lie outside of a vocabulary."""
+
+    class Tokens(Toy):
+        def losses(self, batch: Any, draws: Any, terms: Any = None, detail: bool = False) -> Any:
+            assert int(batch["tokens"].max()) < 10
+            return super().losses(batch, draws)
+
+        def predict(self, batch: Any, noisy: Tensor) -> Tensor:
+            shift = batch["observation.force"].mean(dim=1) if "observation.force" in batch else 0.0
+            return super().predict(batch, noisy) + torch.as_tensor(shift).view(-1, 1, 1)
+
+    batch = {
+        STATE: torch.randn(6, 2),
+        ACTION: torch.randn(6, 4, 3),
+        PAD: torch.arange(4) >= 4 - torch.arange(6)[:, None] % 4,
+        "tokens": torch.randint(0, 10, (6, 5)),
+        "tokens_is_pad": torch.arange(5) >= 5 - torch.arange(6)[:, None] % 5,
+        "task": ["push"] * 6,
+    }
+    assert failed(us.check_policy(Tokens(), batch=batch)) == {}
+    batch["observation.force"] = torch.randn(6, 4)
+    batch["observation.force_is_pad"] = batch[PAD]
+    line = failed(us.check_policy(Tokens(), batch=batch))["padding"]
+    assert "observation.force_is_pad" in line

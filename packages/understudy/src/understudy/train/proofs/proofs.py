@@ -103,24 +103,26 @@ def find_gap(one: Mapping[str, Tensor], two: Mapping[str, Tensor], tolerance: fl
     return worst
 
 
-def change_padding(batch: Batch, how: str) -> dict[str, Any]:
-    """Replace the padded values of each key with a mask: "other" values, "large" ones, or "nan"."""
-    changed = dict(batch)
-    for key in [key for key in batch if key.endswith(IS_PAD)]:
-        base = key.removesuffix(IS_PAD)
-        mask = batch[key]
-        if base.endswith("_dim"):
-            base = base.removesuffix("_dim")
-            mask = mask[:, None] if batch[base].ndim == 3 else mask
-        value = batch.get(base)
-        if not isinstance(value, Tensor) or not isinstance(mask, Tensor) or value.ndim < mask.ndim:
-            continue
+def change_padding(batch: Batch, key: str, how: str) -> dict[str, Any]:
+    """Replace the padded values of a mask's key: "other" values, "large" ones, or "nan".
+
+    Of whole numbers those of images alone: others may be indexes.
+    """
+    base = key.removesuffix(IS_PAD).removesuffix("_dim")
+    value = batch.get(base)
+    mask = batch[key]
+    if not isinstance(value, Tensor) or not isinstance(mask, Tensor) or value.ndim < mask.ndim:
+        return dict(batch)
+    if key.endswith(f"_dim{IS_PAD}") and value.ndim == 3:
+        mask = mask[:, None]
+    if value.is_floating_point():
+        other = {"other": 1.25 - 0.5 * value, "large": 1e4 + value}.get(how, value * math.nan)
+    elif value.dtype == torch.uint8 and how != "nan":
         other = 255 - value
-        if value.is_floating_point():
-            other = {"other": 1.25 - 0.5 * value, "large": 1e4 + value}.get(how, value * math.nan)
-        wide = mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))
-        changed[base] = torch.where(wide, other, value)
-    return changed
+    else:
+        return dict(batch)
+    wide = mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))
+    return {**batch, base: torch.where(wide, other, value)}
 
 
 def prove_padding(subject: Subject, batch: Batch) -> Proof:
@@ -129,22 +131,23 @@ def prove_padding(subject: Subject, batch: Batch) -> Proof:
         return not_asked("padding", f"the batch has no {PAD}")
     seen = Watched(batch)
     figures = subject.figures(seen)
-    for how in ("other", "large"):
-        gap = find_gap(figures, subject.figures(change_padding(batch, how)))
-        if gap.value:
-            return failed("padding", gap, *_why_padded(batch, seen.asked))
+    for key in [key for key in batch if key.endswith(IS_PAD)]:
+        for how in ("other", "large"):
+            gap = find_gap(figures, subject.figures(change_padding(batch, key, how)))
+            if gap.value:
+                return failed("padding", gap, *_why_padded(key, batch, seen.asked))
     return passed("padding")
 
 
-def _why_padded(batch: Batch, asked: set[str]) -> tuple[str, str]:
-    """Likely cause and remedy, from the keys that the policy asked for."""
+def _why_padded(key: str, batch: Batch, asked: set[str]) -> tuple[str, str]:
+    """Likely cause and remedy of a mask without effect, from the keys that were asked for."""
     absent = [name for name in asked if name not in batch and "pad" in name]
-    fix = f"set the error to 0 where batch[{PAD!r}] is true, and divide by the number of the others"
-    if near := get_close_matches(PAD, absent, n=1, cutoff=0.5):
-        return f"the policy reads {near[0]!r}, which no batch has", f"read {PAD!r}"
-    if PAD not in asked:
-        return f"the policy never reads {PAD!r}", fix
-    return "padded steps take part in the loss, or in the network's input", fix
+    fix = f"set the error to 0 where batch[{key!r}] is true, and divide by the number of the others"
+    if near := get_close_matches(key, absent, n=1, cutoff=0.5):
+        return f"the policy reads {near[0]!r}, which no batch has", f"read {key!r}"
+    if key not in asked:
+        return f"the policy never reads {key!r}", fix
+    return f"steps that {key!r} marks take part in the loss, or in the network's input", fix
 
 
 def prove_nan(subject: Subject, batch: Batch) -> Proof:
@@ -152,7 +155,10 @@ def prove_nan(subject: Subject, batch: Batch) -> Proof:
     name = "padding of NaN"
     if PAD not in batch:
         return not_asked(name, f"the batch has no {PAD}")
-    gap = find_gap(subject.figures(batch), subject.figures(change_padding(batch, "nan")))
+    strange = dict(batch)
+    for key in [key for key in batch if key.endswith(IS_PAD)]:
+        strange = change_padding(strange, key, "nan")
+    gap = find_gap(subject.figures(batch), subject.figures(strange))
     if not gap.value:
         return passed(name)
     cause = "the mask comes after the arithmetic, and 0 times NaN is NaN, in gradients, too"
