@@ -20,6 +20,7 @@ from torch import nn
 import understudy as us
 from shared import explain
 from understudy.config.lora import LoraConfig
+from understudy.config.train import OptimConfig
 from understudy.optim.lora import add_adapters
 from understudy.policies.common.images import write_letterbox
 from understudy.policies.common.normalizer import Normalizer
@@ -105,7 +106,8 @@ class Adapted:
     def init(self, key: int, *inputs: Any) -> nn.Module:
         torch.manual_seed(key)
         network = nn.Sequential(nn.Linear(self.width, self.out))
-        add_adapters(network, LoraConfig(rank=self.rank, targets=("*",)), (), lambda name: key)
+        adapters = LoraConfig(rank=self.rank, targets=("*",))
+        add_adapters(network, adapters, OptimConfig(), lambda name: key)
         return network
 
     def apply(self, network: nn.Module, *inputs: Any) -> np.ndarray:

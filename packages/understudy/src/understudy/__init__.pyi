@@ -66,11 +66,14 @@ from understudy.train.checkpoint.export import ExportConfig as ExportConfig
 from understudy.train.checkpoint.run_dir import RunDir as RunDir
 from understudy.train.data.input_contract import dataset_contract as dataset_contract
 from understudy.train.data.sources import open_source as open_source
+from understudy.train.precision_report import check_precision as check_precision
+from understudy.train.proofs.check import check_policy as check_policy
 from understudy.train.run import open_checkpoint as open_checkpoint
 from understudy.train.run_hooks import check_rollout_settings as check_rollout_settings
 from understudy.train.state import TrainState as TrainState
 from understudy.train.track.metrics_file import Verdict as Verdict
 from understudy.train.track.trackers import MetricsLog as MetricsLog
+from understudy.train.validation.any_loop import validate as validate
 from understudy.train.validation.open_loop import EpisodeActions as EpisodeActions
 from understudy_base import ACTION as ACTION
 from understudy_base import STATE as STATE

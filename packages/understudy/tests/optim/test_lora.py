@@ -41,7 +41,7 @@ def adapted(
 ) -> FlowPolicy:
     policy = policies.policy(compute=compute)
     config = LoraConfig(rank, **options).resolved(("*",))
-    add_adapters(policy, config, frozen, Seeds())
+    add_adapters(policy, config, OptimConfig(freeze=frozen), Seeds())
     freeze(policy, OptimConfig(freeze=frozen))
     return policy
 
@@ -101,7 +101,7 @@ def test_gradients_reach_adapters_alone_and_all_of_them() -> None:
 
 def test_rank_0_changes_nothing() -> None:
     policy = policies.policy()
-    assert add_adapters(policy, LoraConfig(targets=("nothing.*",)), (), Seeds()) == []
+    assert add_adapters(policy, LoraConfig(targets=("nothing.*",)), OptimConfig(), Seeds()) == []
     assert all(p.requires_grad for p in policy.parameters())
     assert set(policy.state_dict()) == set(policies.policy().state_dict())
 
@@ -112,7 +112,7 @@ def test_an_adapter_does_not_depend_on_other_layers() -> None:
     a = one.get_parameter("layers.1.shrink.lora_a")
     assert torch.equal(a, everything.get_parameter("layers.1.shrink.lora_a"))
     other = policies.policy()
-    add_adapters(other, LoraConfig(4, targets=("layers.1.shrink",)), (), Seeds(1))
+    add_adapters(other, LoraConfig(4, targets=("layers.1.shrink",)), OptimConfig(), Seeds(1))
     assert not torch.equal(a, other.get_parameter("layers.1.shrink.lora_a"))
     bound = 64**-0.5
     assert a.abs().max() <= bound
@@ -165,8 +165,9 @@ def test_a_shared_weight_is_refused() -> None:
     )
     network["two"].weight = network["one"].weight
     with refused("lora.targets", "weight", kind=ConfigError):
-        add_adapters(network, LoraConfig(2, targets=("*",)), (), Seeds())
-    assert add_adapters(network, LoraConfig(2, targets=("three",)), (), Seeds()) == ["three"]
+        add_adapters(network, LoraConfig(2, targets=("*",)), OptimConfig(), Seeds())
+    only = LoraConfig(2, targets=("three",))
+    assert add_adapters(network, only, OptimConfig(), Seeds()) == ["three"]
 
 
 def test_adapters_of_a_network_on_the_meta_device_have_values_unless_that_is_the_default() -> None:
@@ -175,7 +176,7 @@ def test_adapters_of_a_network_on_the_meta_device_have_values_unless_that_is_the
             nn.Linear(2**16, 2**16, device="meta"), nn.Linear(2**16, 2**16, device="meta")
         )
         with torch.device(device):
-            add_adapters(network, LoraConfig(8, targets=("*",)), (), Seeds())
+            add_adapters(network, LoraConfig(8, targets=("*",)), OptimConfig(), Seeds())
         trained = [p for p in network.parameters() if p.requires_grad]
         assert {p.device.type for p in trained} == {expected}
         assert sum(p.numel() for p in trained) == 4 * 8 * 2**16
@@ -220,7 +221,7 @@ def counted(precision: Any, rank: int) -> list[int]:
     policy = FlowPolicy(
         FlowPolicyConfig(compute=compute_dtype(precision), **facts), policies.NORMALIZATION
     )
-    add_adapters(policy, LoraConfig(rank, targets=("*",)), (), Seeds())
+    add_adapters(policy, LoraConfig(rank, targets=("*",)), OptimConfig(), Seeds())
     config = TrainConfig(precision=precision)
     optimizer = make_optimizer(policy, config, store(policy, config))
     state = sum(
@@ -308,7 +309,7 @@ def test_merge_equals_the_formula_in_float64(
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(nn.Linear(*sizes, bias=bias))
     config = LoraConfig(rank, alpha, ("0",))
-    add_adapters(network, config, (), Seeds(seed % 2**31))
+    add_adapters(network, config, OptimConfig(), Seeds(seed % 2**31))
     for p in network.parameters():
         p.data.normal_(generator=generator)
     x = torch.randn(5, sizes[0], generator=generator)

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from understudy.config.lora import LoraConfig
-from understudy.config.train import TrainConfig
+from understudy.config.train import OptimConfig, TrainConfig
 from understudy.optim.lora import add_adapters, merge_adapters
 from understudy.policies.draws import generate_draws
 from understudy.policies.losses import scalar
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("adaptive", [True, False], ids=["pi05", "pi0"])
 def adapted(tokenizer: Path, adaptive: bool, **options: Any) -> tuple[Pi05Policy, list[str]]:
     made = policy(tokenizer, adaptive)
     config = LoraConfig(4, **options).resolved(made.config.LORA_TARGETS)
-    names = add_adapters(made, config, (), len, made.config.PARTS)
+    names = add_adapters(made, config, OptimConfig(), len, made.config.PARTS)
     return made, names
 
 
@@ -90,7 +90,7 @@ def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adap
     made = policy(tokenizer, adaptive)
     everything = adapted(tokenizer, adaptive)[1]
     config = LoraConfig(4).resolved(made.config.lora_targets)
-    names = add_adapters(made, config, (), len, made.config.PARTS)
+    names = add_adapters(made, config, OptimConfig(), len, made.config.PARTS)
     disturb(made)
     loss_of(made).backward()
     trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
@@ -146,7 +146,7 @@ def test_adapters_of_the_released_size_are_as_many_as_documented() -> None:
         network = Pi0Network(Sizes.BASE)
         before = sum(p.numel() for p in network.parameters())
         config = LoraConfig(16).resolved(Pi05PolicyConfig.LORA_TARGETS)
-        add_adapters(network, config, (), len, Pi05PolicyConfig.PARTS)
+        add_adapters(network, config, OptimConfig(), len, Pi05PolicyConfig.PARTS)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     tower = 16 * 18 * (2 * (2048 + 2048) + 2 * (2048 + 256) + 3 * (2048 + 16384))
     expert = 16 * 18 * (2 * (1024 + 2048) + 2 * (1024 + 256) + 3 * (1024 + 4096))

@@ -129,7 +129,9 @@ def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
         log={"every": 1},
         data=replace(config.data, chunk_size=2),
         policy=replace(config.policy, width=24),
-        optim=replace(config.optim, lr=0.5, freeze=("vision.*",), ema=EmaConfig(0.0)),
+        optim=replace(
+            config.optim, lr=0.5, freeze=("vision.*",), train=("layers.*",), ema=EmaConfig(0.0)
+        ),
     )
     before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError) as caught:
@@ -141,6 +143,7 @@ def test_check_resume_refuses_another_run_with_all_reasons(half: Path) -> None:
         "data.chunk_size",
         "policy.width",
         "optim.freeze",
+        "optim.train",
         "optim.ema.decay",
     ]
     assert "seed: 7 -> 1: it decides the order and every draw" in lines[1]

@@ -252,6 +252,11 @@ COMMANDS = {
     "audit": Command(
         "how often each frame was trained on, and by which step", "RUN", wheel="understudy"
     ),
+    "check-policy": Command(
+        "proofs of any policy: padding, noise, sums, actions, saving",
+        "POLICY",
+        wheel="understudy",
+    ),
 }
 """The commands of understudy, in the order in which they are looked for."""
 
@@ -284,7 +289,7 @@ GROUPS = {
             "order explain",
             "order export",
         ),
-        "audit",
+        *("audit", "check-policy"),
     ),
     "robot": ("export", "serve", "replay", "contract", "why"),
     "look and share": ("report", "push", "pull"),

@@ -191,6 +191,11 @@ EXAMPLES = {
         "understudy audit runs/table --checkpoint 4000 --without 12 40-44",
         "understudy audit samples.parquet --validation 0-9",
     ),
+    "check-policy": (
+        "understudy check-policy flow",
+        "understudy check-policy my_policy.py:MINE --settings hidden 128",
+        "understudy check-policy runs/table --json",
+    ),
 }
 
 

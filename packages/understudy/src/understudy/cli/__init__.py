@@ -6,5 +6,6 @@ runs         `understudy train`, `resume`, `validate`, `export` and `report`
 plan         `understudy plan`
 profile      `understudy profile`
 audit        `understudy audit`
+check_policy  `understudy check-policy`
 bench        `understudy bench`
 """

@@ -21,7 +21,7 @@ class LoraConfig:
     targets: tuple[str, ...] = ()
     """Patterns of module names whose linear layers get an adapter, `*.q_proj` for `pi05`; the
     default is the policy's choice. A layer whose weight `optim.freeze` or `lora.also_train` names
-    gets none.
+    gets none, nor one that `optim.train` leaves out.
     """
     base: Literal["stored", "float32", "bfloat16"] = "stored"
     """Dtype of the frozen matrices, in memory and in checkpoints. `stored`: bfloat16 if the weights

@@ -84,6 +84,13 @@ class OptimConfig:
     stay exactly unchanged and have no moments. A pattern that fits no parameter is an error at the
     start, which lists similar names.
     """
+    train: Annotated[
+        tuple[str, ...], Fixed("frozen parameters have no moments, trained ones have")
+    ] = ()
+    """Patterns of parameter names that are trained, as in `expert.*`; all others are frozen as by
+    `freeze`, which precedes it. The default is all. A pattern that fits no parameter is an error at
+    the start, which lists similar names.
+    """
     loss_weights: dict[str, Factor] = field(default_factory=dict)
     """Weight of a policy's loss terms by name. The default is 1; a term of weight 0 is not
     computed.

@@ -21,11 +21,12 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from understudy.devices import describe_unused_cards, missing_cuda, missing_kernels
 from understudy.distributed.keepalive import RankStalled, send_heartbeats, wait_for_rank_0
+from understudy.distributed.ranks import Ranks
 from understudy.distributed.torch_release import leave_groups_alive, missing_feature
 from understudy_base import ConfigError, UnderstudyError, is_wrong_input
 from understudy_kit import ended_in_calls
@@ -52,7 +53,7 @@ class RankError(UnderstudyError, OSError):
 
 
 @dataclass(frozen=True)
-class Mesh:
+class Mesh(Ranks):
     """The processes of a run, as seen by one of them."""
 
     rank: int
@@ -83,25 +84,6 @@ class Mesh:
         """Dtype in which gradients of ranks and micro-batches are summed; see `grad_sum_dtype`."""
         return grad_sum_dtype(self.planned_device or self.device)
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` over all ranks, in place, on host or device; bit-equal on all of them."""
-        # alone, gloo's threads would cost a small network a tenth of its step
-        if self.world_size > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    def any(self, flag: bool) -> bool:
-        """Return whether `flag` is set on any rank; does not wait for the device."""
-        return self.votes(flag)[0]
-
-    def votes(self, *flags: bool) -> list[bool]:
-        """Return `any` of several flags in one exchange."""
-        if self.world_size == 1:
-            return list(flags)
-        votes = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-        return [bool(vote) for vote in votes.tolist()]
-
     def largest(self, count: int) -> int:
         """Return the largest `count` of all ranks; does not wait for the device."""
         if self.world_size == 1:
@@ -120,12 +102,6 @@ class Mesh:
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         most, least = ends.tolist()
         return bool(most == -least)
-
-    def gather(self, value: T) -> list[T]:
-        """Return the value of each rank, by rank; the values must pickle."""
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
 
     def first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 and return its result, or raise its error, on every rank.

@@ -19,15 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from understudy.optim.param_groups import NO_RENAMES, check_patterns, matches, spellings
+from understudy.optim.param_groups import (
+    ADAPTERS,
+    NO_RENAMES,
+    check_patterns,
+    is_left_out,
+    matches,
+    spellings,
+)
 from understudy_base import ConfigError
 
 if TYPE_CHECKING:
     from understudy.config.lora import LoraConfig
+    from understudy.config.train import OptimConfig
 
-A = "lora_a"
-B = "lora_b"
-"""Names of an adapter's parameters in its layer."""
+A, B = ADAPTERS
 
 
 class _Adapted(nn.Module):
@@ -56,7 +62,7 @@ def _adapted(plain: type[nn.Module]) -> type[nn.Module]:
 def add_adapters(
     policy: nn.Module,
     config: "LoraConfig",
-    freeze: tuple[str, ...],
+    optim: "OptimConfig",
     seed_of: Callable[[str], int],
     parts: Mapping[str, str] = NO_RENAMES,
     full: Collection[str] = (),
@@ -71,8 +77,8 @@ def add_adapters(
     Args:
         policy: the network, in float32.
         config: rank, scale and patterns.
-        freeze: patterns of parameters to be frozen; their layers get no adapter, since an adapter
-            would change them.
+        optim: its patterns `freeze` and `train` name the parameters to be frozen; their layers get
+            no adapter, since an adapter would change them.
         seed_of: seed of a layer's A by the layer's name, so that A does not depend on the other
             layers.
         parts: patterns of parameters -> parts of the policy; patterns may write PART.NAME.
@@ -107,13 +113,15 @@ def add_adapters(
     chosen: dict[str, nn.Linear] = {}
     for name, layer in linear.items():
         weight = f"{name}.weight"
-        is_adapted = weight not in whole and not matches(freeze, names.get(weight, []))
+        is_adapted = weight not in whole and not matches(optim.freeze, names.get(weight, []))
+        # `train` names the weight, or its adapters
+        is_adapted = is_adapted and not is_left_out(f"{name}.{B}", optim, parts)
         if is_adapted and matches(config.targets, of_layer[name]):
             chosen[name] = layer
     if not chosen:
         raise ConfigError(
             f"lora.targets: {', '.join(config.targets) or 'none'}: no linear layer is left for an "
-            "adapter: name some, or fewer in optim.freeze and lora.also_train"
+            "adapter: name some, fewer in optim.freeze and lora.also_train, or more in optim.train"
         )
     _check_untied(policy, chosen)
     for name, layer in chosen.items():

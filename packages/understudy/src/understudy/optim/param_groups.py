@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 NO_RENAMES: Mapping[str, str] = {}
+ADAPTERS = ("lora_a", "lora_b")
+"""Names of an adapter's parameters in its layer (`lora.py`)."""
 
 
 def freeze(
@@ -26,11 +28,11 @@ def freeze(
     config: "OptimConfig",
     parts: Mapping[str, str] = NO_RENAMES,
 ) -> None:
-    """Freeze the parameters that `config.freeze` names, in place: before sharding and before the
-    optimizer is made.
+    """Freeze the parameters that `config.freeze` names, and with `config.train` all that it does
+    not name, in place: before sharding and before the optimizer is made.
 
     Args:
-        policy: the network.
+        policy: the network, with its adapters.
         config: its patterns are checked, those of `lr_scale` and `weight_decay_of` too.
         parts: patterns of names -> parts of the policy; patterns may write PART.NAME.
 
@@ -40,16 +42,31 @@ def freeze(
     names: list[str] = []
     for name, _ in policy.named_parameters():
         names += spellings(name, parts)
-    for setting in ("freeze", "lr_scale", "weight_decay_of"):
+    for setting in ("freeze", "train", "lr_scale", "weight_decay_of"):
         check_patterns(f"optim.{setting}", getattr(config, setting), names)
     for name, parameter in policy.named_parameters():
-        if matches(config.freeze, spellings(name, parts)):
+        is_named = matches(config.freeze, spellings(name, parts))
+        if is_named or is_left_out(name, config, parts):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
+        chosen = {"freeze": config.freeze, "train": config.train}
+        settings = [f"optim.{name}: {', '.join(own)}" for name, own in chosen.items() if own]
         raise ConfigError(
-            f"optim.freeze: {', '.join(config.freeze)} freezes every parameter: nothing is left to "
-            "train"
+            f"{'; '.join(settings)}: every parameter is frozen: nothing is left to train; name "
+            "fewer in optim.freeze, or more in optim.train"
         )
+
+
+def is_left_out(name: str, config: "OptimConfig", parts: Mapping[str, str] = NO_RENAMES) -> bool:
+    """Return whether `config.train` names parameters, and not this one.
+
+    An adapter is named where a pattern fits it or the weight of its layer.
+    """
+    names = spellings(name, parts)
+    layer, _, kind = name.rpartition(".")
+    if kind in ADAPTERS:
+        names = [*names, *spellings(f"{layer}.weight", parts)]
+    return bool(config.train) and not matches(config.train, names)
 
 
 def parameter_groups(

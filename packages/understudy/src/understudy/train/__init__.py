@@ -8,8 +8,10 @@ optimizer_step          one optimizer step
 micro_batches           parts of a batch, by samples and by tokens
 state                   policy, optimizer and average of a run
 precision               the setting `precision`
+precision_report        precision of any training loop, and the share of weights that a step moves
 data                    the data of a run
 validation              validation
+proofs                  proofs of any policy, and the short form at the start of a run
 checkpoint              checkpoints, the run directory, export
 track                   metrics.jsonl and trackers
 memory_check            memory of the state, against that of the machine

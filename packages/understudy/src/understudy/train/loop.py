@@ -25,6 +25,7 @@ from understudy.train.checkpoint import checkpoint, checksums
 from understudy.train.checkpoint.checkpoint import Best, Saver
 from understudy.train.micro_batches import PartCounts, sum_counts
 from understudy.train.optimizer_step import NULL, StepResult, Timer
+from understudy.train.proofs.first_batch import check_first_batch
 from understudy.train.run_hooks import RunHooks
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
@@ -229,6 +230,8 @@ class StepRunner:
         self._firsts.append(self._loader.position)
         with timer("data wait"):
             batch = next(self._loader)
+        if self._state.step == 0 and self._state.mesh.world_size == 1:
+            check_first_batch(self._state.policy, batch)
         lr = self._state.lr
         result = self._state.train_step(batch, timer)
         self._pending.append((self._state.step, lr, count_cuts(batch), result))

@@ -14,10 +14,11 @@ weights before `store` loses their low bits.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from understudy.compile import missing_compiler
 from understudy.distributed.torch_release import has_grad_dtype
@@ -218,6 +219,41 @@ def restore(
     check_moments(optimizer)
 
 
+class Storage(NamedTuple):
+    """Dtypes and bytes of some parameters on this rank."""
+
+    parameters: int
+    """Numbers of the whole parameters."""
+    weights: set[torch.dtype]
+    gradients: set[torch.dtype]
+    """Those of the next backward pass; empty for parameters without gradients."""
+    state: set[torch.dtype]
+    """Of the optimizer's tensors, step counts apart."""
+    size: int
+    """Bytes of weights, gradients and optimizer's tensors."""
+    per_parameter: float
+    """Bytes per number of this rank."""
+
+
+def storage(params: Sequence[Tensor], optimizer: Optimizer, gradients: bool) -> Storage:
+    """Return the storage of parameters; `gradients`: whether they will have some."""
+    state: list[Tensor] = []
+    for p in params:
+        of_parameter = optimizer.state.get(p, {}).items()
+        state += [t for kind, t in of_parameter if kind != "step" and isinstance(t, Tensor)]
+    due = [(p, grad_dtype(p)) for p in params] if gradients else []
+    size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
+    size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)
+    return Storage(
+        sum(p.numel() for p in params),
+        {t.dtype for t in params},
+        {dtype for _, dtype in due},
+        {t.dtype for t in state},
+        size,
+        size / max(1, sum(local(p).numel() for p in params)),
+    )
+
+
 def table(
     policy: nn.Module, optimizer: Float32AdamW, average: nn.Module | None, compute: str
 ) -> str:
@@ -236,24 +272,17 @@ def table(
     ]
 
     def row(label: str, params: list[Tensor], gradients: bool) -> None:
-        state: list[Tensor] = []
-        for p in params:
-            state += [t for kind, t in optimizer.state.get(p, {}).items() if kind != "step"]
-        count = sum(p.numel() for p in params)
-        local_count = sum(local(p).numel() for p in params)
-        due = [(p, grad_dtype(p)) for p in params] if gradients else []
-        size = sum(local(t).numel() * t.element_size() for t in (*params, *state))
-        size += sum(local(p).numel() * dtype.itemsize for p, dtype in due)
+        stored = storage(params, optimizer, gradients)
         rows.append(
             (
                 label,
-                f"{count:,}",
-                _words({t.dtype for t in params}),
+                f"{stored.parameters:,}",
+                words(stored.weights),
                 compute,
-                _words({dtype for _, dtype in due}),
-                _words({t.dtype for t in state}),
-                f"{size / max(1, local_count):.1f}",
-                f"{size / 2**20:.2f}",
+                words(stored.gradients),
+                words(stored.state),
+                f"{stored.per_parameter:.1f}",
+                f"{stored.size / 2**20:.2f}",
             )
         )
 
@@ -286,5 +315,6 @@ def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return lines
 
 
-def _words(dtypes: set[torch.dtype]) -> str:
+def words(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of dtypes for a table, `-` for none."""
     return " + ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)) or "-"

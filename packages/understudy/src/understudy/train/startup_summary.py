@@ -352,10 +352,11 @@ def describe_trainable(state: TrainState) -> list[str]:
     if layers:
         adapters = f"; adapters of rank {config.lora.rank} on {len(layers)} linear layers"
     share = "all" if trained == total else f"{trained:,} of"
+    frozen = "" if trained == total else f", {total - trained:,} are frozen"
     where = " on this process" if state.mesh.world_size > 1 else ""
     lines = [
-        f"trains {share} {total:,} parameters ({_percent(trained, total)}){adapters}; optimizer "
-        f"state {size:,} bytes{where}"
+        f"trains {share} {total:,} parameters ({_percent(trained, total)}){frozen}{adapters}; "
+        f"optimizer state {size:,} bytes{where}"
     ]
     lines += policy.describe_losses(state.weights)
     if policy.scalar_losses:

@@ -418,10 +418,10 @@ def assemble(
     terms = loss_weights(policy.loss_terms, config.optim.loss_weights)
     parts = policy.config.PARTS
     full = [name for name in base_names if dtypes and name not in dtypes]
-    frozen = config.optim.freeze
+    optim = config.optim
     draws = KeyedDraws(config.seed)
-    add_adapters(policy, config.lora, frozen, lambda name: draws.key(f"lora {name}"), parts, full)
-    freeze(policy, config.optim, parts)
+    add_adapters(policy, config.lora, optim, lambda name: draws.key(f"lora {name}"), parts, full)
+    freeze(policy, optim, parts)
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
         check_filled_weights(policy, mesh)

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from understudy.compile import attention_kernels
 from understudy.config.train import TrainConfig
-from understudy.distributed.mesh import Mesh, RankError, reshard_weights
+from understudy.distributed.mesh import RankError, reshard_weights
+from understudy.distributed.ranks import Ranks
 from understudy.policies.batch import batch_to_device
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import keyed_generators
@@ -171,7 +172,7 @@ def evaluate(
     policy: Policy,
     held: ValidationData,
     seed: int,
-    mesh: Mesh,
+    mesh: Ranks,
     weights: Mapping[str, float],
     *,
     mode: str = TaskMode.POLICY,
@@ -350,7 +351,7 @@ class SampleTable:
                 dims[0] = loss.detail.sum.double().sum(dim=1).T
                 dims[1] = (loss.detail.count * loss.detail.sum.shape[1]).T
 
-    def gather(self, mesh: Mesh) -> tuple[dict[str, np.ndarray], list[str], dict[int, str]]:
+    def gather(self, mesh: Ranks) -> tuple[dict[str, np.ndarray], list[str], dict[int, str]]:
         """Return the figures of all ranks, the task of each sample, and the error of each
         unreadable one.
         """
@@ -376,7 +377,7 @@ class _Chunk(NamedTuple):
 def _read_chunks(
     policy: Policy,
     held: ValidationData,
-    mesh: Mesh,
+    mesh: Ranks,
     threads: int,
     memory: int,
     asked: Callable[[], bool],
@@ -408,7 +409,7 @@ def _read_chunks(
             bar.update()
 
 
-def _failure(mesh: Mesh, error: Exception | None) -> Exception:
+def _failure(mesh: Ranks, error: Exception | None) -> Exception:
     """Make the error that all ranks raise where some cannot read a chunk; `error` is this rank's
     own.
     """
