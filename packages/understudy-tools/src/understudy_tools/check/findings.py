@@ -292,21 +292,21 @@ class Report:
             "read": self.read,
             "seconds": round(self.seconds, 3),
             "idle_share": self.idle_share,
-            "contents": _plain(self.contents),
-            "findings": [_plain(asdict(finding)) for finding in self.findings],
-            "undecided": [_plain(asdict(finding)) for finding in self.undecided],
-            "ranking": [_plain(entry) for entry in self.ranking],
+            "contents": to_plain(self.contents),
+            "findings": [to_plain(asdict(finding)) for finding in self.findings],
+            "undecided": [to_plain(asdict(finding)) for finding in self.undecided],
+            "ranking": [to_plain(entry) for entry in self.ranking],
         }
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not
     finite to text.
     """
     if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: to_plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [to_plain(entry) for entry in value]
     if isinstance(value, np.generic):
         value = value.item()
     return str(value) if isinstance(value, float) and not isfinite(value) else value

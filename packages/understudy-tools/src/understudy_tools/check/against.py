@@ -1,0 +1,443 @@
+"""Differences between two versions of a dataset, A and B, by episode: `compare`.
+
+Episodes with the same id and the same numbers are matched first, then those with the same numbers
+under another id, then the others by their ids. Each pair is read and compared: floats by their
+bits, where NaN equals NaN, images by what is stored. Where that differs, a few are decoded.
+"""
+
+import time
+import warnings
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+
+from understudy_base import Progress, plural
+from understudy_data import Catalog, Lost, Part, Rows, Workers, open_episodes
+from understudy_data.datasets.format.catalog import catalog_mark, marks
+from understudy_data.datasets.format.episode_table import spread_evenly
+from understudy_data.datasets.format.features import INDEX_KEYS
+from understudy_data.datasets.read.recorded_images import RecordedImages
+from understudy_data.datasets.read.video_frames import CODEC_NAMES
+from understudy_data.parts import cut_parts
+from understudy_data.plain_values import storable
+from understudy_tools.check.examine import Depth
+from understudy_tools.check.findings import to_plain
+from understudy_tools.check.row_facts import RowFacts, read_rows
+
+OF_EPISODES = ("episode", "column", "images")
+KINDS = ("info", "statistics", "removed", "added", "moved", *OF_EPISODES)
+"""Kinds of differences: facts of meta/; recorded statistics; episodes of A or B alone, or under
+another id; and of matched ones length, task or metadata, a column, and images encoded anew.
+"""
+SAMPLED_IMAGES = 5
+"""Images to decode of a camera and an episode that was encoded anew."""
+ROUNDING = 1e-4
+"""Difference of recorded statistics that rounding makes, as a share of the value."""
+SAMPLING = 0.02
+"""Difference of those of images, from 0 to 1, where writers sampled other images."""
+_PART = 20_000  # frames
+_BATCH = 32  # images
+_CACHE = 256 << 20  # bytes
+
+Pair = tuple[int, int]
+"""Table rows of one episode in A and in B."""
+
+
+@storable
+@dataclass(frozen=True)
+class Difference:
+    """A difference between A and B.
+
+    Attributes:
+        kind: one of `KINDS`.
+        name: fact, column or camera.
+        episode: id in A; None where it has none.
+        other: id in B; None where it has none.
+        a, b: values, as JSON holds them; None where a side has none.
+        compared: frames that were compared, of images those that were decoded.
+        frames: those of them that differ.
+        largest: largest difference, of images in levels; infinite where one side alone is finite,
+            None of what is no number.
+        share: the same as a share of the range of its dimension in A; None where that is 0.
+    """
+
+    kind: str
+    name: str = ""
+    episode: int | None = None
+    other: int | None = None
+    a: Any = None
+    b: Any = None
+    compared: int = 0
+    frames: int = 0
+    largest: float | None = None
+    share: float | None = None
+
+    def __str__(self) -> str:
+        words = [] if self.episode is None else [f"episode {self.episode}"]
+        if self.episode != self.other:
+            words.append(f"{self.other} in B")
+        words.append(self.name)
+        if self.compared:
+            words.append(f"{self.frames:,} of {plural(self.compared, 'compared frame')} differ")
+        elif self.a != self.b:
+            words.append(f"{str(self.a)[:80]} in A, {str(self.b)[:80]} in B")
+        if self.largest is not None:
+            words.append(f"largest difference {self.largest:.6g}")
+        if self.share is not None:
+            words.append(f"{self.share:.3g} of the range in A")
+        return f"{self.kind}: {', '.join(filter(None, words))}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of a comparison.
+
+    Attributes:
+        sides: A and B.
+        differences: in the sequence of `KINDS`.
+        not_compared: parts that were not compared, one line each.
+        seconds: duration.
+    """
+
+    sides: tuple[Catalog, Catalog]
+    differences: tuple[Difference, ...]
+    not_compared: tuple[str, ...]
+    seconds: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of differences by kind, and of the episodes that are `changed`."""
+        numbers = Counter(one.kind for one in self.differences)
+        changed = {one.episode for one in self.differences if one.kind in OF_EPISODES}
+        return {kind: numbers[kind] for kind in KINDS} | {"changed": len(changed)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as values of JSON."""
+        return {
+            "a": _about(self.sides[0]),
+            "b": _about(self.sides[1]),
+            "equal": not self.differences,
+            "counts": self.counts,
+            "differences": [to_plain(asdict(one)) for one in self.differences],
+            "not_compared": list(self.not_compared),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_text(self, limit: int) -> str:
+        """Format a summary, then at most `limit` lines of each kind."""
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items() if count)
+        lines = [f"{counts or 'equal'}, {self.seconds:.1f} s"]
+        for name, side in zip("AB", self.sides):
+            lines.append(
+                f"{name}: {', '.join(f'{key} {fact}' for key, fact in _about(side).items())}"
+            )
+        for kind in KINDS:
+            of_kind = [str(one) for one in self.differences if one.kind == kind]
+            lines += of_kind[:limit]
+            if len(of_kind) > limit:
+                lines.append(f"{kind}: and {len(of_kind) - limit:,} more")
+        return "\n".join([*lines, *(f"not compared: {line}" for line in self.not_compared)])
+
+
+def _about(catalog: Catalog) -> dict[str, Any]:
+    return {
+        "root": catalog.root,
+        "format": catalog.version,
+        "episodes": catalog.num_episodes,
+        "frames": catalog.num_frames,
+    }
+
+
+def compare(
+    a: Catalog,
+    b: Catalog,
+    depth: Depth = "sample",
+    workers: Workers | None = None,
+    show_progress: bool = False,
+) -> Comparison:
+    """Compare two versions of a dataset.
+
+    Args:
+        a, b: the datasets; of a view, its episodes.
+        depth: files to read. "metadata" matches episodes by their ids alone, "sample" decodes
+            `SAMPLED_IMAGES` where an episode was encoded anew, and "all" each image.
+        workers: processes that read; None reads in this one.
+        show_progress: whether to show progress on stderr.
+
+    Raises:
+        DatasetError: a file of A or B is missing or cannot be read; it is named.
+    """
+    begin = time.monotonic()
+    workers = workers or Workers()
+    sides = (open_episodes(a), open_episodes(b))
+    kinds = _common_columns(*sides)
+    cameras = [key for key in a.camera_keys if key in b.camera_keys]
+    skipped = [f"{key} {why}" for side in sides for key, why in side.skipped_features.items()]
+    skipped += [f"{key} (a sensor)" for key in {**a.sensors, **b.sensors}]
+    if depth in ("metadata", "rows"):
+        skipped += [f"images of {key}" for key in cameras]
+        cameras = []
+    facts = [RowFacts(side.num_episodes) for side in sides]
+    if depth != "metadata":
+        frames = sum(side.num_frames for side in sides)
+        with Progress(frames, "rows", "row", shown=show_progress) as bar:
+            for number, side in enumerate(sides):
+                features = {key: side.features[key] for key in kinds if key in side.features}
+                facts[number] = read_rows(replace(side, features=features), workers, bar.update)
+    pairs, removed, added = _match(sides, facts)
+    found = [*_differ("info", *map(_facts, sides))]
+    for kind, optional in (("info", _details), ("statistics", _statistics)):
+        a_facts, b_facts = map(optional, sides)
+        common = sorted(a_facts.keys() & b_facts.keys())
+        found += _differ(kind, *({key: of[key] for key in common} for of in (a_facts, b_facts)))
+    found += [Difference("removed", episode=int(sides[0].episodes.ids[row])) for row in removed]
+    found += [Difference("added", other=int(sides[1].episodes.ids[row])) for row in added]
+    metadata = [side.episode_metadata() for side in sides]
+    for pair in pairs:
+        ids = _ids(sides, pair)
+        if ids["episode"] != ids["other"]:
+            found.append(Difference("moved", **ids))
+        found += _differ("episode", *map(_facts_of, sides, metadata, pair), **ids)
+    ranges = {
+        key: np.fmax.reduce(column.high, axis=0) - np.fmin.reduce(column.low, axis=0)
+        for key, column in facts[0].columns.items()
+    }
+    work = ComparePairs(sides, kinds, tuple(cameras), ranges, depth == "all")
+    costs = sides[0].episodes.lengths[[row for row, _ in pairs]].tolist()
+    parts = cut_parts(pairs, costs, _PART) if depth != "metadata" else []
+    with Progress(len(pairs), "comparison", "episode", shown=show_progress) as bar:
+        for _, result in workers.run(work, parts, lambda part: bar.update(len(part))):
+            if isinstance(result, Lost):
+                raise result.error
+            found += result
+    found.sort(key=lambda one: KINDS.index(one.kind))
+    return Comparison(sides, tuple(found), tuple(skipped), time.monotonic() - begin)
+
+
+def _common_columns(a: Catalog, b: Catalog) -> dict[str, str]:
+    """Return the dtype in which each column of both is compared, "" of texts."""
+    kinds = {"task_index": ""}
+    for key, ours in a.features.items():
+        theirs = b.features.get(key)
+        is_numbering = key in INDEX_KEYS and key != "timestamp"
+        if theirs is None or is_numbering or ours.is_camera or theirs.is_camera:
+            continue
+        if ours.is_text and theirs.is_text:
+            kinds[key] = ""
+        elif ours.value_shape == theirs.value_shape and not (ours.is_text or theirs.is_text):
+            kinds[key] = np.result_type(ours.dtype, theirs.dtype).name
+    return kinds
+
+
+def _facts(catalog: Catalog) -> dict[str, Any]:
+    facts = {"fps": catalog.fps, "robot_type": catalog.robot_type}
+    facts |= {f"task {text!r}": "listed" for text in catalog.tasks}
+    for key, feature in catalog.features.items():
+        if key not in INDEX_KEYS:
+            shape = (feature.size, feature.channels) if feature.is_camera else feature.shape
+            facts[key] = f"{feature.dtype} {shape}"
+    return facts
+
+
+def _details(catalog: Catalog) -> dict[str, Any]:
+    """Facts that writers may leave out."""
+    facts: dict[str, Any] = {}
+    for key, feature in catalog.features.items():
+        if not feature.is_camera:
+            facts[f"{key}, names"] = feature.dimension_names
+        elif codec := feature.info.get("video.codec"):
+            facts[f"{key}, codec"] = CODEC_NAMES.get(codec, codec)
+        if feature.is_depth:
+            facts[f"{key}, depth"] = str(feature.pixels)
+    return facts
+
+
+def _statistics(catalog: Catalog) -> dict[str, Any]:
+    figures = {}
+    for key in catalog.stats.keys() - set(INDEX_KEYS):
+        for name, values in catalog.stats[key].items():
+            if key not in catalog.camera_keys or name in ("mean", "std"):
+                figures[f"{key}, {name}"] = values
+    return figures
+
+
+def _facts_of(catalog: Catalog, metadata: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Facts about an episode."""
+    tasks = [catalog.tasks[task] for task in catalog.episodes.tasks_of(row).tolist() if task >= 0]
+    facts = {"length": int(catalog.episodes.lengths[row]), "tasks": sorted(tasks)}
+    episode = int(catalog.episodes.ids[row])
+    return facts | {name: values.get(episode) for name, values in metadata.items()}
+
+
+def _differ(
+    kind: str, a: Mapping[str, Any], b: Mapping[str, Any], **ids: Any
+) -> Iterator[Difference]:
+    """Yield the facts that differ."""
+    for name in dict.fromkeys([*a, *b]):
+        left = a.get(name)
+        right = b.get(name)
+        largest = None
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            if left.shape == right.shape:
+                alike = SAMPLING if left.ndim == 3 else ROUNDING / 100
+                if np.allclose(left, right, ROUNDING, alike, equal_nan=True):
+                    continue
+                largest = float(_apart(left, right)[1].max())
+            left = left.tolist()
+            right = right.tolist()
+        if repr(left) != repr(right):
+            yield Difference(kind, name, a=left, b=right, **ids, largest=largest)
+
+
+def _apart(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where numbers of one shape differ in their bits, and by how much: infinite where one
+    alone is finite.
+    """
+    is_equal = left == right
+    is_nan = (left != left) & (right != right)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(left.astype(np.float64) - right)
+    apart = np.where(is_equal | is_nan, 0, np.where(np.isnan(apart), np.inf, apart))
+    return ~(is_nan | (is_equal & (np.signbit(left) == np.signbit(right)))), apart
+
+
+def _ids(sides: Sequence[Catalog], pair: Pair) -> dict[str, Any]:
+    ids = [int(side.episodes.ids[row]) for side, row in zip(sides, pair)]
+    return dict(zip(("episode", "other"), ids))
+
+
+def _match(
+    sides: Sequence[Catalog], facts: Sequence[RowFacts]
+) -> tuple[list[Pair], list[int], list[int]]:
+    """Return matched table rows, and those of A and of B that are left."""
+    pairs = []
+    keys = []
+    free = [list(range(side.num_episodes)) for side in sides]
+    for number, (side, rows) in enumerate(zip(sides, facts)):
+        ids = side.episodes.ids.tolist()
+        digests = [digest or (number, row) for row, digest in enumerate(rows.digest)]
+        keys.append((list(zip(ids, rows.digest)), digests, ids))
+    for keys_a, keys_b in zip(*keys):
+        waiting = defaultdict[Any, deque[int]](deque)
+        for row in free[1]:
+            waiting[keys_b[row]].append(row)
+        left = []
+        for row in free[0]:
+            if others := waiting[keys_a[row]]:
+                pairs.append((row, others.popleft()))
+            else:
+                left.append(row)
+        free = [left, sorted(chain(*waiting.values()))]
+    return sorted(pairs), free[0], free[1]
+
+
+@dataclass(frozen=True)
+class ComparePairs:
+    """Differences of matched episodes, as a function of their table rows (`parts.Work`).
+
+    Attributes:
+        sides: A and B.
+        kinds: dtype in which each column is compared, "" of texts.
+        cameras: keys of those to compare.
+        ranges: column -> range of each dimension in A, float64 (D,).
+        is_whole: whether to decode each image where some were encoded anew.
+    """
+
+    sides: tuple[Catalog, Catalog]
+    kinds: Mapping[str, str]
+    cameras: tuple[str, ...]
+    ranges: Mapping[str, np.ndarray]
+    is_whole: bool
+
+    def __call__(self, part: Part) -> list[Difference]:
+        """Return the differences."""
+        keys = [key for key in self.kinds if key not in INDEX_KEYS]
+        rows = [Rows(side, keys, _CACHE) for side in self.sides]
+        images = [RecordedImages(side) for side in self.sides]
+        found: list[Difference] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # irregularities are findings of a check
+            for pair in part:
+                lengths = [int(s.episodes.lengths[row]) for s, row in zip(self.sides, pair)]
+                if min(lengths):
+                    found += self._compare_columns(pair, rows, min(lengths))
+                    for camera in self.cameras:
+                        found += self._compare_images(pair, camera, images, lengths)
+        return found
+
+    def depends_on(self, part: Part) -> Any:
+        """Return the metadata, the settings, and the versions of the files."""
+        causes: list[Any] = [self.kinds, self.cameras, self.is_whole]
+        causes.append({key: limits.tolist() for key, limits in self.ranges.items()})
+        for number, side in enumerate(self.sides):
+            rows = [pair[number] for pair in part]
+            paths = list(map(side.data_path, rows))
+            for camera in side.episodes.videos:
+                paths += [side.video_path(camera, row) for row in rows]
+            causes += [catalog_mark(side), marks(side, dict.fromkeys(paths))]
+        return causes
+
+    def _compare_columns(
+        self, pair: Pair, readers: Sequence[Rows], length: int
+    ) -> Iterator[Difference]:
+        frames = dict.fromkeys(self.kinds, np.arange(length)[None])
+        a, b = (one.take(np.full(1, row), frames) for one, row in zip(readers, pair))
+        for key, dtype in self.kinds.items():
+            measured = {}
+            if dtype:
+                both = [np.asarray(side[key], dtype).reshape(length, -1) for side in (a, b)]
+                is_odd, apart = _apart(*both)
+                measured = self._measure(key, apart)
+            else:
+                texts = [np.array(self._texts(*one)) for one in zip(self.sides, (key, key), (a, b))]
+                is_odd = (texts[0] != texts[1])[:, None]
+            if is_odd.any():
+                odd = int(is_odd.any(axis=1).sum())
+                ids = _ids(self.sides, pair)
+                name = "task" if key == "task_index" else key
+                yield Difference("column", name, **ids, compared=length, frames=odd, **measured)
+
+    def _texts(self, side: Catalog, key: str, values: Mapping[str, Any]) -> list[str]:
+        column = values[key][0]
+        if key == "task_index":
+            tasks = dict(enumerate(side.tasks))
+            column = [tasks.get(task) for task in column.tolist()]
+        return list(map(repr, column))
+
+    def _measure(self, key: str, apart: np.ndarray) -> dict[str, Any]:
+        """Return the largest of distances (L, D), and as a share of the range."""
+        most = apart.max(axis=0)
+        ranges = self.ranges.get(key, np.zeros(1))
+        is_known = np.isfinite(most) & (ranges > 0)
+        shares = np.divide(most, ranges, where=is_known, out=np.full(len(most), -1.0))
+        share = float(shares.max()) if is_known.any() else None
+        return {"largest": float(most.max()), "share": share}
+
+    def _compare_images(
+        self, pair: Pair, camera: str, readers: Sequence[RecordedImages], lengths: list[int]
+    ) -> Iterator[Difference]:
+        length = min(lengths)
+        stored = [one.stored(camera, row, length) for one, row in zip(readers, pair)]
+        if all(ours == theirs for ours, theirs in zip_longest(*stored)):
+            return
+        frames = np.array(spread_evenly(length, None if self.is_whole else SAMPLED_IMAGES))
+        odd = 0
+        largest = 0.0
+        ids = _ids(self.sides, pair)
+        for batch in np.split(frames, range(_BATCH, len(frames), _BATCH)):
+            a, b = (one.read(camera, row, batch) for one, row in zip(readers, pair))
+            if a.shape != b.shape:
+                yield Difference("images", camera, **ids, a=a.shape[1:], b=b.shape[1:])
+                return
+            apart = _apart(a, b)[1].reshape(len(batch), -1).max(axis=1)
+            odd += int((apart > 0).sum())
+            largest = max(largest, float(apart.max()))
+        # packets at the end of the shorter one may depend on later frames
+        if odd or lengths[0] == lengths[1]:
+            yield Difference(
+                "images", camera, **ids, compared=len(frames), frames=odd, largest=largest
+            )
