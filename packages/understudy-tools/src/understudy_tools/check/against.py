@@ -78,7 +78,7 @@ class Difference:
 
     def __str__(self) -> str:
         words = [] if self.episode is None else [f"episode {self.episode}"]
-        if self.episode != self.other:
+        if self.other not in (None, self.episode):
             words.append(f"{self.other} in B")
         words.append(self.name)
         if self.compared:
@@ -289,7 +289,7 @@ def _differ(
                 largest = float(_apart(left, right)[1].max())
             left = left.tolist()
             right = right.tolist()
-        if repr(left) != repr(right):
+        if left != right and repr(left) != repr(right):
             yield Difference(kind, name, a=left, b=right, **ids, largest=largest)
 
 
