@@ -220,8 +220,8 @@ def test_a_planted_difference_is_found_and_nothing_else(name: str, base: Path, c
         assert {place[:3] for place in differences} == set(wanted)
         assert all(place[2] == place[3] for place in differences)
         if b == copy:
-            for (*place, _), difference in differences.items():
-                for field, value in wanted[tuple(place)].items():
+            for (kind, key, episode, _), difference in differences.items():
+                for field, value in wanted[kind, key, episode].items():
                     assert getattr(difference, field) == value, field
 
 
@@ -339,7 +339,7 @@ def test_a_missing_file_is_named(name: str, side: int, base: Path, copy: Path) -
     path.unlink()
     roots = (copy, base)[:: 1 - 2 * side]
     with pytest.raises(DatasetError) as raised:
-        compare(*map(Catalog.open, roots))
+        compare(Catalog.open(roots[0]), Catalog.open(roots[1]))
     assert str(path.relative_to(copy)) in str(raised.value.where)
     assert main(["check", str(roots[0]), "--against", str(roots[1])]) == 2
 
