@@ -24,6 +24,7 @@ from understudy_data.testing.datasets import (
     write_dataset,
     write_video,
 )
+from understudy_data.testing.servers import RangeServer, folder
 from understudy_kit import main
 from understudy_tools.check import against
 from understudy_tools.check.against import SAMPLED_IMAGES, Difference, compare
@@ -56,7 +57,7 @@ def copy(base: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(base, tmp_path / "copy"))
 
 
-def found(a: Path, b: Path, **options: Any) -> Found:
+def found(a: Path | str, b: Path | str, **options: Any) -> Found:
     """Differences by kind, name, id in A and id in B."""
     result = compare(Catalog.open(a), Catalog.open(b), **options)
     places = {(one.kind, one.name, one.episode, one.other): one for one in result.differences}
@@ -376,7 +377,7 @@ def test_command_prints_counts_and_ends_with_one(
         change_rows(episode, "action", 0, lambda value: value + 2)(copy)
     assert main(["check", str(base), "--against", str(copy), "--limit", "2"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("column: episode") for line in lines) == 2
+    assert sum(line.startswith("column: name action") for line in lines) == 2
     assert "column: and 1 more" in lines
     assert main(["check", str(base), "--against", str(copy), "--json"]) == 1
     content = json.loads(capsys.readouterr().out)
@@ -386,6 +387,20 @@ def test_command_prints_counts_and_ends_with_one(
         3,
     )
     assert [one["episode"] for one in content["differences"]] == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_side_is_a_url_or_a_view(base: Path, copy: Path) -> None:
+    change_rows(1, "action", 0, lambda value: value + 2)(copy)
+    encode_anew(copy)
+    with RangeServer(folder(copy, "/set")) as server:
+        assert found(base, f"{server.url}/set") == found(base, copy)
+    assert main(["select", str(copy), "some", "--episodes", "0-1"]) == 0
+    assert set(found(f"{copy}#some", base)) == {
+        ("column", "action", 1, 1),
+        ("added", "", None, 2),
+        ("added", "", None, 3),
+    }
 
 
 def test_settings_of_findings_are_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ bits, where NaN equals NaN, images by what is stored. Where that differs, a few 
 import time
 import warnings
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 
-from understudy_base import Progress, plural
+from understudy_base import Progress
 from understudy_data import Catalog, Lost, Part, Rows, Workers, open_episodes
 from understudy_data.datasets.format.catalog import catalog_mark, marks
 from understudy_data.datasets.format.episode_table import spread_evenly
@@ -24,7 +24,6 @@ from understudy_data.datasets.read.recorded_images import RecordedImages
 from understudy_data.datasets.read.video_frames import CODEC_NAMES
 from understudy_data.parts import cut_parts
 from understudy_data.plain_values import storable
-from understudy_tools.check.examine import Depth
 from understudy_tools.check.findings import to_plain
 from understudy_tools.check.row_facts import RowFacts, read_rows
 
@@ -71,25 +70,18 @@ class Difference:
     other: int | None = None
     a: Any = None
     b: Any = None
-    compared: int = 0
-    frames: int = 0
+    compared: int | None = None
+    frames: int | None = None
     largest: float | None = None
     share: float | None = None
 
     def __str__(self) -> str:
-        words = [] if self.episode is None else [f"episode {self.episode}"]
-        if self.other not in (None, self.episode):
-            words.append(f"{self.other} in B")
-        words.append(self.name)
-        if self.compared:
-            words.append(f"{self.frames:,} of {plural(self.compared, 'compared frame')} differ")
-        elif self.a != self.b:
-            words.append(f"{str(self.a)[:80]} in A, {str(self.b)[:80]} in B")
-        if self.largest is not None:
-            words.append(f"largest difference {self.largest:.6g}")
-        if self.share is not None:
-            words.append(f"{self.share:.3g} of the range in A")
-        return f"{self.kind}: {', '.join(filter(None, words))}"
+        words = []
+        for name, value in asdict(self).items():
+            if value not in (None, "", self.kind) and (name, value) != ("other", self.episode):
+                shown = f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+                words.append(f"{name} {shown}")
+        return f"{self.kind}: {', '.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -97,13 +89,14 @@ class Comparison:
     """Result of a comparison.
 
     Attributes:
-        sides: A and B.
+        a, b: address, format and size of the datasets.
         differences: in the sequence of `KINDS`.
         not_compared: parts that were not compared, one line each.
         seconds: duration.
     """
 
-    sides: tuple[Catalog, Catalog]
+    a: str
+    b: str
     differences: tuple[Difference, ...]
     not_compared: tuple[str, ...]
     seconds: float
@@ -117,24 +110,13 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as values of JSON."""
-        return {
-            "a": _about(self.sides[0]),
-            "b": _about(self.sides[1]),
-            "equal": not self.differences,
-            "counts": self.counts,
-            "differences": [to_plain(asdict(one)) for one in self.differences],
-            "not_compared": list(self.not_compared),
-            "seconds": round(self.seconds, 3),
-        }
+        about = {"equal": not self.differences, "counts": self.counts}
+        return about | to_plain(asdict(self))
 
     def to_text(self, limit: int) -> str:
         """Format a summary, then at most `limit` lines of each kind."""
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items() if count)
-        lines = [f"{counts or 'equal'}, {self.seconds:.1f} s"]
-        for name, side in zip("AB", self.sides):
-            lines.append(
-                f"{name}: {', '.join(f'{key} {fact}' for key, fact in _about(side).items())}"
-            )
+        lines = [f"{counts or 'equal'}, {self.seconds:.1f} s", f"A: {self.a}", f"B: {self.b}"]
         for kind in KINDS:
             of_kind = [str(one) for one in self.differences if one.kind == kind]
             lines += of_kind[:limit]
@@ -143,19 +125,10 @@ class Comparison:
         return "\n".join([*lines, *(f"not compared: {line}" for line in self.not_compared)])
 
 
-def _about(catalog: Catalog) -> dict[str, Any]:
-    return {
-        "root": catalog.root,
-        "format": catalog.version,
-        "episodes": catalog.num_episodes,
-        "frames": catalog.num_frames,
-    }
-
-
 def compare(
     a: Catalog,
     b: Catalog,
-    depth: Depth = "sample",
+    depth: str = "sample",
     workers: Workers | None = None,
     show_progress: bool = False,
 ) -> Comparison:
@@ -163,8 +136,8 @@ def compare(
 
     Args:
         a, b: the datasets; of a view, its episodes.
-        depth: files to read. "metadata" matches episodes by their ids alone, "sample" decodes
-            `SAMPLED_IMAGES` where an episode was encoded anew, and "all" each image.
+        depth: files to read, as of `check_dataset`. "metadata" matches episodes by their ids, "sample"
+            decodes `SAMPLED_IMAGES` where an episode was encoded anew, and "all" each image.
         workers: processes that read; None reads in this one.
         show_progress: whether to show progress on stderr.
 
@@ -189,11 +162,12 @@ def compare(
                 features = {key: side.features[key] for key in kinds if key in side.features}
                 facts[number] = read_rows(replace(side, features=features), workers, bar.update)
     pairs, removed, added = _match(sides, facts)
-    found = [*_differ("info", *map(_facts, sides))]
-    for kind, optional in (("info", _details), ("statistics", _statistics)):
-        a_facts, b_facts = map(optional, sides)
-        common = sorted(a_facts.keys() & b_facts.keys())
-        found += _differ(kind, *({key: of[key] for key in common} for of in (a_facts, b_facts)))
+    found: list[Difference] = []
+    of_a, of_b = map(_facts, sides)
+    for kind in of_a:
+        common = [name for name in of_a[kind] if name in of_b[kind]]
+        names = common if kind else {**of_a[kind], **of_b[kind]}
+        found += _differ(kind or "info", names, of_a[kind], of_b[kind])
     found += [Difference("removed", episode=int(sides[0].episodes.ids[row])) for row in removed]
     found += [Difference("added", other=int(sides[1].episodes.ids[row])) for row in added]
     metadata = [side.episode_metadata() for side in sides]
@@ -201,7 +175,8 @@ def compare(
         ids = _ids(sides, pair)
         if ids["episode"] != ids["other"]:
             found.append(Difference("moved", **ids))
-        found += _differ("episode", *map(_facts_of, sides, metadata, pair), **ids)
+        left, right = map(_facts_of, sides, metadata, pair)
+        found += [replace(one, **ids) for one in _differ("episode", {**left, **right}, left, right)]
     ranges = {
         key: np.fmax.reduce(column.high, axis=0) - np.fmin.reduce(column.low, axis=0)
         for key, column in facts[0].columns.items()
@@ -215,7 +190,9 @@ def compare(
                 raise result.error
             found += result
     found.sort(key=lambda one: KINDS.index(one.kind))
-    return Comparison(sides, tuple(found), tuple(skipped), time.monotonic() - begin)
+    name_a, name_b = (repr(side).removeprefix("Catalog") for side in sides)
+    seconds = time.monotonic() - begin
+    return Comparison(name_a, name_b, tuple(found), tuple(skipped), seconds)
 
 
 def _common_columns(a: Catalog, b: Catalog) -> dict[str, str]:
@@ -233,36 +210,27 @@ def _common_columns(a: Catalog, b: Catalog) -> dict[str, str]:
     return kinds
 
 
-def _facts(catalog: Catalog) -> dict[str, Any]:
+def _facts(catalog: Catalog) -> dict[str, dict[str, Any]]:
+    """Return facts about a dataset, and by kind those that a writer may leave out."""
     facts = {"fps": catalog.fps, "robot_type": catalog.robot_type}
     facts |= {f"task {text!r}": "listed" for text in catalog.tasks}
+    details: dict[str, Any] = {}
+    statistics = {}
     for key, feature in catalog.features.items():
-        if key not in INDEX_KEYS:
-            shape = (feature.size, feature.channels) if feature.is_camera else feature.shape
-            facts[key] = f"{feature.dtype} {shape}"
-    return facts
-
-
-def _details(catalog: Catalog) -> dict[str, Any]:
-    """Facts that writers may leave out."""
-    facts: dict[str, Any] = {}
-    for key, feature in catalog.features.items():
+        if key in INDEX_KEYS:
+            continue
+        shape = (feature.size, feature.channels) if feature.is_camera else feature.shape
+        facts[key] = f"{feature.dtype} {shape}"
         if not feature.is_camera:
-            facts[f"{key}, names"] = feature.dimension_names
+            details[f"{key}, names"] = feature.dimension_names
         elif codec := feature.info.get("video.codec"):
-            facts[f"{key}, codec"] = CODEC_NAMES.get(codec, codec)
+            details[f"{key}, codec"] = CODEC_NAMES.get(codec, codec)
         if feature.is_depth:
-            facts[f"{key}, depth"] = str(feature.pixels)
-    return facts
-
-
-def _statistics(catalog: Catalog) -> dict[str, Any]:
-    figures = {}
-    for key in catalog.stats.keys() - set(INDEX_KEYS):
-        for name, values in catalog.stats[key].items():
-            if key not in catalog.camera_keys or name in ("mean", "std"):
-                figures[f"{key}, {name}"] = values
-    return figures
+            details[f"{key}, depth"] = str(feature.pixels)
+        for name, values in catalog.stats.get(key, {}).items():
+            if not feature.is_camera or name in ("mean", "std"):
+                statistics[f"{key}, {name}"] = values
+    return {"": facts, "info": details, "statistics": statistics}
 
 
 def _facts_of(catalog: Catalog, metadata: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -274,10 +242,10 @@ def _facts_of(catalog: Catalog, metadata: Mapping[str, Any], row: int) -> dict[s
 
 
 def _differ(
-    kind: str, a: Mapping[str, Any], b: Mapping[str, Any], **ids: Any
+    kind: str, names: Iterable[str], a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> Iterator[Difference]:
     """Yield the facts that differ."""
-    for name in dict.fromkeys([*a, *b]):
+    for name in names:
         left = a.get(name)
         right = b.get(name)
         largest = None
@@ -290,7 +258,7 @@ def _differ(
             left = left.tolist()
             right = right.tolist()
         if left != right and repr(left) != repr(right):
-            yield Difference(kind, name, a=left, b=right, **ids, largest=largest)
+            yield Difference(kind, name, a=left, b=right, largest=largest)
 
 
 def _apart(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -364,9 +332,10 @@ class ComparePairs:
             for pair in part:
                 lengths = [int(s.episodes.lengths[row]) for s, row in zip(self.sides, pair)]
                 if min(lengths):
-                    found += self._compare_columns(pair, rows, min(lengths))
+                    differing = [*self._compare_columns(pair, rows, min(lengths))]
                     for camera in self.cameras:
-                        found += self._compare_images(pair, camera, images, lengths)
+                        differing += self._compare_images(pair, camera, images, lengths)
+                    found += [replace(one, **_ids(self.sides, pair)) for one in differing]
         return found
 
     def depends_on(self, part: Part) -> Any:
@@ -397,25 +366,23 @@ class ComparePairs:
                 is_odd = (texts[0] != texts[1])[:, None]
             if is_odd.any():
                 odd = int(is_odd.any(axis=1).sum())
-                ids = _ids(self.sides, pair)
                 name = "task" if key == "task_index" else key
-                yield Difference("column", name, **ids, compared=length, frames=odd, **measured)
+                yield Difference("column", name, compared=length, frames=odd, **measured)
 
     def _texts(self, side: Catalog, key: str, values: Mapping[str, Any]) -> list[str]:
         column = values[key][0]
         if key == "task_index":
-            tasks = dict(enumerate(side.tasks))
-            column = [tasks.get(task) for task in column.tolist()]
+            tasks = set(column.tolist())
+            texts = {task: side.tasks[task] for task in tasks if 0 <= task < len(side.tasks)}
+            column = map(texts.get, column.tolist())
         return list(map(repr, column))
 
     def _measure(self, key: str, apart: np.ndarray) -> dict[str, Any]:
         """Return the largest of distances (L, D), and as a share of the range."""
-        most = apart.max(axis=0)
-        ranges = self.ranges.get(key, np.zeros(1))
-        is_known = np.isfinite(most) & (ranges > 0)
-        shares = np.divide(most, ranges, where=is_known, out=np.full(len(most), -1.0))
-        share = float(shares.max()) if is_known.any() else None
-        return {"largest": float(most.max()), "share": share}
+        with np.errstate(all="ignore"):
+            shares = apart.max(axis=0) / self.ranges.get(key, np.nan)
+        known = shares[np.isfinite(shares)]
+        return {"largest": float(apart.max()), "share": float(known.max()) if known.size else None}
 
     def _compare_images(
         self, pair: Pair, camera: str, readers: Sequence[RecordedImages], lengths: list[int]
@@ -427,17 +394,15 @@ class ComparePairs:
         frames = np.array(spread_evenly(length, None if self.is_whole else SAMPLED_IMAGES))
         odd = 0
         largest = 0.0
-        ids = _ids(self.sides, pair)
         for batch in np.split(frames, range(_BATCH, len(frames), _BATCH)):
             a, b = (one.read(camera, row, batch) for one, row in zip(readers, pair))
             if a.shape != b.shape:
-                yield Difference("images", camera, **ids, a=a.shape[1:], b=b.shape[1:])
+                yield Difference("images", camera, a=a.shape[1:], b=b.shape[1:])
                 return
             apart = _apart(a, b)[1].reshape(len(batch), -1).max(axis=1)
             odd += int((apart > 0).sum())
             largest = max(largest, float(apart.max()))
         # packets at the end of the shorter one may depend on later frames
         if odd or lengths[0] == lengths[1]:
-            yield Difference(
-                "images", camera, **ids, compared=len(frames), frames=odd, largest=largest
-            )
+            measured = {"compared": len(frames), "frames": odd}
+            yield Difference("images", camera, **measured, largest=largest)
