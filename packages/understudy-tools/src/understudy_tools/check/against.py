@@ -136,8 +136,8 @@ def compare(
 
     Args:
         a, b: the datasets; of a view, its episodes.
-        depth: files to read, as of `check_dataset`. "metadata" matches episodes by their ids, "sample"
-            decodes `SAMPLED_IMAGES` where an episode was encoded anew, and "all" each image.
+        depth: files to read, as of `check_dataset`. "metadata" matches episodes by their ids,
+            "sample" decodes `SAMPLED_IMAGES` where an episode was encoded anew, "all" each image.
         workers: processes that read; None reads in this one.
         show_progress: whether to show progress on stderr.
 
