@@ -190,7 +190,7 @@ def compare(
                 raise result.error
             found += result
     found.sort(key=lambda one: KINDS.index(one.kind))
-    name_a, name_b = (repr(side).removeprefix("Catalog") for side in sides)
+    name_a, name_b = (repr(side).removeprefix("Catalog(")[:-1] for side in sides)
     seconds = time.monotonic() - begin
     return Comparison(name_a, name_b, tuple(found), tuple(skipped), seconds)
 
