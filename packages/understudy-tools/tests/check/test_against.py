@@ -164,10 +164,6 @@ PLANTED: dict[str, tuple[Any, dict[tuple[str, str, int | None], dict[str, Any]]]
         change_rows(1, "action", 0, lambda value: np.nextafter(np.float32(value), np.float32(9))),
         {("column", "action", 1): {"frames": 1}},
     ),
-    "sign of zero": (
-        change_rows(0, "next.reward", 0, lambda value: 0.0),
-        {("column", "next.reward", 0): {"frames": 1}},
-    ),
     "number for NaN": (
         change_rows(3, "observation.state", 6, lambda value: 1.0),
         {("column", "observation.state", 3): {"frames": 1, "largest": float("inf")}},
@@ -224,6 +220,16 @@ def test_a_planted_difference_is_found_and_nothing_else(name: str, base: Path, c
             for (kind, key, episode, _), difference in differences.items():
                 for field, value in wanted[kind, key, episode].items():
                     assert getattr(difference, field) == value, field
+
+
+def test_the_sign_of_zero_is_a_difference(base: Path, copy: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    for root, zero in ((copy, 0.0), (other, -0.0)):
+        change_rows(0, "action", 0, lambda value, zero=zero: zero)(root)
+    differences = found(copy, other)
+    assert set(differences) == {("column", "action", 0, 0)}
+    difference = differences["column", "action", 0, 0]
+    assert (difference.frames, difference.largest) == (1, 0)
 
 
 def test_largest_difference_is_also_a_share_of_the_range(base: Path, copy: Path) -> None:

@@ -154,6 +154,8 @@ def compare(
     if depth in ("metadata", "rows"):
         skipped += [f"images of {key}" for key in cameras]
         cameras = []
+    if depth == "metadata":
+        skipped.append("rows")
     facts = [RowFacts(side.num_episodes) for side in sides]
     if depth != "metadata":
         frames = sum(side.num_frames for side in sides)
