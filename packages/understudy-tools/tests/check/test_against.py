@@ -224,8 +224,8 @@ def test_a_planted_difference_is_found_and_nothing_else(name: str, base: Path, c
 
 def test_the_sign_of_zero_is_a_difference(base: Path, copy: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(base, tmp_path / "other"))
-    for root, zero in ((copy, 0.0), (other, -0.0)):
-        change_rows(0, "action", 0, lambda value, zero=zero: zero)(root)
+    change_rows(0, "action", 0, lambda value: 0.0)(copy)
+    change_rows(0, "action", 0, lambda value: -0.0)(other)
     differences = found(copy, other)
     assert set(differences) == {("column", "action", 0, 0)}
     difference = differences["column", "action", 0, 0]
