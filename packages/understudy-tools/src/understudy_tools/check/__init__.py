@@ -8,5 +8,6 @@ image_facts     facts about video files and decoded images
 sensor_facts    facts about the samples of sensors
 rules           the rules by theme
 contents        contents of a dataset, and a report as text
+against         differences between two versions of a dataset
 examine         `examine`, and `check_dataset`: all rules over one dataset
 """

@@ -139,7 +139,7 @@ UNUSUAL = 3.0
 
 def format_report(report: Report, limit: int = 40) -> str:
     """Format a report: contents, findings with place and fix (at most `limit` of each severity),
-    and their counts.
+    their counts, and the argument that leaves bad episodes out.
     """
     read = ", ".join(
         plural(count, name.replace("_", " ").removesuffix("s"))
@@ -187,7 +187,10 @@ def format_report(report: Report, limit: int = 40) -> str:
     if counts["error"]:
         result = plural(len(report.bad_episodes), "bad episode") + ": "
     numbers = ", ".join(plural(counts[name], name) for name in SEVERITIES)
-    return "\n".join([*lines, f"{result}{numbers}, {report.seconds:.1f} s"])
+    lines.append(f"{result}{numbers}, {report.seconds:.1f} s")
+    if exclude := report.exclude:
+        lines.append(f"leave them out: train {exclude['train']}, or edit {exclude['edit']}")
+    return "\n".join(lines)
 
 
 def _format_contents(report: Report) -> list[str]:

@@ -5,6 +5,7 @@ measured irregularity that a person should look at. A *note* is a fact about the
 *undecided* is a rule without power on the dataset.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -279,6 +280,21 @@ class Report:
                 bad.update(finding.place.episodes)
         return tuple(sorted(bad))
 
+    @property
+    def exclude(self) -> dict[str, str]:
+        """Argument that leaves out the episodes of those errors whose fix names it: for `train`
+        and `edit`, {} where there are none, or no other episode.
+        """
+        ids = set[int]()
+        for finding in self.findings:
+            if finding.severity == "error" and _LEAVE_OUT.search(finding.fix):
+                ids.update(finding.place.episodes)
+        if not ids or len(ids) == self.episodes:
+            return {}
+        listed = list_ids(sorted(ids), len(ids)).replace(",", "")
+        flag = "exclude-episodes"
+        return {"train": f"--data.{flag} {listed}", "edit": f"--{flag} {listed}"}
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-serialisable values."""
         return {
@@ -289,24 +305,25 @@ class Report:
             "sound": self.is_sound,
             "counts": self.counts,
             "bad_episodes": list(self.bad_episodes),
+            "exclude": self.exclude,
             "read": self.read,
             "seconds": round(self.seconds, 3),
             "idle_share": self.idle_share,
-            "contents": _plain(self.contents),
-            "findings": [_plain(asdict(finding)) for finding in self.findings],
-            "undecided": [_plain(asdict(finding)) for finding in self.undecided],
-            "ranking": [_plain(entry) for entry in self.ranking],
+            "contents": to_plain(self.contents),
+            "findings": [to_plain(asdict(finding)) for finding in self.findings],
+            "undecided": [to_plain(asdict(finding)) for finding in self.undecided],
+            "ranking": [to_plain(entry) for entry in self.ranking],
         }
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a value to one that JSON holds: numpy numbers to Python's, numbers that are not
     finite to text.
     """
     if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: to_plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [to_plain(entry) for entry in value]
     if isinstance(value, np.generic):
         value = value.item()
     return str(value) if isinstance(value, float) and not isfinite(value) else value
@@ -365,6 +382,8 @@ LOOK = (
     "understudy edit"
 )
 _MOST = 200
+_LEAVE_OUT = re.compile("exclude[-_]|on-bad-episode|leave (the|these|its|their) episodes? out")
+"""What a fix says that may be to leave the episodes of the finding out."""
 
 
 def drop(episodes: Iterable[int]) -> str:
@@ -375,9 +394,13 @@ def drop(episodes: Iterable[int]) -> str:
     return f"{EDIT} --exclude-episodes {' '.join(map(str, ids))}"
 
 
-def restore(path: str) -> str:
-    """Return the step for a broken or missing file."""
-    return f"download or copy {path} again, or leave its episodes out: --data.on-bad-episode skip"
+def restore(path: str, step: str = "") -> str:
+    """Return the step for a broken or missing file: `step`, "" to get it again, or without its
+    episodes.
+    """
+    step = step or f"download or copy {path} again"
+    skip = ", or leave its episodes out: --data.on-bad-episode skip"
+    return step if _LEAVE_OUT.search(step) else step + skip
 
 
 def correct(entry: str, file: str = "meta/info.json") -> str:

@@ -1,5 +1,5 @@
 """`understudy check PATH`: contents of a dataset, and its faults with the place and the remedy of
-each.
+each; `--against OTHER`: what differs in another version of it.
 """
 
 import json
@@ -11,18 +11,21 @@ from understudy_base import ConfigError, is_several, refuse_existing, write_text
 from understudy_kit import Ge, Interval, Positional, WorkersConfig, list_sources
 
 if TYPE_CHECKING:
+    from understudy_data import Catalog
     from understudy_tools.check.findings import Report
 
 LAYOUT = ("video_path", "data_path", "version", "pairing")
 """Settings of `Catalog.open`."""
+OF_FINDINGS = ("action", "state", "skip_bad", "page", "keep_ranges")
+"""Settings without a meaning for a comparison."""
 FOUND = 1
-"""Exit code for a dataset with errors."""
+"""Exit code for a dataset with errors, or with differences."""
 
 
 @dataclass(frozen=True)
 class CheckConfig(WorkersConfig):
-    """Examine a dataset: exit code 0 without errors, 1 with errors, 2 where there is no dataset to
-    check.
+    """Examine a dataset, or compare it with another: exit code 0 without errors or differences, 1
+    with some, 2 where there is no dataset to check.
     """
 
     FURTHER_ARGUMENT: ClassVar[str] = (
@@ -31,6 +34,10 @@ class CheckConfig(WorkersConfig):
     path: Positional[str] = ""
     """Folder (or URL) of a LeRobot dataset; or, for one summary of many, a glob in quotes
     (`'data/*/'`) or a list file in CSV, as in `data.sources` of a training.
+    """
+    against: str = ""
+    """Another version of the dataset (folder, URL or hub id, of any format): print what differs in
+    it, by episode, in place of the findings. The settings of the layout are those of PATH.
     """
     depth: Literal["metadata", "rows", "sample", "all"] = "sample"
     """Files to read: those of meta/; also all rows; also videos and images, a sample spread over
@@ -58,7 +65,7 @@ class CheckConfig(WorkersConfig):
     json: bool = False
     """Print contents and findings as one JSON object."""
     limit: Annotated[int, Ge(1)] = 40
-    """Most findings of each severity to print."""
+    """Most findings of each severity, or differences of each kind, to print."""
     keep_ranges: str = ""
     """JSON file of keep-ranges: report which of its keys are episodes of this dataset, and which
     frames it keeps.
@@ -97,6 +104,11 @@ class CheckConfig(WorkersConfig):
                     problems.append(
                         f"{name}: {getattr(self, name)}: is of one dataset, not of {self.path}"
                     )
+        if self.against:
+            given = [name for name in OF_FINDINGS if getattr(self, name)]
+            problems += [f"{name}: is of findings: leave out --against" for name in given]
+            if is_several(self.path) or is_several(self.against):
+                problems.append("against: compares one PATH with one other dataset")
         return problems + self.worker_problems()
 
 
@@ -108,6 +120,9 @@ def check(config: CheckConfig) -> int:
 
     if is_several(config.path):
         return _check_several(config)
+    layout: dict[str, Any] = {name: getattr(config, name) or None for name in LAYOUT}
+    if config.against:
+        return _compare(config, Catalog.open(config.path, **layout))
     if config.skip_bad:
         _refuse_other_files(Path(config.skip_bad))
         refuse_existing(config.skip_bad, "skip_bad", config.overwrite)
@@ -116,7 +131,6 @@ def check(config: CheckConfig) -> int:
 
         refuse_foreign(Path(config.page))
         refuse_existing(config.page, "page", config.overwrite)
-    layout: dict[str, Any] = {name: getattr(config, name) or None for name in LAYOUT}
     root: str | Catalog = config.path
     keep_report = None
     if config.keep_ranges:
@@ -167,6 +181,19 @@ def _check_several(config: CheckConfig) -> int:
     text = json.dumps(report.to_json(), ensure_ascii=False) if config.json else ""
     print(text or format_several(report, config.path, config.limit))
     return FOUND if report.wrong else 0
+
+
+def _compare(config: CheckConfig, catalog: "Catalog") -> int:
+    """Print what differs in another version of a dataset; return 1 if something does."""
+    from understudy_data import Catalog, Workers
+    from understudy_tools.check.against import compare
+
+    other = Catalog.open(config.against)
+    with Workers(config.processes(), config.ray, config.work) as workers:
+        result = compare(catalog, other, config.depth, workers, not config.json)
+    text = json.dumps(result.to_json(), ensure_ascii=False) if config.json else ""
+    print(text or result.to_text(config.limit))
+    return FOUND if result.differences else 0
 
 
 def _refuse_other_files(path: Path) -> None:

@@ -61,6 +61,10 @@ def check_page(report: Report, shown: int) -> str:
         *_figures(report),
     ]
     sections = [_of_severity(report, severity) for severity in SEVERITIES]
+    arguments = (f"{command} {words}" for command, words in report.exclude.items())
+    leave_out = Block.card("", *(Block.paragraph(words, "code") for words in arguments))
+    if report.exclude:
+        sections.insert(1, Block.section("Leave them out", leave_out))
     if catalog is not None:
         sections += _contents(report, catalog, shown)
     sections.append(Block.section("Too little data", _too_little(report.undecided)))

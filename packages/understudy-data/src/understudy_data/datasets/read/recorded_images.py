@@ -1,4 +1,9 @@
-"""Recorded images of single episodes, to look at: of video files and of data files alike."""
+"""Recorded images of single episodes, to look at and to compare: of video files and of data files
+alike.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
@@ -6,6 +11,7 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.image_column import ImageColumns
 from understudy_data.datasets.read.rows import Rows
 from understudy_data.datasets.read.video_frames import VideoFrames
+from understudy_data.video.packets import open_packets
 
 
 class RecordedImages:
@@ -83,3 +89,44 @@ class RecordedImages:
             DatasetError: it is no image, or another one than info.json declares.
         """
         return self._stored.decode(camera, row, data)
+
+    def stored(self, camera: str, row: int, length: int) -> Iterator[bytes]:
+        """Yield what the first `length` images of an episode are decoded from: the settings of the
+        video and its packets from a key frame on, encoded images, or pixels.
+
+        Args:
+            camera: its key.
+            row: table row of the episode.
+            length: number of images, at least 1 and at most those of the episode.
+
+        Raises:
+            DatasetError: a file cannot be read, or a video has fewer frames than its episodes rows.
+        """
+        catalog = self._catalog
+        feature = catalog.features[camera]
+        if feature.is_video:
+            yield from self._packets(camera, row, length)
+            return
+        if not feature.is_array:
+            for frame in range(length):
+                yield from self.encoded(camera, row, np.full(1, frame))
+            return
+        for place in self._rows.file_rows(np.full(1, row), np.arange(length)[None])[0]:
+            yield self._stored.take(camera, np.full(1, row), place[None]).tobytes()
+
+    def _packets(self, camera: str, row: int, length: int) -> Iterator[bytes]:
+        catalog = self._catalog
+        videos = catalog.videos(camera)
+        path = catalog.video_path(camera, row)
+        self._videos.reader(camera, row)  # its number of frames is checked
+        first = int(self._videos.first_frame(camera, np.full(1, row))[0])
+        frames = int(videos.expected[videos.file[row]])
+        most = catalog.features[camera].max_pixels
+        with closing(open_packets(catalog.files.source(path), frames, most)) as packets:
+            index = packets.index
+            start, _ = index.gops.packet_range(first, first + length - 1)
+            stop = int(index.decode_position[first : first + length].max()) + 1
+            yield repr((index.codec, index.extradata, index.image_size, index.shown)).encode()
+            yield (index.display[start:stop] - first).tobytes()
+            for number in range(start, stop):
+                yield bytes(packets.packet(number, stop - 1))

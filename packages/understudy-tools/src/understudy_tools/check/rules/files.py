@@ -171,7 +171,7 @@ def _unreadable(catalog: Catalog, facts: RowFacts) -> Findings:
         rows = np.flatnonzero((table.data_file == file) & (table.lengths > 0))
         place = Place.from_rows(catalog, rows, column, file=catalog.data_path(int(rows[0])))
         yield Finding(
-            "files.unreadable", "error", error.what, place, fix=error.fix or restore(place.file)
+            "files.unreadable", "error", error.what, place, fix=restore(place.file, error.fix)
         )
     for key in dict.fromkeys(key for key, _ in facts.absent):
         rows = np.array(sorted(row for other, row in facts.absent if other == key))

@@ -35,9 +35,7 @@ def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
     """Yield findings about video files: unreadable ones, frame counts, encoding."""
     for camera, file, path, error in facts.unreadable:
         place = _place(catalog, camera, [file], path)
-        yield Finding(
-            "videos.unreadable", "error", error.what, place, fix=error.fix or restore(path)
-        )
+        yield Finding("videos.unreadable", "error", error.what, place, fix=restore(path, error.fix))
     for camera, files in facts.files.items():
         videos = catalog.videos(camera)
         surplus = []
