@@ -2,12 +2,10 @@
 first used.
 """
 
-# Checksums of a folder, and repositories on the hub.
+# Checksums of the files of a folder.
 from understudy_data.checksums import Checksums as Checksums
-from understudy_data.checksums import file_sha256 as file_sha256
-from understudy_data.checksums import write_checksums as write_checksums
 
-# Datasets, their files, and episodes that cannot be used.
+# A dataset: its metadata, samples and rows, and episodes that cannot be used.
 from understudy_data.datasets.bad_episodes import BadEpisodes as BadEpisodes
 from understudy_data.datasets.check_files import FileCheck as FileCheck
 from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
@@ -30,14 +28,14 @@ from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups
 from understudy_data.datasets.read.texts import Responses as Responses
 from understudy_data.datasets.read.video_file import VideoFile as VideoFile
+
+# The episodes and frames that are samples.
 from understudy_data.datasets.selection.keep_ranges import EpisodeNames as EpisodeNames
 from understudy_data.datasets.selection.select import Selection as Selection
 from understudy_data.datasets.selection.select import open_episodes as open_episodes
-
-# The episodes and frames that are samples.
 from understudy_data.datasets.split import EpisodeSplit as EpisodeSplit
 
-# Statistics and normalization.
+# Statistics, normalization, and the files that a run used.
 from understudy_data.datasets.stats.norm_heads import HeadMember as HeadMember
 from understudy_data.datasets.stats.norm_heads import NormHeads as NormHeads
 from understudy_data.datasets.stats.recorded import RecordedStatistics as RecordedStatistics
@@ -45,21 +43,21 @@ from understudy_data.datasets.stats.running import ImageStatistics as ImageStati
 from understudy_data.datasets.stats.summary import DimensionMode as DimensionMode
 from understudy_data.datasets.stats.summary import Statistics as Statistics
 from understudy_data.datasets.used_files import UsedFiles as UsedFiles
+
+# Recording and writing.
 from understudy_data.datasets.write.statistics import DatasetStatistics as DatasetStatistics
 from understudy_data.datasets.write.statistics import EpisodeStatistics as EpisodeStatistics
 from understudy_data.datasets.write.writer import EpisodeWriter as EpisodeWriter
 from understudy_data.datasets.write.writer import check_features as check_features
 from understudy_data.datasets.write.written_files import DatasetFiles as DatasetFiles
 
-# Recording.
+# Repositories on the hub.
 from understudy_data.hub.cards import ModelCard as ModelCard
 from understudy_data.hub.download import HubRepo as HubRepo
-from understudy_data.hub.download import pull as pull
 from understudy_data.hub.ids import HubId as HubId
-from understudy_data.hub.ids import near_path as near_path
 from understudy_data.hub.upload import push as push
 
-# Batches.
+# Batches, and what they are made of.
 from understudy_data.load.bad_frames import Substitution as Substitution
 from understudy_data.load.batch_mixing import BatchMixing as BatchMixing
 from understudy_data.load.choose_order import choose_order as choose_order
@@ -77,7 +75,7 @@ from understudy_data.load.validation_data import ValidationData as ValidationDat
 from understudy_data.load.validation_data import prefetch_chunks as prefetch_chunks
 from understudy_data.load.validation_data import sample_identity as sample_identity
 
-# The order, its random numbers and its files.
+# The order, its files and its random draws.
 from understudy_data.order import KeyedDraws as KeyedDraws
 from understudy_data.order import Order as Order
 from understudy_data.order import sample_normal as sample_normal
@@ -85,17 +83,17 @@ from understudy_data.order import sample_rng as sample_rng
 from understudy_data.order_file import OrderFile as OrderFile
 from understudy_data.order_file import Samples as Samples
 
-# Work in parts, and processes.
+# Work in parts, values in files, ranks, prompts and storage.
 from understudy_data.parts import Lost as Lost
 from understudy_data.parts import Part as Part
 from understudy_data.parts import Workers as Workers
 from understudy_data.plain_values import storable as storable
 from understudy_data.process_rank import ProcessRank as ProcessRank
-
-# Prompts, storage and images.
 from understudy_data.prompt_metadata import PromptMetadata as PromptMetadata
 from understudy_data.storage.remote_folder import RemoteFolder as RemoteFolder
 from understudy_data.storage.remote_options import RemoteOptions as RemoteOptions
+
+# Videos and images.
 from understudy_data.video.color import ImageSize as ImageSize
 from understudy_data.video.encode import check_size as check_size
 from understudy_data.video.native.loops import loops_status as loops_status

@@ -26,7 +26,7 @@ from understudy_base import (
     load_entry_point,
     sync,
 )
-from understudy_data import write_checksums
+from understudy_data import Checksums
 
 FOLDERS = "understudy.folders"
 """Group of entry points: functions (config, normalization, metadata of the robot, number of its
@@ -185,7 +185,7 @@ def save_folder(
         except SafetensorError as error:  # its name for a full disk
             raise OSError(f"{target / WEIGHTS} cannot be written: {error}") from error
         (fresh / WEIGHTS).chmod(0o666 & ~_umask(fresh))
-        write_checksums(fresh)
+        Checksums(fresh).write()
         check_absent(target)  # again: writing took a while
 
 

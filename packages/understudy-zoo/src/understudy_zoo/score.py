@@ -17,12 +17,12 @@ import torch
 from understudy import Policy, RunDir, open_source, torch_device
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data import (
+    Checksums,
     EpisodeDataset,
     Instructions,
     Lost,
     Part,
     Workers,
-    file_sha256,
     open_episodes,
     prefetch_chunks,
     sample_identity,
@@ -177,7 +177,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         )
     dataset = opened.split(name, config, cameras, sizes).training
     checksums = {
-        path.name: file_sha256(path)
+        path.name: Checksums.sha256_of(path)
         for path in sorted(folder.iterdir())
         if path.suffix in (".json", ".safetensors")
     }

@@ -10,7 +10,7 @@ import numpy as np
 from understudy import LerobotProcessor, is_adaptive, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record
 from understudy_client import CameraFacts, Contract, Mismatch, RobotFacts, VectorFacts
-from understudy_data import file_sha256
+from understudy_data import Checksums
 from understudy_robot.contracts.tensors import Shapes, tensor_shapes, unfit, weights_digest
 
 Statistics = Mapping[str, Mapping[str, np.ndarray]]
@@ -91,6 +91,8 @@ def read_lerobot_contract(folder: Path) -> Contract:
     }
     faults += _renames(renamed, cameras)
     action = _named(vectors[ACTION] or VectorFacts.unmeasured(ACTION, ()), preprocessor)
+    tokenizers = sorted(folder.glob("tokenizer.*"))
+    digests = [Checksums.sha256_of(file) for file in tokenizers[:1]]
     facts = RobotFacts(
         fps=np.nan,
         chunk=_chunk(stored),
@@ -101,7 +103,7 @@ def read_lerobot_contract(folder: Path) -> Contract:
         cameras={key: _camera(key, shape, renamed, stored) for key, shape in cameras.items()},
         replan=int(stored.get("n_action_steps") or 0),
         prompt=_prompt(preprocessor),
-        tokenizer=next((file_sha256(file) for file in sorted(folder.glob("tokenizer.*"))), ""),
+        tokenizer=digests[0] if digests else "",
     )
     return Contract(
         {"": facts}, _provenance(folder), "policy", weights_digest(folder), tuple(faults)

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from understudy_client import Mismatch
-from understudy_data import file_sha256
+from understudy_data import Checksums
 
 Shapes = dict[str, tuple[int, ...]]
 _RESTORE = "download or export the policy again"
@@ -21,7 +21,7 @@ def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of the weights, of several files that of their digests; "" without a
     file.
     """
-    digests = [file_sha256(path) for path in weight_files(folder)]
+    digests = [Checksums.sha256_of(path) for path in weight_files(folder)]
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""

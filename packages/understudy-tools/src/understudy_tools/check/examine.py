@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from understudy_base import DatasetError, Progress, SourceError
-from understudy_data import Catalog, RemoteOptions, Workers, open_episodes, rename_keys
+from understudy_data import Catalog, RemoteOptions, StandardKeys, Workers, open_episodes
 from understudy_tools.check.contents import describe_contents
 from understudy_tools.check.effects import complete_fix, rank_findings
 from understudy_tools.check.findings import (
@@ -276,7 +276,7 @@ def _with_roles(catalog: Catalog, action: str, state: str) -> tuple[Catalog, dic
         ]
         if key not in names and key not in catalog.features and usual:
             names[key] = usual[0]
-    return rename_keys(catalog, names), names
+    return StandardKeys(names).rename(catalog), names
 
 
 def _name_column(finding: Finding, catalog: Catalog, names: dict[str, str]) -> Finding:

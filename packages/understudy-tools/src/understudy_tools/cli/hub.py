@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy_base import DRAFT_SUFFIX, ConfigError, plural
-from understudy_data import HubId, near_path
+from understudy_data import HubRepo
 from understudy_kit import Ge, Positional
 
 Kind = Literal["policy", "run", "dataset"]
@@ -113,9 +113,9 @@ class PushConfig:
             )
         return errors
 
-    def repository(self) -> HubId | None:
+    def repository(self) -> HubRepo | None:
         """Return the repository of `to`; None where it has another form."""
-        return HubId.parse(self.to)
+        return HubRepo.parse(self.to)
 
 
 def push(config: PushConfig) -> None:
@@ -137,7 +137,7 @@ def push(config: PushConfig) -> None:
         problem = "there is no such folder"
         if folder.is_dir():
             problem = "holds no policy, run or dataset"
-        if not folder.exists() and (near := near_path(str(folder))):
+        if not folder.exists() and (near := HubRepo.near_path(str(folder))):
             problem += f"; did you mean {near}?"
         raise ConfigError(
             f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a "
@@ -155,7 +155,7 @@ def push(config: PushConfig) -> None:
         step = f" at step {int(checkpoint.name[5:])}"
     if (kind == "dataset") != (repository.kind == "dataset"):
         fitting_kind: Literal["dataset", "model"] = "dataset" if kind == "dataset" else "model"
-        fits = HubId(repository.name, kind=fitting_kind)
+        fits = HubRepo(repository.name, kind=fitting_kind)
         raise ConfigError(f"to: {repository}: {config.path} is a {kind}, and belongs to {fits}")
     commit = upload(
         folder,
@@ -228,9 +228,9 @@ class PullConfig:
             ]
         return []
 
-    def repository(self) -> HubId | None:
+    def repository(self) -> HubRepo | None:
         """Return the repository of `path`; None where it is none."""
-        return HubId.parse(self.path) or HubId.of_model(self.path)
+        return HubRepo.parse(self.path) or HubRepo.of_model(self.path)
 
 
 def pull(config: PullConfig) -> None:
@@ -239,12 +239,10 @@ def pull(config: PullConfig) -> None:
     Raises:
         ConfigError: the folder exists, or the hub refuses. OSError: the folder cannot be written.
     """
-    from understudy_data import pull as download
-
     repository = config.repository()
     assert repository is not None
     target = Path(config.output_dir or repository.name.partition("/")[2]).expanduser().absolute()
-    download(repository, target)
+    repository.pull(target)
     kind = folder_kind(target)
     print(f"{target}: {kind or 'files'} of {repository}")
     if kind == "run":

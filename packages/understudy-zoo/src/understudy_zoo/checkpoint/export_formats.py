@@ -8,7 +8,7 @@ from typing import Any
 from understudy import ExportConfig, RobotPolicy, policy_type
 from understudy_base import ConfigError, Record, create_folder, require
 from understudy_client import CameraFacts, Contract, write_contract
-from understudy_data import write_checksums
+from understudy_data import Checksums
 from understudy_zoo import folder_formats
 from understudy_zoo import graph as files
 
@@ -78,7 +78,7 @@ def export_graph(config: ExportConfig) -> None:
         )
         if run.contract:
             write_contract(fresh / Contract.FILE, run.contract)
-        write_checksums(fresh)
+        Checksums(fresh).write()
     differences = ", ".join(
         f"{value:.2g} at batch size {rows}" for rows, value in parity["largest_difference"].items()
     )
