@@ -54,7 +54,6 @@ from understudy_data.datasets.write.written_files import DatasetFiles as Dataset
 # Repositories on the hub.
 from understudy_data.hub.cards import ModelCard as ModelCard
 from understudy_data.hub.download import HubRepo as HubRepo
-from understudy_data.hub.ids import HubId as HubId
 from understudy_data.hub.upload import push as push
 
 # Batches, and what they are made of.
