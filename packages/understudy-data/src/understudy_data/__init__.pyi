@@ -43,7 +43,6 @@ from understudy_data.load.dataloader.episode_stream import EpisodeStream as Epis
 from understudy_data.load.explain import ExplainedOrder as ExplainedOrder
 from understudy_data.load.instructions import draw_instructions as draw_instructions
 from understudy_data.load.loader import Loader as Loader
-from understudy_data.load.validation_data import UNREADABLE as UNREADABLE
 from understudy_data.load.validation_data import ValidationData as ValidationData
 from understudy_data.load.validation_data import prefetch_chunks as prefetch_chunks
 from understudy_data.load.validation_data import sample_identity as sample_identity
