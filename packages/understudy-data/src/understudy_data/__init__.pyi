@@ -18,6 +18,7 @@ from understudy_data.datasets.read.clips import Encoding as Encoding
 from understudy_data.datasets.read.clips import EpisodeClips as EpisodeClips
 from understudy_data.datasets.read.clips import VideoClip as VideoClip
 from understudy_data.datasets.read.columns import read_numbers as read_numbers
+from understudy_data.datasets.read.outside_video import OutsideVideo as OutsideVideo
 from understudy_data.datasets.read.recorded_images import RecordedImages as RecordedImages
 from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups
@@ -35,7 +36,6 @@ from understudy_data.datasets.write.writer import check_features as check_featur
 from understudy_data.datasets.write.written_files import DatasetFiles as DatasetFiles
 from understudy_data.hub.download import pull as pull
 from understudy_data.hub.ids import HubId as HubId
-from understudy_data.hub.ids import near_path as near_path
 from understudy_data.hub.upload import push as push
 from understudy_data.load.choose_order import choose_order as choose_order
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler as EpisodeSampler

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy_base import DRAFT_SUFFIX, ConfigError, plural
-from understudy_data import HubId, near_path
+from understudy_data import HubId
 from understudy_kit import Ge, Positional
 
 Kind = Literal["policy", "run", "dataset"]
@@ -137,7 +137,7 @@ def push(config: PushConfig) -> None:
         problem = "there is no such folder"
         if folder.is_dir():
             problem = "holds no policy, run or dataset"
-        if not folder.exists() and (near := near_path(str(folder))):
+        if not folder.exists() and (near := HubId.near_path(str(folder))):
             problem += f"; did you mean {near}?"
         raise ConfigError(
             f"path: {folder}: {problem}; name the folder of one, such as RUN/policy, RUN or a "

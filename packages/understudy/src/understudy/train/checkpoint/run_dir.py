@@ -43,7 +43,7 @@ from understudy.train.track import metrics_file
 from understudy_base import DRAFT_SUFFIX, ConfigError, UnderstudyError, write_bytes, write_text
 from understudy_client import Contract
 from understudy_data.hub.download import pull
-from understudy_data.hub.ids import HubId, near_path
+from understudy_data.hub.ids import HubId
 from understudy_kit import dump_yaml, read_file, validate
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class RunDir:
                     f"{self.root}: this is a dataset; give the folder of a run, the --output-dir "
                     "of its `train`"
                 )
-            near = "" if self.root.exists() else near_path(str(self.root))
+            near = "" if self.root.exists() else HubId.near_path(str(self.root))
             fix = f"`understudy train --output-dir {self.root}` starts one"
             if near:
                 fix = f"did you mean {near}?"
