@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH, LATENT, HEADS = 64, 16, 4
+WIDTH = 64
+LATENT = 16
+HEADS = 4
 
 
 class SmallACT(nn.Module):
@@ -33,7 +35,8 @@ class SmallACT(nn.Module):
         ]
         self.vision = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(4), nn.Flatten(2))
         self.place = nn.Parameter(torch.randn(len(cameras) * 16 + 2, WIDTH) * 0.02)
-        self.read_state, self.read_style = nn.Linear(state, WIDTH), nn.Linear(LATENT, WIDTH)
+        self.read_state = nn.Linear(state, WIDTH)
+        self.read_style = nn.Linear(LATENT, WIDTH)
         self.style = nn.Sequential(
             nn.Linear(state + chunk * action, 128), nn.ReLU(), nn.Linear(128, 2 * LATENT)
         )

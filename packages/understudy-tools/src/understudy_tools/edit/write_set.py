@@ -487,7 +487,7 @@ def describe_sources(plan: Plan) -> list[dict[str, Any]]:
     descriptions = []
     for number, catalog in enumerate(plan.sources):
         rows = {piece.row for piece in plan.pieces if piece.source == number}
-        descriptions.append(describe_source(catalog, sorted(rows), plan.cameras))
+        descriptions.append(describe_source(catalog, sorted(rows), plan.recorded_cameras))
     return descriptions
 
 
@@ -605,7 +605,7 @@ def missing_pieces(plan: Plan) -> Bad:
         for place, piece in enumerate(plan.pieces):
             if piece.source == number:
                 of_row.setdefault(piece.row, []).append(place)
-        for gap in source.missing_files(plan.cameras) or []:
+        for gap in source.missing_files(plan.recorded_cameras) or []:
             if lost := sorted(of_row.keys() & set(gap.rows.tolist())):
                 ids = source.episodes.ids[lost].tolist()
                 fix = (

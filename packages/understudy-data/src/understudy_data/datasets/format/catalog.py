@@ -34,7 +34,7 @@ from understudy_data.datasets.format.pairing import check_pairing, pair_by_colum
 from understudy_data.datasets.format.recorded_stats import PER_EPISODE, Stats, read_stats
 from understudy_data.datasets.format.sensors import SENSORS, Sensor, read_sensors
 from understudy_data.datasets.format.views import View, Views
-from understudy_data.hub.ids import HubId, near_path
+from understudy_data.hub.ids import HubId
 from understudy_data.plain_values import storable
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.dataset_version import (
@@ -600,7 +600,7 @@ def _read_info(
             if files.exists("order.json"):
                 fix = "this is the folder of a run: its dataset is data.root of its config.yaml"
             raise DatasetError("there is no meta/info.json", where=files.root, fix=fix)
-        if near := near_path(str(root)):
+        if near := HubId.near_path(str(root)):
             fix = f"did you mean {near}? Otherwise {fix}"
         if isinstance(root, str) and _HUB_ID.fullmatch(root):
             fix += f", or hf://datasets/{root} for a dataset on the hub"

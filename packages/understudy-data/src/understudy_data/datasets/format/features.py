@@ -27,6 +27,7 @@ import numpy as np
 
 from understudy_base import DatasetError, Record
 from understudy_data.video.depth import RGB, DepthCodes, Pixels
+from understudy_data.video.encode import check_size
 
 _SCALE = ("depth_min", "depth_max", "shift", "use_log")
 _COLOR_FORMATS = re.compile(r"(yuvj?4\d\dp|nv12|gray|rgb24|bgr24|gbrp)")
@@ -334,6 +335,25 @@ class Feature:
         """
         check_name(key)
         return cls(key, "string", (1,))
+
+    @classmethod
+    def video(cls, key: str, size: tuple[int, int], codec: str) -> "Feature":
+        """Return a feature of color video.
+
+        Args:
+            key: its name.
+            size: (height, width) of the images.
+            codec: encoder (see `VideoEncoder`).
+
+        Raises:
+            ValueError: LeRobot v3.0 cannot hold the key, or the encoder cannot write the size.
+        """
+        check_name(key)
+        try:
+            check_size(codec, *size)
+        except ValueError as error:
+            raise ValueError(f"feature {key!r}: video with {error}") from None
+        return cls(key, "video", (*size, 3), ["height", "width", "channels"])
 
     @property
     def codec(self) -> str:

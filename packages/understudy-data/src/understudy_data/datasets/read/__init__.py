@@ -11,7 +11,8 @@ texts            texts that a policy learns to answer with, and metadata of epis
 returns          returns of frames, by outcomes or rewards of episodes
 sensors          samples of sensors at their own rates, by time
 video_frames     images from video files, by episode and frame
-clips            consecutive frames of a video file, copied by their packets or encoded again
+clips            frames of a video file, copied by their packets or encoded again
+outside_video    video files that were recorded apart from a dataset, read at times
 video_file       facts of a video file
 image_column     images that are stored in parquet rows
 recorded_images  images of single episodes, to look at

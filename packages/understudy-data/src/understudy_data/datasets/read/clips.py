@@ -1,7 +1,7 @@
-"""Clips: consecutive frames of a video file, copied by their packets, or encoded again.
+"""Clips: frames of a video file, copied by their packets, or encoded again.
 
-A clip is copied where it begins at a key frame and its packets depend on no other ones
-(`encode.find_span`).
+A clip of consecutive frames is copied where it begins at a key frame and its packets depend on no
+other ones (`encode.find_span`).
 """
 
 from __future__ import annotations
@@ -62,25 +62,30 @@ class Encoding:
     gop: int | None = None
     crf: int | None = None
 
+    @staticmethod
+    def default_crf(codec: str) -> int:
+        """Return the default quality of an encoder, on its own scale. Raises ValueError for an
+        unknown encoder.
+        """
+        return default_crf(codec)
+
 
 class VideoClip:
-    """Frames [first, stop) of a video file, in display order. Use it from one thread at a time.
+    """Frames of a video file, usually consecutive ones. Use it from one thread at a time.
 
     Args:
         source: the file.
         index: its tables.
-        first: first frame.
-        stop: frame after the last one.
+        positions: int64 (n,), their display positions; they may repeat.
         name: what errors call the clip beside the file; "" for nothing.
     """
 
     def __init__(
-        self, source: ByteSource, index: VideoIndex, first: int, stop: int, name: str = ""
+        self, source: ByteSource, index: VideoIndex, positions: np.ndarray, name: str = ""
     ) -> None:
         self._source = source
         self._index = index
-        self._first = first
-        self._stop = stop
+        self._positions = positions
         self._name = name
         self._reader: VideoReader | None = None
 
@@ -89,10 +94,10 @@ class VideoClip:
         """Return all frames of a file of this machine."""
         source = LocalSource(os.fspath(path))
         index = _read_index(source)
-        return cls(source, index, 0, index.count)
+        return cls(source, index, np.arange(index.count))
 
     def __len__(self) -> int:
-        return self._stop - self._first
+        return len(self._positions)
 
     @property
     def where(self) -> str:
@@ -107,8 +112,16 @@ class VideoClip:
     @property
     def bytes(self) -> int:
         """Size of the packets of these frames."""
-        packets = self._index.decode_position[self._first : self._stop]
+        packets = self._index.decode_position[np.unique(self._positions)]
         return int(self._index.size[packets].sum())
+
+    @property
+    def encoding(self) -> Encoding:
+        """Settings of such a video: size, encoder, None where there is none of its codec, and
+        median distance of key frames.
+        """
+        codec = _ENCODER.get(self._index.codec)
+        return Encoding(self._index.image_size, codec, self._index.gops.median_length)
 
     @property
     def is_encodable(self) -> bool:
@@ -120,13 +133,16 @@ class VideoClip:
         return True
 
     def has_own_packets(self) -> bool:
-        """Return whether the packets of these frames depend on no others, so that they can be
-        copied.
+        """Return whether the frames are consecutive and their packets depend on no others, so that
+        they can be copied.
         """
         return self._span() is not None
 
     def _span(self) -> PacketSpan | None:
-        span = find_span(self._source, self._index, self._first, self._stop)
+        if not len(self) or (np.diff(self._positions) != 1).any():
+            return None
+        first = int(self._positions[0])
+        span = find_span(self._source, self._index, first, first + len(self))
         self._source.close()  # opens again when it is read
         return span
 
@@ -142,7 +158,7 @@ class VideoClip:
         try:
             if self._reader is None:
                 self._reader = open_video(self._source, frames=self._index.count)
-            return self._reader.read(positions + self._first)
+            return self._reader.read(self._positions[positions])
         except DatasetError as error:
             if not self._name:
                 raise
@@ -212,18 +228,17 @@ class VideoClip:
 
     def _complete(self, encoding: Encoding) -> Encoding:
         """Fill in the settings that are not given from this video."""
-        own_encoder = _ENCODER.get(self._index.codec)
+        own = self.encoding
         codec = encoding.codec
         if not codec:
-            codec = own_encoder if own_encoder and self.is_encodable else "libx264"
-        is_same = encoding.size in (None, self._index.image_size) and own_encoder == codec
+            codec = own.codec if own.codec and self.is_encodable else "libx264"
+        is_same = encoding.size in (None, own.size) and own.codec == codec
         crf = encoding.crf
         if crf is None:
             crf = default_crf(codec)
             if is_same:
                 crf -= _BETTER
-        gop = encoding.gop or self._index.gops.median_length
-        return replace(encoding, codec=codec, gop=gop, crf=crf)
+        return replace(encoding, codec=codec, gop=encoding.gop or own.gop, crf=crf)
 
     @staticmethod
     def join(
@@ -286,12 +301,12 @@ class EpisodeClips:
         rows = np.array([row])
         first = int(self._frames[dataset].first_frame(self._camera, rows)[0])
         name = f"episode {int(self._catalogs[dataset].episodes.ids[row])}"
-        return VideoClip(source, index, first + start, first + stop, name)
+        return VideoClip(source, index, first + np.arange(start, stop), name)
 
     def video(self, dataset: int, row: int) -> VideoClip:
         """Return all frames of the file of an episode. Raises as `clip` does."""
         source, index = self._open(dataset, row)
-        return VideoClip(source, index, 0, index.count)
+        return VideoClip(source, index, np.arange(index.count))
 
     def _open(self, dataset: int, row: int) -> tuple[ByteSource, VideoIndex]:
         catalog = self._catalogs[dataset]

@@ -74,7 +74,7 @@ from understudy_data.datasets.write.dataset_files import (
 )
 from understudy_data.datasets.write.written_files import DatasetFiles
 from understudy_data.storage.dataset_root import Files
-from understudy_data.video.encode import VideoEncoder, check_size, codec_name
+from understudy_data.video.encode import VideoEncoder, codec_name
 from understudy_data.video.reader import VideoReader, open_video
 
 _BATCH = 16  # images in memory
@@ -122,10 +122,7 @@ def check_features(features: Mapping[str, Record], codec: str = "libsvtav1") -> 
                     f"feature {key!r}: images have shape (height, width, 3), not {shape}"
                 )
             if dtype == "video":
-                try:
-                    check_size(codec, shape[0], shape[1])
-                except ValueError as error:
-                    raise ValueError(f"feature {key!r}: video with {error}") from None
+                Feature.video(key, shape[:2], codec)
             names = names or ["height", "width", "channels"]
         if isinstance(names, Sequence) and not isinstance(names, str):
             names = list(names)
