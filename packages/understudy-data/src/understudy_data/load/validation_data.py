@@ -359,7 +359,7 @@ def source_key(name: str) -> int:
 
 
 def sample_identity(episode: np.ndarray, frame: np.ndarray, key: np.ndarray | int = 0) -> Tensor:
-    """Return `validation_sample.identity` as a tensor."""
+    """Return `identity` of each frame as a tensor, int64 [B]."""
     return torch.from_numpy(identity(episode, frame, key))
 
 

@@ -300,6 +300,9 @@ class _Line:
         others = other_names(self.cls)
         if others is not None and (message := others.misplaced(word)):
             return message
+        kinds = {flag_of(setting.path): setting.kind for setting in self.settings.values()}
+        if kinds.get(flag.replace("_", "-"), bool) is not bool:
+            return f"{flag}: takes one value, and {word} is left over"
         if flag:
             return f"{flag}: takes no value but true or false, not {word}"
         return f"{word}: unexpected argument; settings are --name value"

@@ -46,7 +46,9 @@ def format_validation(result: Record, mode: str = "policy") -> str:
         means.append(("heads by their weights", _number(result["weighted"]), *empty))
     parts.append(aligned(head, means))
     for source, entry in result["sources"].items():
-        if "dims" in entry:
+        if entry.get("dims") == {}:
+            parts.append(f"{short_text(source)}: the policy gives no loss by dimension (`detail`)")
+        elif "dims" in entry:
             rows = [(joint, _number(loss)) for joint, loss in entry["dims"].items()]
             parts.append(aligned((f"{short_text(source)}: dimension", "loss"), rows))
     if "open_loop" in result:
