@@ -58,9 +58,9 @@ DOCTORS: dict[str, list[str]] = {
     "robot-report-card": ["rrc", "score", "{}"],
     "deepen-grade": ["deepen", "grade", "{}"],
     "calibra-robotics": ["calibra", "--strict", "{}"],
-    "adduct": ["adduct", "check", "{}"],
-    "datasetlint": ["datasetlint", "check", "{}"],
-    "robovet": ["robovet", "check", "{}"],
+    "adduct": ["adduct", "scan", "{}"],
+    "datasetlint": ["datasetlint", "{}"],
+    "robovet": ["robovet", "doctor", "{}"],
 }
 """Doctor -> its command; {} is the dataset."""
 
