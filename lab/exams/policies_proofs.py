@@ -1,6 +1,6 @@
 """Who passes `check_policy`: our policies, LeRobot's through our adapters, and LeRobot's own.
 
-    python lab/exams/policies_proofs.py --out lab/results/check_policy.json
+    python lab/exams/policies_proofs.py --out lab/results/tables/check_policy.json
 
 All are tiny and have fresh weights, so nothing is downloaded. Without LeRobot (extra `lerobot`) its
 rows say so. The exit code is 1 where a policy of ours fails.

@@ -6,15 +6,18 @@ it has a value in `VALUES`.
 """
 
 import json
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import understudy as us
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
+from understudy_base.testing.refusals import refused
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.selection_fields import DEFAULTS, KINDS, SelectionOptions
 from understudy_data.datasets.selection.select import Selection
@@ -155,11 +158,39 @@ def test_every_way_selects_as_the_dataset_does(name: str, way: str, root: Path) 
 
 def test_keywords_and_settings_have_the_fields() -> None:
     settings = {item.name: item.default for item in fields(SelectionConfig)}
-    assert VALUES.keys() == KINDS.keys()
+    assert VALUES.keys() == KINDS.keys(), "give each field a value in VALUES"
     assert SelectionOptions.__annotations__.keys() == KINDS.keys()
     assert settings.keys() >= KINDS.keys()
     for name, default in DEFAULTS.items():
         assert settings[name] == default or not (settings[name] or default)
+
+
+@pytest.mark.parametrize("name", [name for name in VALUES if isinstance(VALUES[name], int)])
+@pytest.mark.parametrize("wrong", [-1, True, "3", 2.5])
+def test_a_number_of_another_kind_is_refused(name: str, wrong: Any, root: Path) -> None:
+    with refused(name):
+        us.EpisodeDataset(root, **{name: wrong})
+
+
+@pytest.mark.parametrize("options", [{"episodes": []}, {"episodes": np.array([], np.int64)}])
+def test_a_selection_of_nothing_beside_a_view_is_no_selection_of_all(
+    options: dict[str, Any], root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(root, tmp_path / "set")
+    assert main(["select", str(tmp_path / "set"), "some", "--episodes", "0", "2", "4"]) == 0
+    for address in (root, f"{tmp_path / 'set'}#some"):
+        with pytest.raises(us.DatasetError):
+            us.EpisodeDataset(address, **options)
+
+
+def test_validation_episodes_without_a_frame_are_refused(root: Path) -> None:
+    """A run would validate on the others alone."""
+    config = tiny_config(root, root.parent / "run")
+    ranges = root.parent / "few.json"
+    ranges.write_text(json.dumps({"0": [[0, 5]], "1": [[0, 5]]}))
+    data = replace(config.data, cameras=("none",), val_episodes=(1, 2), keep_ranges=str(ranges))
+    with refused("val_episodes", 2, where="set"):
+        open_data(replace(config, data=data))
 
 
 def test_settings_without_a_value_select_all() -> None:

@@ -211,7 +211,7 @@ GLOBAL = PolicyType(ToySettings, ToyConfig, GlobalGenerator)
 UNSAVED = PolicyType(ToySettings, ToyConfig, UnsavedBuffer)
 
 FAULTS: dict[type[Toy], tuple[str, str]] = {
-    IgnoresMask: ("padding", "action_is_pad"),
+    IgnoresMask: ("padding", "never reads 'action_is_pad'"),
     MisspeltKey: ("padding", "actions_is_pad"),
     Multiplies: ("padding of NaN", "where"),
     CountsPadding: ("denominator", ""),

@@ -2,15 +2,15 @@
 selections have together.
 
 A new field is a line of `SelectionFields`, a line of `SelectionOptions`, and its work in
-`Selection.apply`. Settings of runs and of `edit` that have its name select by it, and views store
-it.
+`Selection.apply`. It is declared also as a setting, in `SelectionConfig` of the kit and
+`EditConfig` of tools; runs, views and `edit` then select by it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -155,10 +155,14 @@ SPLIT: dict[str, Kind] = {
 
 
 def is_unset(name: str, value: object) -> bool:
-    """Return whether a value of a field selects as its default does."""
-    if value is None or value == DEFAULTS.get(name):
+    """Return whether a value of a field is its default, or the empty text or tuple of settings. An
+    empty list, array or mapping is a selection of nothing.
+    """
+    if value is None:
         return True
-    return isinstance(value, str | Collection) and len(value) == 0
+    if isinstance(value, str | tuple | int | float):
+        return value in ("", ()) or value == DEFAULTS.get(name)
+    return False
 
 
 def values_of(settings: object) -> dict[str, Any]:

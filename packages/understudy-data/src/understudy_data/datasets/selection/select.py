@@ -225,7 +225,8 @@ class Selection(SelectionFields):
                 len(distinct(selected.segments[:, 0])), len(catalog.episodes)
             )
             return replace(selected, notes=(f"{catalog.root}{view}", *selected.notes))
-        for name in ("drop_n_first_frames", "drop_n_last_frames"):
+        counted = [name for name, default in DEFAULTS.items() if isinstance(default, int)]
+        for name in counted:
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
                 raise DatasetError(f"{name} is {count!r}", fix="give an integer, 0 or more")

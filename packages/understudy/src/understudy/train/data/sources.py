@@ -135,6 +135,13 @@ class Source:
         appended = "of" in held
         ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
         _raise_all(_lost_episodes(held, ids), catalog)
+        unselected = sorted(set(settings.val_episodes) - set(ids.tolist()))
+        if unselected and not appended:
+            raise DatasetError(
+                f"val_episodes: {unselected[0]}: no frame of it is selected",
+                where=catalog.root,
+                fix="take it out of val_episodes, or select frames of it",
+            )
         before = None if appended and "skipped" not in held else recorded
         skipped, notes = skip_incomplete(
             settings, catalog, ids, own_cameras, self.keys, config.data, before, check_files

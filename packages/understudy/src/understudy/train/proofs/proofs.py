@@ -141,7 +141,11 @@ def prove_padding(subject: Subject, batch: Batch) -> Proof:
 
 def _why_padded(key: str, batch: Batch, asked: set[str]) -> tuple[str, str]:
     """Likely cause and remedy of a mask without effect, from the keys that were asked for."""
-    absent = [name for name in asked if name not in batch and "pad" in name]
+    absent = [
+        name
+        for name in asked
+        if name not in batch and "pad" in name and not name.endswith("_dim_is_pad")
+    ]  # a normalizer asks for `_dim_is_pad`, which only mixtures of robots have
     fix = f"set the error to 0 where batch[{key!r}] is true, and divide by the number of the others"
     if near := get_close_matches(key, absent, n=1, cutoff=0.5):
         return f"the policy reads {near[0]!r}, which no batch has", f"read {key!r}"

@@ -9,7 +9,7 @@ import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import product
 from typing import Any, cast
@@ -28,6 +28,12 @@ from understudy_data import KeyedDraws
 
 RATES = ("p", "dropout", "dropout_p", "attention_dropout")
 """Attributes of modules that are rates of dropout, where they are floats."""
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Return whether a module is one of dropout, torch's or another by its name."""
+    is_of_torch = isinstance(module, nn.modules.dropout._DropoutNd)
+    return is_of_torch or "drop" in type(module).__name__.lower()
 
 
 class Watched(dict[str, Any]):
@@ -182,7 +188,8 @@ class Subject:
         buffers = [(b, b.detach().clone()) for b in self.module.buffers()] if keeps else []
         rates = []
         for module, name in product(modules, RATES):
-            if isinstance(rate := module.__dict__.get(name), float):
+            rate = module.__dict__.get(name)
+            if isinstance(rate, float) and rate < 1 and (name != "p" or is_dropout(module)):
                 rates.append((module, name, rate))
         self.module.train(mode != "eval")
         if mode == "dropless":
@@ -250,14 +257,17 @@ class OwnSubject(Subject):
     def losses(
         self, batch: Mapping[str, Any], *, mode: str = "train", seed: int = 0, draws_seed: int = 0,
         positions: Any = None, keeps: bool = True, counted: bool = False, detail: bool = False,
-        **unused: Any,
+        still: bool = False, **unused: Any,
     ) -> dict[str, Loss]:  # fmt: skip
-        """Losses by term; `counted`: with the counts of `counts`."""
+        """Losses by term; `counted`: with the counts of `counts`; `still`: random numbers that the
+        policy draws itself are the same for each sample.
+        """
         rows = range(len(batch[ACTION])) if positions is None else positions
         with self.still(mode, seed, keeps):
             inputs = self._inputs(batch)
             draws = self.draws("validation" if mode == "eval" else "train", rows, draws_seed)
-            losses = self.module.sample_losses(inputs, draws, self.terms, detail=detail)
+            with StillNoise() if still else nullcontext():
+                losses = self.module.sample_losses(inputs, draws, self.terms, detail=detail)
             if counted:
                 counts = self.module.counts(inputs, draws)
                 losses = {term: loss._replace(count=counts[term]) for term, loss in losses.items()}

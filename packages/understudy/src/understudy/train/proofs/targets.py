@@ -105,16 +105,26 @@ def _named(name: str) -> Any:
         ) from error
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if not file or file.startswith("."):
+        raise ConfigError(f"{name}: names no module; give MODULE:NAME, FILE.py:NAME or a folder")
     try:
         found: Any = import_module(file)
         for part in attribute.split("."):
             found = getattr(found, part)
     except ImportError as error:
         raise ConfigError(f"{name}: module {file} cannot be imported: {error}") from error
-    except AttributeError as error:
-        there = [own for own, value in vars(import_module(file)).items() if callable(value)]
-        raise ConfigError(f"{name}: {error}; it has {', '.join(there[:8])}") from error
+    except Exception as error:
+        if isinstance(error, AttributeError) and file in sys.modules:
+            raise ConfigError(f"{name}: {error}; it has {_callables(file)}") from error
+        problem = f"module {file} raises {type(error).__name__}: {error}"
+        raise ConfigError(f"{name}: {problem}") from error
     return found
+
+
+def _callables(module: str) -> str:
+    """Names of the first functions and classes of an imported module."""
+    there = [name for name, value in vars(sys.modules[module]).items() if callable(value)]
+    return ", ".join(there[:8])
 
 
 def _called(make: Any, name: str) -> Any:
