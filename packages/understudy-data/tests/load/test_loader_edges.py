@@ -28,7 +28,7 @@ from understudy_data.load.images.clip_reader import ClipReader, SampleImages, Ti
 from understudy_data.load.images.decoded_cache import DecodedImages, keep_decoded
 from understudy_data.load.loader import Loader
 from understudy_data.load.loader_threads import WorkerPool
-from understudy_data.order import Order
+from understudy_data.order import ClipOrder, Order
 from understudy_data.order.sample_random import SampleRng
 from understudy_data.storage.byte_source import ByteSource
 from understudy_data.storage.cancel import Cancelled, cancel_when
@@ -490,14 +490,14 @@ def test_ready_batches_are_delivered_while_later_samples_are_looked_up(
 ) -> None:
     delivered = threading.Event()
     waits = []
-    locate = Order.locate
+    locate = ClipOrder.locate
 
     def slow(self: Order, positions: Any) -> Any:
         if np.min(positions) >= 4 * BATCH:
             waits.append(delivered.wait(60))
         return locate(self, positions)
 
-    monkeypatch.setattr(Order, "locate", slow)
+    monkeypatch.setattr(ClipOrder, "locate", slow)
     with Loader(data, order=order, num_threads=2) as loader:
         for _ in range(4):  # the look-up of the fifth begins before the fourth is asked for
             next(loader)

@@ -130,6 +130,9 @@ class Sight:
     action_dim: int = 2
     image_times: tuple[float, ...] = ()
 
+    def seen_times(self, fps: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.image_times, ()
+
 
 class Witness:
     """A policy that moves to the pad that it sees lit, in any of its frames; to the first where it

@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused, warned
 from understudy_data.load.dataloader.episode_sampler import EpisodeSampler
-from understudy_data.order import Order
+from understudy_data.order import ClipOrder
 from understudy_data.testing.index_dataset import Indices
 
 DATA = Indices(13, 8, 21, 30)  # 72 frames
@@ -217,9 +217,9 @@ def test_stops_worlds_and_batches_change_and_the_stream_does_not(data):
 
 def test_a_rank_walks_only_its_own_indices(monkeypatch):
     asked = []
-    locate = Order.locate
+    locate = ClipOrder.locate
     monkeypatch.setattr(
-        Order,
+        ClipOrder,
         "locate",
         lambda order, positions: asked.append(positions) or locate(order, positions),
     )

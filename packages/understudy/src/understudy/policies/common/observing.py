@@ -69,9 +69,9 @@ class ObservingPolicy(StreamPolicy):
             prompts = prompts_of(batch)
         # not len: it fixes B when traced
         count = prompts.shape[0] if isinstance(prompts, Tensor) else len(prompts)
-        return self.fused(prompts, *self.seen(batch, count))
+        return self.fused(prompts, *self.observed(batch, count))
 
-    def seen(self, batch: Batch, count: int) -> Seen:
+    def observed(self, batch: Batch, count: int) -> Seen:
         """Read images, marks of missing cameras and the normalized state of `count` samples.
 
         Raises:

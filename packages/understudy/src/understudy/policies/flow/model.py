@@ -318,7 +318,7 @@ class FlowPolicy(ObservingPolicy):
         """See `CapturesGraphs`: images and state in the network's form, and byte tokens."""
         config = self.config
         prompts = prompts_of(batch)
-        images, missing, state = self.seen(batch, len(prompts))
+        images, missing, state = self.observed(batch, len(prompts))
         none = torch.zeros(1, dtype=torch.bool, device=noise.device)
         delay = torch.full((1,), int(batch.get(GIVEN, 0)), device=noise.device)
         tokens = to_device(byte_tokens(prompts, config.text_bytes), noise.device)
