@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from understudy.policies.draws import RandomSpec
+from understudy.policies.policy import Policy
 from understudy_base.testing.refusals import refused
 from understudy_robot.envs.recall import (
     LIMIT,
@@ -134,12 +135,13 @@ class Sight:
         return self.image_times, ()
 
 
-class Witness:
+class Witness(Policy):
     """A policy that moves to the pad that it sees lit, in any of its frames; to the first where it
     sees none.
     """
 
     def __init__(self, image_times: tuple[float, ...] = ()) -> None:
+        super().__init__()
         self.config = Sight(image_times=image_times)
 
     def random_spec(self, use: str) -> dict[str, RandomSpec]:
