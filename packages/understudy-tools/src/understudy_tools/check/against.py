@@ -153,7 +153,9 @@ def compare(
     sides = (open_episodes(a), open_episodes(b))
     kinds = _common_columns(*sides)
     cameras = [key for key in a.camera_keys if key in b.camera_keys]
-    skipped = [f"{key} {why}" for side in sides for key, why in side.skipped_features.items()]
+    skipped: list[str] = []
+    for side in sides:
+        skipped += [f"{key} {why}" for key, why in side.skipped_features.items()]
     skipped += [f"{key} (a sensor)" for key in {**a.sensors, **b.sensors}]
     if depth in ("metadata", "rows"):
         skipped += [f"images of {key}" for key in cameras]

@@ -255,7 +255,7 @@ class VideoClip:
             Bytes of the file; and height, width, codec, FFmpeg's pixel format and median distance
             of its key frames.
         """
-        spans = [span for span in (clip._span() for clip in clips) if span]
+        spans = [span for span in map(VideoClip._span, clips) if span]
         assert len(spans) == len(clips)
         copy_spans(spans, path, fps)
         index = _read_index(LocalSource(os.fspath(path)))

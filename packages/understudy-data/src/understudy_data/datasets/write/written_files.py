@@ -93,13 +93,12 @@ class DatasetFiles:
                 encoded images, or the values of a `language` column.
         """
         schema = data_schema(self._features, self._nested)
-        tables = (
-            pa.Table.from_arrays(
-                [self._column(columns[key], key) for key in schema.names], schema=schema
-            )
-            for columns in episodes
-        )
-        replace_parquet(self.data(number), tables, schema)
+
+        def table_of(columns: Any) -> pa.Table:
+            arrays = [self._column(columns[key], key) for key in schema.names]
+            return pa.Table.from_arrays(arrays, schema=schema)
+
+        replace_parquet(self.data(number), map(table_of, episodes), schema)
 
     def _column(self, values: Any, key: str) -> pa.Array:
         if key in self._nested:

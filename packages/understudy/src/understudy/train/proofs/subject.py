@@ -266,7 +266,8 @@ class OwnSubject(Subject):
         with self.still(mode, seed, keeps):
             inputs = self._inputs(batch)
             draws = self.draws("validation" if mode == "eval" else "train", rows, draws_seed)
-            with StillNoise() if still else nullcontext():
+            noise = StillNoise() if still else nullcontext()
+            with noise:
                 losses = self.module.sample_losses(inputs, draws, self.terms, detail=detail)
             if counted:
                 counts = self.module.counts(inputs, draws)

@@ -201,7 +201,8 @@ class _Sources:
             seen: dict[str, EpisodeDataset] = {}
             for part in opened:
                 number = 1 + sum(name.partition("#")[0] == part.name for name in seen)
-                seen[part.name if number == 1 else f"{part.name}#{number}"] = part
+                own_name = part.name if number == 1 else f"{part.name}#{number}"
+                seen[own_name] = part
             sources = seen
         if not sources:
             raise ConfigError("sources: none is given; name datasets")
