@@ -20,7 +20,7 @@ from typing import Any
 from understudy_data.order.random import ORDER_VERSION, check_seed
 
 EXACT_VERSION = 2
-"""Version of an order with divided slots, for exact shares (`mixture/shared_slots.py`); otherwise
+"""Version of an order with divided slots, for exact shares (`order/shared_slots.py`); otherwise
 as version 1.
 """
 

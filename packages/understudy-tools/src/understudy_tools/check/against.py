@@ -389,8 +389,10 @@ class ComparePairs:
         """Return the largest of distances (L, D), and as a share of the range."""
         with np.errstate(all="ignore"):
             shares = apart.max(axis=0) / self.ranges.get(key, np.nan)
+        largest = float(apart.max())
         known = shares[np.isfinite(shares)]
-        return {"largest": float(apart.max()), "share": float(known.max()) if known.size else None}
+        has_share = known.size > 0 and np.isfinite(largest)
+        return {"largest": largest, "share": float(known.max()) if has_share else None}
 
     def _compare_images(
         self, pair: Pair, camera: str, readers: Sequence[RecordedImages], lengths: list[int]

@@ -147,7 +147,8 @@ class Generation:
         most = policy.response_length
         if not most:
             policy.respond({}, {})  # raises, and names the type
-        if length is not None and not 1 <= length <= most:
+        is_number = isinstance(length, int) and not isinstance(length, bool)
+        if length is not None and not (is_number and 1 <= length <= most):
             raise ValueError(
                 f"length is {length}: a response of the policy has up to {most} tokens, give 1 to "
                 f"{most}"
