@@ -12,13 +12,10 @@ from understudy_data.datasets.dataset import EpisodeDataset as EpisodeDataset
 from understudy_data.datasets.episode_arrays import EpisodeArrays as EpisodeArrays
 from understudy_data.datasets.format.catalog import Catalog as Catalog
 from understudy_data.datasets.format.catalogs import Catalogs as Catalogs
-from understudy_data.datasets.format.episode_table import describe_ids as describe_ids
 from understudy_data.datasets.format.episode_table import spread_evenly as spread_evenly
 from understudy_data.datasets.format.features import DEFAULTS as DEFAULTS
 from understudy_data.datasets.format.features import Feature as Feature
 from understudy_data.datasets.format.standard_keys import StandardKeys as StandardKeys
-from understudy_data.datasets.format.standard_keys import rename_keys as rename_keys
-from understudy_data.datasets.format.standard_keys import suggest_key as suggest_key
 from understudy_data.datasets.read.clips import Encoding as Encoding
 from understudy_data.datasets.read.clips import EpisodeClips as EpisodeClips
 from understudy_data.datasets.read.clips import VideoClip as VideoClip

@@ -230,13 +230,13 @@ def _with_lengths_of_rows(catalog: "Catalog") -> "Catalog":
     """Return a catalog with the lengths of whole rows, and name the episodes whose length
     changes.
     """
-    from understudy_data import FileCheck, describe_ids
+    from understudy_data import Catalog, FileCheck
 
     counted = FileCheck(catalog).counted()
     changed = counted.episodes.lengths != catalog.episodes.lengths
     if changed.any():
         count = plural(int(changed.sum()), "episode has", "episodes have")
-        ids = describe_ids(catalog.episodes.ids[changed])
+        ids = Catalog.describe_ids(catalog.episodes.ids[changed])
         warnings.warn(
             f"{catalog.root}: {count} the length of its rows, not that of meta/: {ids}",
             stacklevel=2,

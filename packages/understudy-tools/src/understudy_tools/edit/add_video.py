@@ -25,7 +25,6 @@ from understudy_data import (
     Feature,
     OutsideVideo,
     VideoClip,
-    describe_ids,
 )
 from understudy_tools.edit.annotations import read_starts
 from understudy_tools.edit.features import fit_size, parse_size
@@ -157,9 +156,8 @@ class VideoToAdd:
             )
         if lost:
             ids = source.episodes.ids[[plan.pieces[number].row for number in lost]]
-            problem = (
-                f"add_video: left out, since the video does not cover them: {describe_ids(ids)}"
-            )
+            named = Catalog.describe_ids(ids)
+            problem = f"add_video: left out, since the video does not cover them: {named}"
             warnings.warn(problem, stacklevel=2)
         encoding, feature = self._describe(plan, size)
         video = replace(video, marks=marks)

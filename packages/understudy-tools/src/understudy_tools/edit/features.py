@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from understudy_base import DatasetError
-from understudy_data import DEFAULTS, Catalog, Feature, rename_keys, suggest_key
+from understudy_data import DEFAULTS, Catalog, Feature, StandardKeys
 
 
 def edit_features(
@@ -45,16 +45,15 @@ def edit_features(
     for name, keys in (("rename", rename), ("drop_features", drop)):
         for key in keys:
             if key not in all_keys and not (name == "drop_features" and key in droppable):
-                hint = suggest_key(key, all_keys)
+                hint = StandardKeys.suggest(key, all_keys)
                 raise DatasetError(
                     f"{name} names {key!r}, which no source has{hint}", where=catalogs[0].root
                 )
     renamed = [rename.get(key, key) for key in all_keys if key not in drop]
     for key in cast:
         if key not in renamed:
-            problem = (
-                f"cast names {key!r}, which the output does not have{suggest_key(key, renamed)}"
-            )
+            hint = StandardKeys.suggest(key, renamed)
+            problem = f"cast names {key!r}, which the output does not have{hint}"
             raise DatasetError(
                 problem, where=catalogs[0].root, fix="name features as they are after --rename"
             )
@@ -83,7 +82,8 @@ def _edit(
         if (new in features and new not in new_names) or list(new_names.values()).count(new) > 1:
             problem = f"rename gives {old!r} the name of another feature, {new!r}"
             raise DatasetError(problem, where=catalog.root, fix=f"drop or rename {new!r}, too")
-    catalog = rename_keys(catalog, {new: old for old, new in new_names.items()})
+    keys = StandardKeys({new: old for old, new in new_names.items()})
+    catalog = keys.rename(catalog)
     changed = {
         key: _cast(feature, cast[key], catalog)
         for key, feature in catalog.features.items()

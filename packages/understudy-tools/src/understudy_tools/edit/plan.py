@@ -27,7 +27,6 @@ from understudy_data import (
     Selection,
     VideoClip,
     Workers,
-    describe_ids,
 )
 from understudy_tools.bucket import Bucket
 from understudy_tools.motion import FindRanges, IdleRule
@@ -222,7 +221,9 @@ def run_plan(
             episodes = source.episodes.ids[
                 [piece.row for piece in pieces if piece.source == pieces[0].source]
             ]
-            problem = f"episodes {describe_ids(episodes)} cannot be written: {results.reason}"
+            problem = (
+                f"episodes {Catalog.describe_ids(episodes)} cannot be written: {results.reason}"
+            )
             error = DatasetError(
                 problem,
                 where=source.root,

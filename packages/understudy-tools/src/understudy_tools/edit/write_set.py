@@ -42,7 +42,6 @@ from understudy_data import (
     Feature,
     Part,
     Workers,
-    describe_ids,
 )
 from understudy_tools.bucket import Bucket
 from understudy_tools.edit.carried import OF_VIDEO, carried_entries, carried_info, left_files
@@ -699,7 +698,7 @@ def _no_episode(name: str, bad: Sequence[Mapping[str, Any]]) -> DatasetError:
     subject = f"the part {name!r} of split" if name else "the output"
     problem = f"{subject} would hold no episode"
     if bad:
-        ids = describe_ids(np.unique([entry["episode"] for entry in bad]))
+        ids = Catalog.describe_ids(np.unique([entry["episode"] for entry in bad]))
         problem += f": those chosen are bad, {ids}; the first: {bad[0]['reason']}"
     return DatasetError(problem, fix="choose others, or repair them")
 
