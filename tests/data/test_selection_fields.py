@@ -183,14 +183,17 @@ def test_a_selection_of_nothing_beside_a_view_is_no_selection_of_all(
             us.EpisodeDataset(address, **options)
 
 
-def test_validation_episodes_without_a_frame_are_refused(root: Path) -> None:
-    """A run would validate on the others alone."""
+def test_validation_episodes_without_a_frame_are_named(root: Path) -> None:
+    """A run validates on the others alone."""
     config = tiny_config(root, root.parent / "run")
     ranges = root.parent / "few.json"
     ranges.write_text(json.dumps({"0": [[0, 5]], "1": [[0, 5]]}))
     data = replace(config.data, cameras=("none",), val_episodes=(1, 2), keep_ranges=str(ranges))
-    with refused("val_episodes", 2, where="set"):
-        open_data(replace(config, data=data))
+    [source] = open_data(replace(config, data=data)).sources
+    assert source.validation is not None
+    assert source.validation.episodes.tolist() == [1]
+    [note] = [note for note in source.notes if "val_episodes" in note]
+    assert note.partition("val_episodes ")[2].startswith("2")
 
 
 def test_settings_without_a_value_select_all() -> None:

@@ -135,13 +135,9 @@ class Source:
         appended = "of" in held
         ids = ids[slice(*np.searchsorted(ids, [span[0], span[1] + 1]).tolist())]
         _raise_all(_lost_episodes(held, ids), catalog)
-        unselected = sorted(set(settings.val_episodes) - set(ids.tolist()))
-        if unselected and not appended:
-            raise DatasetError(
-                f"val_episodes: {unselected[0]}: no frame of it is selected",
-                where=catalog.root,
-                fix="take it out of val_episodes, or select frames of it",
-            )
+        unselected: list[int] = []
+        if not appended:
+            unselected = sorted(set(settings.val_episodes) - set(ids.tolist()))
         before = None if appended and "skipped" not in held else recorded
         skipped, notes = skip_incomplete(
             settings, catalog, ids, own_cameras, self.keys, config.data, before, check_files
@@ -170,7 +166,7 @@ class Source:
         return SourceSplit(
             training,
             validation,
-            (*usable_notes, *notes, *_more_notes(training, len(ids))),
+            (*usable_notes, *notes, *_more_notes(training, len(ids), unselected)),
             skipped,
             span,
         )
@@ -366,13 +362,16 @@ class SourceSplit:
     """First and last id of the source's part of the dataset."""
 
 
-def _more_notes(training: EpisodeDataset, selected: int) -> list[str]:
-    """Return notes on the view, which selects a number of episodes, on depth, and on episodes that
-    train no return.
+def _more_notes(training: EpisodeDataset, selected: int, unselected: Sequence[int]) -> list[str]:
+    """Return notes on the view, which selects a number of episodes, on validation episodes of which
+    no frame is selected, on depth, and on episodes that train no return.
     """
     catalog = training.catalog
     view = training.view
     notes = [catalog.root + view.describe(selected, len(catalog.episodes))] if view else []
+    if unselected:
+        named = Catalog.describe_ids(np.array(unselected, np.int64))
+        notes.append(f"{catalog.root}: no frame is selected of val_episodes {named}: left out")
     depth = [key for key in catalog.camera_keys if catalog.features[key].is_depth]
     notes += [
         f"{catalog.root}: {key} is depth, which policies do not take: left out" for key in depth
