@@ -56,16 +56,21 @@ def write_rules(page: str) -> str:
 
 
 def write_migration(page: str) -> str:
-    """Return docs/migration.md with the rows of each trainer.
+    """Return docs/migration.md with a row for each answer, and the names of each trainer it is for.
+
+    A name that differs from ours by its dashes alone has no row.
 
     Raises:
         LookupError: the page has no table of a trainer.
     """
     for trainer, settings in tomllib.loads(TRAINERS.read_text(encoding="utf-8")).items():
         head = f"\n| {trainer} | understudy |\n|---|---|\n"
-        page = _with_rows(
-            page, head, [f"| `{name}` | {text} |\n" for name, text in settings.items()]
-        )
+        names_by_answer: dict[str, list[str]] = {}
+        for name, answer in settings.items():
+            if answer != f"`{name.replace('_', '-')}`":
+                names_by_answer.setdefault(answer, []).append(f"`{name}`")
+        rows = [f"| {', '.join(names)} | {answer} |\n" for answer, names in names_by_answer.items()]
+        page = _with_rows(page, head, rows)
     return page
 
 
