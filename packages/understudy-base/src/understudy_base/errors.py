@@ -24,11 +24,11 @@ class ConfigError(UnderstudyError, ValueError):
     """Invalid settings. The message addresses their author; the command line exits with 2."""
 
 
-class DatasetError(UnderstudyError, ValueError):
-    """A dataset cannot be used as requested.
+class DataAccessError(UnderstudyError):
+    """Data cannot be had: the dataset is at fault (`DatasetError`), or its source (`SourceError`).
 
     The message is one line with the value (file, episode), the rule that it breaks and the remedy.
-    The command line prints it and exits with 2. Credentials of addresses are removed from it.
+    Credentials of addresses are removed from it.
 
     Attributes:
         what: The broken rule.
@@ -60,7 +60,11 @@ class DatasetError(UnderstudyError, ValueError):
         return (_rebuild, (type(self), self.fields()))
 
 
-_Error = TypeVar("_Error", bound=DatasetError)
+_Error = TypeVar("_Error", bound=DataAccessError)
+
+
+class DatasetError(DataAccessError, ValueError):
+    """A dataset cannot be used as requested. The command line prints it and exits with 2."""
 
 
 class MissingFileError(DatasetError):
@@ -75,11 +79,10 @@ class LfsPointerError(DatasetError):
     """The file is a git LFS pointer: a clone has it until the real file is downloaded."""
 
 
-class SourceError(DatasetError):
+class SourceError(DataAccessError):
     """The source of a file gives no answer, or the file changed since it was opened.
 
-    The data itself is not at fault: it is not a bad image or row, and no other sample may replace
-    it.
+    It says nothing about the data, so no other sample may replace the one that was asked for.
 
     Attributes:
         transient: Whether the same command may succeed later: retries ended at their deadline.
@@ -100,7 +103,9 @@ def is_wrong_input(error: BaseException | None) -> bool:
     """Return whether the same command would fail again: settings or data are wrong, and no outage
     is the cause.
     """
-    return isinstance(error, ConfigError | DatasetError) and not getattr(error, "transient", False)
+    if isinstance(error, SourceError):
+        return not error.transient
+    return isinstance(error, ConfigError | DatasetError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
