@@ -37,15 +37,14 @@ class DataAccessError(UnderstudyError):
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
-        what = redact(what)
-        fix = redact(fix)
-        where = redact(where) if isinstance(where, str) else where
-        self.what = what
-        self.where = where
-        self.fix = fix
-        text = f"{where}: {what}" if where is not None else what
-        if fix:
-            text = f"{text} ({fix})"
+        self.what = redact(what)
+        self.where = redact(where) if isinstance(where, str) else where
+        self.fix = redact(fix)
+        text = self.what
+        if self.where is not None:
+            text = f"{self.where}: {text}"
+        if self.fix:
+            text = f"{text} ({self.fix})"
         super().__init__(text)
 
     def replaced(self, **changes: object) -> "Self":
@@ -113,8 +112,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     Python's.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: torch is not imported here
-    of_cpu = "DefaultCPUAllocator" in str(error) and "memory" in str(error)
-    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or ("RuntimeError" in kinds and of_cpu)
+    if kinds & {"MemoryError", "OutOfMemoryError"}:
+        return True
+    text = str(error)
+    return "RuntimeError" in kinds and "DefaultCPUAllocator" in text and "memory" in text
 
 
 def is_offline(error: BaseException | None) -> bool:
@@ -149,12 +150,13 @@ def hub_remedy(error: BaseException) -> str:
 
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return (
-        f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}"
-        if text
-        else type(error).__name__
-    )
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    text = lines[0].strip()
+    if len(text) > 200:
+        text = f"{text[:200]}…"
+    return f"{type(error).__name__}: {text}"
 
 
 def _rebuild(kind: type[_Error], fields: Record) -> _Error:
